@@ -1,0 +1,310 @@
+"""Estimators of the AUPRC risk: SOPRC (Eq. 8), the AP loss (Eq. 5), the semi-variance term (Eq. 9).
+
+A *list* is one query with its candidates. Leading axes are batch axes, the last axis is the list.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from soprc_jax import _arrays, surrogates
+
+ReduceFn = Callable[..., jax.Array]
+
+
+def soprc_loss(
+  positive_scores: Any,
+  negative_scores: Any,
+  v: Any,
+  *,
+  prior: Any,
+  tau1: Any = 0.1,
+  tau2: Any = 0.001,
+  positive_where: Any = None,
+  negative_where: Any = None,
+  self_weight: Any = None,
+  tpr_gradient: bool = False,
+  reduce_fn: ReduceFn | None = jnp.mean,
+  axis_name: _arrays.AxisName = None,
+) -> jax.Array:
+  r"""Stochastic AUPRC risk of each list, and their mean (Eq. 8).
+
+  With l1, l2 of Eq. 7, prior pi, self weight s and scores ``h_i`` (positive), ``g_j`` (negative):
+
+  .. math:: F_i = \mathrm{mean}_j\, \ell_1(h_i - g_j), \quad T_i = (1 - s)\, \mathrm{mean}_m\, \ell_2(h_i - v_m) + s, \quad
+            L = \mathrm{mean}_i \frac{(1 - \pi) F_i}{(1 - \pi) F_i + \pi T_i}
+
+  The loss lies in [0, 1]. It does not depend on the share of positives in the batch, only on
+  ``prior`` (Prop. 2); ``ap_loss`` does.
+
+  **Upper bound.** Let ``v`` be all positive scores of the list (``P`` of them), ``prior = P / (P + N)`` its true share, and
+  ``0 <= self_weight <= 1 / P`` (so the default ``1 / (M + 1)`` with ``M = P``, and the paper's 0). Then
+  ``soprc_loss >= 1 - metrics.auprc`` on the same list, for any tau1, tau2 > 0 and either ``tpr_gradient``.
+  *Proof.* ``l1 >= l_{0,1}`` gives ``F_i >= FPR(h_i)``. Let ``k`` be the number of positives strictly above ``h_i``. As ``l2 <= l_{0,1}`` and
+  ``l2(x) = 0`` for ``x >= 0``, ``mean_m l2 <= k / P``, so ``T_i <= k / P + s (1 - k / P) <= k / P + s <= (k + 1) / P <= TPR(h_i)``, because ``h_i`` counts
+  itself in TPR. ``x -> x / (1 + x)`` increases, hence each term is at least
+  ``(1 - pi) FPR / ((1 - pi) FPR + pi TPR)``, and their mean over i is ``1 - AUPRC`` (Eq. 2). With a larger ``self_weight`` T_i can
+  exceed TPR, and the bound may fail. For any other prior the same holds against ``metrics.auprc(..., prior=prior)``.
+
+  Args:
+    positive_scores: ``[..., P]`` scores of the positives; any finite range, cosines in retrieval.
+    negative_scores: ``[..., N]`` scores of the negatives.
+    v: ``[..., M]`` carried scores (Eq. 10), in any order. Constant: no gradient into v.
+    prior: positive rate pi in [0, 1] of the data set, broadcastable to ``[...]``. Checked where it is a plain number or a
+      numpy array; a traced one is not.
+    tau1: width of l1, > 0.
+    tau2: width of l2, > 0.
+    positive_where: ``[..., P]`` mask of valid positives; ``None`` means all.
+    negative_where: ``[..., N]`` mask of valid negatives; ``None`` means all.
+    self_weight: weight s in [0, 1] with which a positive counts itself in T. ``None`` is ``1 / (M + 1)``, the
+      authors' code; 0 is the paper's text, in which the best positive has T = 0, loss 1 and no gradient.
+    tpr_gradient: whether the gradient passes through T too. The default False is the authors' code. With v held
+      fixed, a positive raises its T by moving down, so True fights the ranking.
+    reduce_fn: reduces over lists, called as ``reduce_fn(values, where=valid)``; ``None`` returns one value per list.
+    axis_name: name of a mapped axis whose devices hold the other lists of the batch.
+
+  Returns:
+    Loss in [0, 1]: a scalar, or ``[...]`` (0 where invalid) if ``reduce_fn`` is None. A list without a valid positive or a
+    valid negative is invalid; without any valid list the loss is 0. At least float32.
+
+  Raises:
+    AssertionError: when traced, if the leading axes differ.
+    ValueError: ``prior``, ``self_weight`` or a tau is a plain number out of range.
+
+  >>> positive_scores, negative_scores, v = jnp.array([[0.9, 0.6]]), jnp.array([[0.55, 0.2]]), jnp.array([[0.5, 0.7]])
+  >>> print(f"{soprc_loss(positive_scores, negative_scores, v, prior=0.1):.4f}")
+  0.3140
+  """
+  positive_scores, negative_scores, v = _arrays.promote(positive_scores, negative_scores, v)
+  chex.assert_equal_shape_prefix([positive_scores, negative_scores, v], positive_scores.ndim - 1)
+  positive_mask = _arrays.mask_like(positive_where, positive_scores)
+  negative_mask = _arrays.mask_like(negative_where, negative_scores)
+  _check_hyperparameters(tau1, tau2, self_weight, prior)
+  v = jax.lax.stop_gradient(v)
+  if self_weight is None:
+    self_weight = 1.0 / (v.shape[-1] + 1.0)
+  fpr = _false_positive_rate(positive_scores, negative_scores, negative_mask, tau1)
+  tpr = _true_positive_rate(positive_scores, v, _arrays.mask_like(None, v), self_weight, tau2)
+  risk = _list_risk(fpr, tpr, prior, positive_mask, tpr_gradient)
+  return _reduce_lists(risk, _valid(positive_mask, negative_mask), reduce_fn, axis_name)
+
+
+def ap_loss(
+  positive_scores: Any,
+  negative_scores: Any,
+  *,
+  tau1: Any = 0.1,
+  tau2: Any = 0.001,
+  positive_where: Any = None,
+  negative_where: Any = None,
+  self_weight: Any = None,
+  tpr_gradient: bool = False,
+  reduce_fn: ReduceFn | None = jnp.mean,
+  axis_name: _arrays.AxisName = None,
+) -> jax.Array:
+  r"""Average-precision loss of the batch itself (Eq. 5): the biased estimator, for comparison.
+
+  It is Eq. 8 with the batch's own positives in place of v and its own share of positives in place of the prior:
+
+  .. math:: L = \mathrm{mean}_i\, \sigma\!\left(\frac{\sum_j \ell_1(h_i - g_j)}{\sum_k \ell_2(h_i - h_k)}\right), \quad \sigma(x) = \frac{x}{1 + x}
+
+  with ``T_i = (1 - s) mean_k l2(h_i - h_k) + s`` for the mean in the denominator. With the share of positives in the
+  batch above that of the data it is too small, below it too large (Prop. 2, sign as proved).
+
+  Args:
+    positive_scores: ``[..., P]`` scores of the positives.
+    negative_scores: ``[..., N]`` scores of the negatives.
+    tau1: width of l1, > 0.
+    tau2: width of l2, > 0.
+    positive_where: ``[..., P]`` mask of valid positives; ``None`` means all.
+    negative_where: ``[..., N]`` mask of valid negatives; ``None`` means all.
+    self_weight: weight s in [0, 1] of the positive itself in T. ``None`` is ``1 / P`` (P counts the list's valid
+      positives): then the best positive has T = 1 / P, its exact share.
+    tpr_gradient: whether the gradient passes through T too, here on both sides of ``h_i - h_k``.
+    reduce_fn: as in `soprc_loss`.
+    axis_name: as in `soprc_loss`.
+
+  Returns:
+    Loss in [0, 1]: a scalar, or ``[...]`` (0 where invalid) if ``reduce_fn`` is None. At least float32.
+
+  Raises:
+    AssertionError: when traced, if the leading axes differ.
+
+  >>> print(f"{ap_loss(jnp.array([[0.9, 0.6]]), jnp.array([[0.55, 0.2]])):.4f}")
+  0.0714
+  """
+  positive_scores, negative_scores = _arrays.promote(positive_scores, negative_scores)
+  chex.assert_equal_shape_prefix([positive_scores, negative_scores], positive_scores.ndim - 1)
+  positive_mask = _arrays.mask_like(positive_where, positive_scores)
+  negative_mask = _arrays.mask_like(negative_where, negative_scores)
+  _check_hyperparameters(tau1, tau2, self_weight, prior=None)
+  num_positives = jnp.sum(positive_mask, axis=-1).astype(positive_scores.dtype)
+  num_negatives = jnp.sum(negative_mask, axis=-1).astype(positive_scores.dtype)
+  if self_weight is None:
+    self_weight = _arrays.ratio(jnp.ones_like(num_positives), num_positives)
+  batch_prior = _arrays.ratio(num_positives, num_positives + num_negatives)
+  fpr = _false_positive_rate(positive_scores, negative_scores, negative_mask, tau1)
+  tpr = _true_positive_rate(positive_scores, positive_scores, positive_mask, self_weight, tau2)
+  risk = _list_risk(fpr, tpr, batch_prior, positive_mask, tpr_gradient)
+  return _reduce_lists(risk, _valid(positive_mask, negative_mask), reduce_fn, axis_name)
+
+
+def semi_variance(
+  positive_scores: Any,
+  negative_scores: Any,
+  *,
+  lambda1: Any = 1.0,
+  lambda2: Any = 5.0,
+  positive_where: Any = None,
+  negative_where: Any = None,
+  average_over: Literal["selected", "all"] = "selected",
+  pool: Literal["batch", "list"] = "batch",
+  mean_gradient: bool = True,
+  axis_name: _arrays.AxisName = None,
+) -> jax.Array:
+  r"""Semi-variance term L_var: positives below their mean, negatives above theirs (Eq. 9).
+
+  .. math:: L = \lambda_1\, \mathrm{mean}_{h_i < \mu^+} (h_i - \mu^+)^2 + \lambda_2\, \mathrm{mean}_{g_j > \mu^-} (g_j - \mu^-)^2
+
+  Args:
+    positive_scores: ``[..., P]`` scores of the positives.
+    negative_scores: ``[..., N]`` scores of the negatives.
+    lambda1: weight of the positive part, >= 0.
+    lambda2: weight of the negative part, >= 0.
+    positive_where: ``[..., P]`` mask of valid positives; ``None`` means all.
+    negative_where: ``[..., N]`` mask of valid negatives; ``None`` means all.
+    average_over: ``"selected"`` divides by the number of selected scores (authors' code), ``"all"`` by n+ and n- (the
+      paper's text). An empty selection gives 0.
+    pool: ``"batch"``: means and sums over all valid lists of the batch; ``"list"``: each list by itself, then the mean over
+      the valid lists.
+    mean_gradient: whether the gradient passes through the means mu.
+    axis_name: name of a mapped axis whose devices hold the other lists of the batch.
+
+  Returns:
+    Scalar >= 0, at least float32. Lists without a valid positive or a valid negative are left out.
+
+  Raises:
+    AssertionError: when traced, if the leading axes differ.
+    ValueError: ``average_over`` or ``pool`` is not one of the above.
+
+  >>> print(f"{semi_variance(jnp.array([[0.9, 0.5]]), jnp.array([[0.3, 0.1]])):.4f}")
+  0.0900
+  """
+  if average_over not in ("selected", "all"):
+    raise ValueError(f"average_over must be 'selected' or 'all', got {average_over!r}")
+  if pool not in ("batch", "list"):
+    raise ValueError(f"pool must be 'batch' or 'list', got {pool!r}")
+  positive_scores, negative_scores = _arrays.promote(positive_scores, negative_scores)
+  chex.assert_equal_shape_prefix([positive_scores, negative_scores], positive_scores.ndim - 1)
+  positive_mask = _arrays.mask_like(positive_where, positive_scores)
+  negative_mask = _arrays.mask_like(negative_where, negative_scores)
+  valid = _valid(positive_mask, negative_mask)
+
+  def half(scores: jax.Array, mask: jax.Array, sign: float) -> jax.Array:
+    """Semi-variance of the scores on the side of ``sign`` of their mean, per list or of the batch."""
+    mask = mask & valid[..., None]
+    axis, names = (-1, None) if pool == "list" else (None, axis_name)
+    mean = _arrays.masked_mean(scores, mask, axis, names)
+    if pool == "list":
+      mean = mean[..., None]
+    if not mean_gradient:
+      mean = jax.lax.stop_gradient(mean)
+    excess = jax.nn.relu(sign * (scores - mean))
+    selected = mask & (excess > 0) if average_over == "selected" else mask
+    return _arrays.masked_mean(jnp.square(excess), selected, axis, names)
+
+  dtype = positive_scores.dtype
+  lambda1, lambda2 = jnp.asarray(lambda1, dtype), jnp.asarray(lambda2, dtype)
+  value = lambda1 * half(positive_scores, positive_mask, -1.0)
+  value += lambda2 * half(negative_scores, negative_mask, 1.0)
+  if pool == "list":
+    value = _arrays.masked_mean(value, valid, None, axis_name)
+  return value
+
+
+def _check_hyperparameters(tau1: Any, tau2: Any, self_weight: Any, prior: Any) -> None:
+  """Range checks of what is a plain number here; under jit the config has checked it before."""
+  _arrays.check_range("tau1", tau1, low=0.0, open_low=True)
+  _arrays.check_range("tau2", tau2, low=0.0, open_low=True)
+  _arrays.check_range("self_weight", self_weight, low=0.0, high=1.0)
+  _arrays.check_range("prior (a share of positives, not a percentage or a count)", prior, low=0.0, high=1.0)
+
+
+def _valid(positive_mask: jax.Array, negative_mask: jax.Array) -> jax.Array:
+  """``[...]`` lists with at least one valid positive and one valid negative."""
+  return jnp.any(positive_mask, axis=-1) & jnp.any(negative_mask, axis=-1)
+
+
+def _false_positive_rate(
+  positive_scores: jax.Array, negative_scores: jax.Array, negative_mask: jax.Array, tau1: Any
+) -> jax.Array:
+  """F: mean of l1 over the valid negatives at the threshold of each positive, ``[..., P]``."""
+  margins = positive_scores[..., :, None] - negative_scores[..., None, :]
+  losses = surrogates.one_sided_huber(margins, tau=jnp.asarray(tau1, margins.dtype))
+  mask = jnp.broadcast_to(negative_mask[..., None, :], losses.shape)
+  return _arrays.masked_mean(losses, mask, axis=-1)
+
+
+def _true_positive_rate(
+  scores: jax.Array, others: jax.Array, others_mask: jax.Array, self_weight: Any, tau2: Any
+) -> jax.Array:
+  """T: mean of l2 over the valid ``others``, mixed with the positive itself, ``[..., P]``."""
+  margins = scores[..., :, None] - others[..., None, :]
+  hits = surrogates.one_sided_sigmoid(margins, tau=jnp.asarray(tau2, margins.dtype))
+  mask = jnp.broadcast_to(others_mask[..., None, :], hits.shape)
+  rate = _arrays.masked_mean(hits, mask, axis=-1)
+  weight = _per_list(self_weight, scores)
+  return (1.0 - weight) * rate + weight
+
+
+def _list_risk(
+  fpr: jax.Array, tpr: jax.Array, prior: Any, positive_mask: jax.Array, tpr_gradient: bool
+) -> jax.Array:
+  """Mean over the valid positives of ``(1-pi) F / ((1-pi) F + pi T)``, ``[...]``."""
+  prior = _per_list(prior, fpr)
+  if not tpr_gradient:
+    tpr = jax.lax.stop_gradient(tpr)
+  return _arrays.masked_mean(_share((1.0 - prior) * fpr, prior * tpr), positive_mask, axis=-1)
+
+
+def _per_list(value: Any, scores: jax.Array) -> jax.Array:
+  """A number or an array that broadcasts to ``[...]``, as ``[..., 1]`` in the scores' dtype."""
+  return jnp.broadcast_to(jnp.asarray(value, scores.dtype), scores.shape[:-1])[..., None]
+
+
+@jax.custom_jvp
+def _share(part: jax.Array, rest: jax.Array) -> jax.Array:
+  """``part / (part + rest)`` for part, rest >= 0; 0/0 is 0, and an overflown part is 1."""
+  share = _arrays.ratio(part, part + rest)
+  return jnp.where(jnp.isinf(part), jnp.ones_like(share), share)
+
+
+@_share.defjvp
+def _share_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+  # A prior of 1e-4 puts the share within 1e-6 of 1, where the quotient rule subtracts two nearly
+  # equal float32 numbers; rest / total and part / total are accurate at both ends, and finite.
+  (part, rest), (d_part, d_rest) = primals, tangents
+  share = _share(part, rest)
+  total = part + rest
+  complement = _arrays.ratio(rest, total)
+  return share, _arrays.ratio(complement * d_part - share * d_rest, total)
+
+
+def _reduce_lists(
+  values: jax.Array, valid: jax.Array, reduce_fn: ReduceFn | None, axis_name: _arrays.AxisName
+) -> jax.Array:
+  """Reduces over the valid lists of all devices; 0 without any."""
+  values = jnp.where(valid, values, jnp.zeros_like(values))
+  if reduce_fn is None:
+    return values
+  if reduce_fn is jnp.mean:
+    return _arrays.masked_mean(values, valid, None, axis_name)
+  if axis_name is not None:
+    # An arbitrary reduction needs all values: it is applied to the joined batch on each device.
+    tiled = values.ndim > 0
+    values, valid = jax.lax.all_gather((values, valid), axis_name, tiled=tiled)
+  # Without a valid list all (zero) values take part, since jnp.max and others want one.
+  return reduce_fn(values, where=valid | ~jnp.any(valid))

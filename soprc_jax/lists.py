@@ -1,0 +1,165 @@
+"""From embeddings or scores to lists: the positive and negative scores of each query, with masks."""
+
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from soprc_jax import _arrays
+
+
+class RetrievalLists(NamedTuple):
+  """Scores of Q lists with their masks.
+
+  Attributes:
+    positive_scores: ``[Q, P]``.
+    positive_where: ``[Q, P]`` mask of the valid positives.
+    negative_scores: ``[Q, N]``.
+    negative_where: ``[Q, N]`` mask of the valid negatives.
+    num_dropped: scalar int32, positives left out because of ``max_positives``, over all lists (and devices).
+  """
+
+  positive_scores: jax.Array
+  positive_where: jax.Array
+  negative_scores: jax.Array
+  negative_where: jax.Array
+  num_dropped: jax.Array
+
+
+def retrieval_lists(
+  embeddings: Any,
+  labels: Any,
+  *,
+  max_positives: int | None = None,
+  gallery: Any = None,
+  gallery_labels: Any = None,
+  where: Any = None,
+  gallery_where: Any = None,
+  axis_name: _arrays.AxisName = None,
+) -> RetrievalLists:
+  """One list per image: its cosine similarities to the images of its class and to the others.
+
+  The labels decide who is a positive, not the layout of the batch: any order, classes of any size. The query itself is left
+  out by its index when ``gallery`` is None. The similarity product runs at the highest precision.
+
+  Args:
+    embeddings: ``[B, D]``, unit norm (not normalised again).
+    labels: ``[B]`` integers.
+    max_positives: P, static. A query with more positives keeps evenly spaced ones by rank; the others are left out of the
+      list altogether (they are not negatives) and counted. ``None`` keeps all, at the size of the gallery: pass the largest
+      number of positives that a batch can hold, since losses cost ``P`` times the gallery.
+    gallery: ``[G, D]`` candidates other than the batch; used as it is, on each device.
+    gallery_labels: ``[G]`` integers, with ``gallery``.
+    where: ``[B]`` mask of the valid images of the batch.
+    gallery_where: ``[G]`` mask of the valid candidates, with ``gallery``.
+    axis_name: name of a mapped axis: the gallery is then the batch of all its devices.
+
+  Returns:
+    `RetrievalLists` with Q = B, ``P = min(max_positives, G)``, N = G, where G is the size of the gallery (of the joined batch).
+
+  Raises:
+    AssertionError: when traced, if shapes do not fit.
+    ValueError: ``max_positives`` < 1, or one of ``gallery``, ``gallery_labels`` is missing.
+
+  >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+  >>> lists = retrieval_lists(embeddings, jnp.array([7, 7, 9]), max_positives=1)
+  >>> print(lists.positive_scores[:2, 0], lists.negative_scores[:2, 2], lists.positive_where[:, 0])
+  [0.8 0.8] [0.  0.6] [ True  True False]
+  """
+  (embeddings,) = _arrays.promote(embeddings)
+  labels = jnp.asarray(labels)
+  chex.assert_rank([embeddings, labels], [2, 1])
+  chex.assert_equal_shape_prefix([embeddings, labels], 1)
+  if (gallery is None) != (gallery_labels is None):
+    raise ValueError("gallery and gallery_labels go together: one of them is missing")
+  if gallery is None and gallery_where is not None:
+    raise ValueError("gallery_where goes with gallery; the mask of the batch is where")
+  if max_positives is not None and max_positives < 1:
+    raise ValueError(f"max_positives must be at least 1, got {max_positives}")
+  size = labels.shape[0]
+  query_mask = _arrays.mask_like(where, labels)
+  if gallery is None:
+    gallery, gallery_labels, gallery_mask = embeddings, labels, query_mask
+    first = 0
+    if axis_name is not None:
+      gallery, gallery_labels, gallery_mask = jax.lax.all_gather(
+        (embeddings, labels, query_mask), axis_name, tiled=True
+      )
+      first = jax.lax.axis_index(axis_name) * size
+    itself = (first + jnp.arange(size))[:, None] == jnp.arange(gallery.shape[0])[None, :]
+  else:
+    embeddings, gallery = _arrays.promote(embeddings, gallery)
+    gallery_labels = jnp.asarray(gallery_labels)
+    chex.assert_rank([gallery, gallery_labels], [2, 1])
+    chex.assert_equal_shape_prefix([gallery, gallery_labels], 1)
+    gallery_mask = _arrays.mask_like(gallery_where, gallery_labels)
+    itself = jnp.zeros((size, gallery.shape[0]), bool)
+
+  scores = jnp.matmul(embeddings, gallery.T, precision=jax.lax.Precision.HIGHEST)
+  usable = query_mask[:, None] & gallery_mask[None, :] & ~itself
+  same = labels[:, None] == gallery_labels[None, :]
+  positive_mask = same & usable
+  negative_mask = ~same & usable
+  if max_positives is None:
+    positive_scores, dropped = scores, jnp.zeros([], jnp.int32)
+  else:
+    positive_scores, positive_mask, dropped = _pick_positives(scores, positive_mask, max_positives)
+  return RetrievalLists(
+    positive_scores, positive_mask, scores, negative_mask, _arrays.psum(dropped, axis_name)
+  )
+
+
+def binary_lists(scores: Any, labels: Any, *, where: Any = None) -> RetrievalLists:
+  """One list of scores with binary labels: masks instead of a fixed split, so shapes are static.
+
+  Args:
+    scores: ``[L]`` or ``[..., L]`` scores of any mixture of positives and negatives.
+    labels: like ``scores``; > 0 (or True) is positive.
+    where: like ``scores``: mask of the valid entries.
+
+  Returns:
+    `RetrievalLists` with P = N = L and Q = 1 for a single list ``[L]``, or the leading axes of ``scores``.
+
+  Raises:
+    AssertionError: when traced, if shapes differ.
+
+  >>> lists = binary_lists(jnp.array([0.9, 0.1, 0.4]), jnp.array([1, 0, 0]))
+  >>> print(lists.positive_where, lists.negative_where)
+  [[ True False False]] [[False  True  True]]
+  """
+  (scores,) = _arrays.promote(scores)
+  labels = jnp.asarray(labels)
+  chex.assert_equal_shape([scores, labels])
+  mask = _arrays.mask_like(where, scores)
+  positive = labels > 0
+  if scores.ndim == 1:
+    scores, positive, mask = scores[None], positive[None], mask[None]
+  return RetrievalLists(scores, positive & mask, scores, ~positive & mask, jnp.zeros([], jnp.int32))
+
+
+def _pick_positives(
+  scores: jax.Array, positive_mask: jax.Array, max_positives: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """The positives of each row in ``[B, P]``: all of them, or evenly spaced ranks where there are more."""
+  width = min(max_positives, scores.shape[1])
+  count = jnp.sum(positive_mask, axis=1)
+  # Ranks only choose columns, hence no gradient through the order.
+  keys = jax.lax.stop_gradient(jnp.where(positive_mask, scores, -jnp.inf))
+
+  def best(keys: jax.Array) -> jax.Array:
+    return jax.lax.top_k(keys, width)[1].astype(jnp.int32)
+
+  def evenly_spaced(keys: jax.Array) -> jax.Array:
+    order = jnp.argsort(-keys, axis=1)
+    slots = jnp.arange(width)[None, :]
+    # The ranks in the middle of `width` equal parts; all of them if there are no more than `width`.
+    ranks = jnp.where(count[:, None] > width, (2 * slots + 1) * count[:, None] // (2 * width), slots)
+    return jnp.take_along_axis(order, ranks, axis=1).astype(jnp.int32)
+
+  # A full sort is needed only if some query has too many positives.
+  columns = jax.lax.cond(jnp.any(count > width), evenly_spaced, best, keys)
+  kept = jnp.take_along_axis(scores, columns, axis=1)
+  mask = jnp.arange(width)[None, :] < count[:, None]
+  dropped = jnp.sum(jnp.maximum(count - width, 0)).astype(jnp.int32)
+  return kept, mask, dropped

@@ -1,0 +1,50 @@
+"""Triplet loss over all triplets of the batch."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from soprc_jax import _arrays, lists
+
+
+def triplet_loss(
+  embeddings: Any,
+  labels: Any,
+  *,
+  margin: Any = 0.1,
+  where: Any = None,
+  axis_name: _arrays.AxisName = None,
+  max_positives: int | None = None,
+) -> jax.Array:
+  r"""Mean over anchors of the sum over all triplets (Hoffer & Ailon, "Deep metric learning using triplet network", 2015).
+
+  .. math:: L = \mathrm{mean}_a \sum_{p, n} [s_{an} - s_{ap} + m]_+
+
+  No mining. Anchors with no positive or no negative in the batch count with 0, as any other satisfied anchor does.
+
+  Args:
+    embeddings: ``[B, D]``, unit norm (not normalised again).
+    labels: ``[B]`` integers in any order, classes of any size.
+    margin: m >= 0.
+    where: ``[B]`` mask of the valid images.
+    axis_name: name of a mapped axis: triplets are then over the batch of all its devices.
+    max_positives: static bound on the positives of an anchor, to save memory; see `retrieval_lists`.
+
+  Returns:
+    Scalar >= 0, at least float32; 0 without a valid image.
+
+  >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+  >>> print(f"{triplet_loss(embeddings, jnp.array([0, 0, 1]), margin=0.5):.4f}")
+  0.1000
+  """
+  _arrays.check_range("margin", margin, low=0.0)
+  pairs = lists.retrieval_lists(
+    embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name
+  )
+  gaps = pairs.negative_scores[:, None, :] - pairs.positive_scores[:, :, None]
+  hinge = jax.nn.relu(gaps + jnp.asarray(margin, gaps.dtype))
+  valid = pairs.positive_where[:, :, None] & pairs.negative_where[:, None, :]
+  per_anchor = jnp.sum(jnp.where(valid, hinge, jnp.zeros_like(hinge)), axis=(1, 2))
+  anchors = _arrays.mask_like(where, per_anchor)
+  return _arrays.masked_mean(per_anchor, anchors, None, axis_name)

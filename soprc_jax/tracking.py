@@ -1,0 +1,213 @@
+"""The auxiliary vector v: a moving average of interpolated positive scores (Eq. 10), as an optax transform."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from soprc_jax import _arrays, interpolation
+
+_MISSING = (
+  "score_ema needs the scores of this batch: call tx.update(grads, opt_state, params, positive_scores=..., "
+  "list_ids=...) on the whole chain. Missing: {}. A training loop that cannot pass extra arguments to "
+  "update() can call the tracker's own update() beside the optimizer's."
+)
+
+
+class ScoreEmaState(NamedTuple):
+  """State of `score_ema`.
+
+  Attributes:
+    v: ``[C, M]`` carried scores of each row, ready to use.
+    weight: ``[C]`` how much of the average is filled: 0 never updated, 1 - (1 - beta)^k after k visits, or 1 from
+      an explicit start.
+    count: number of updates so far, int32; what a schedule for beta is called with.
+  """
+
+  v: jax.Array
+  weight: jax.Array
+  count: jax.Array
+
+
+class ScoreEma(optax.GradientTransformationExtraArgs):
+  """What `score_ema` returns: an optax transform (two fields) with the attribute ``lookahead``."""
+
+  lookahead: Callable[..., jax.Array]
+
+
+def score_ema(
+  num_lists: int,
+  num_points: int,
+  beta: float | Callable[[Any], Any],
+  *,
+  bounds: tuple[float, float] | None = None,
+  grid: interpolation.Grid = "midpoints",
+  initial_v: Any = None,
+  axis_name: _arrays.AxisName = None,
+) -> ScoreEma:
+  r"""Carries v in the optimizer state (Eq. 10).
+
+  .. math:: v_{t+1} = (1 - \beta_t)\, v_t + \beta_t\, \phi(h(z^+_t))
+
+  for every row (class, query, task) that has a valid positive in the batch; phi is `interpolate_scores`. beta weights the
+  NEW value. Several lists of one row take the mean of their phi in one write, over all devices, so the order of the
+  batch does not matter; a list without a valid positive leaves its row alone.
+
+  The transform returns the gradients unchanged, so it can stand anywhere in ``optax.chain``; because v is part of the optimizer
+  state, whatever saves that state saves v. ``chain(score_ema(...), MultiSteps(opt, k))`` moves v at every mini-step,
+  ``MultiSteps(chain(score_ema(...), opt), k)`` at the last mini-step only, with that mini-step's scores.
+  ``inject_hyperparams`` belongs around the optimizer, not around the tracker: make beta a schedule instead.
+
+  Start: with ``initial_v=None`` a row holds the weighted average of what it has seen, as the remark under Prop. 1 asks:
+  with weight w (0 at first), ``w' = (1 - beta) w + beta`` and ``v' = v + (beta / w')(phi - v)``, so the first phi fills the row. An array starts with
+  w = 1, which is Eq. 10 literally. beta counts a row's own visits: a row seen in k batches keeps ``(1 - beta)^k`` of its start.
+
+  Args:
+    num_lists: number of rows C >= 1 (1 for a single-query problem, number of classes in retrieval).
+    num_points: points M >= 1 in each row.
+    beta: in (0, 1], or an optax schedule of the update count.
+    bounds: range of the scores, see `interpolate_scores`; (-1, 1) for cosines.
+    grid: see `interpolate_scores`.
+    initial_v: ``None``, or an array ``[M]`` or ``[C, M]``.
+    axis_name: name of a mapped axis whose devices hold the other lists of the batch. Every device then
+      stores the same state.
+
+  Returns:
+    An ``optax.GradientTransformationExtraArgs``:
+
+    * ``init(params) -> ScoreEmaState``;
+    * ``update(updates, state, params=None, *, positive_scores, list_ids, positive_where=None, **extra)`` with ``positive_scores [Q, P]``
+      and ``list_ids [Q]`` integers in [0, C);
+    * ``lookahead(opt_state, positive_scores, list_ids, positive_where=None) -> [Q, M]``: the rows ``v_{t+1}[list_ids]`` that ``update``
+      will store, which Alg. 1 uses in the loss of step t. ``opt_state`` is any tree with exactly one state of a ``score_ema``.
+
+  Raises:
+    ValueError: a size, beta or ``initial_v`` is out of range; concrete ``list_ids`` are outside [0, C). Traced ids outside
+      give NaN rows in ``lookahead``, never another list's row.
+    TypeError: ``update`` is called without the scores.
+
+  >>> tracker = score_ema(num_lists=2, num_points=4, beta=0.1)
+  >>> state = tracker.init(params=None)
+  >>> _, state = tracker.update(None, state, positive_scores=jnp.array([[0.2, 0.6]]), list_ids=jnp.array([1]))
+  >>> print([f"{value:.2f}" for value in state.v[1]], state.weight)
+  ['0.10', '0.30', '0.50', '0.70'] [0.  0.1]
+  """
+  _check_settings(num_lists, num_points, beta)
+  start, start_weight = _initial(initial_v, num_lists, num_points)
+  # Raises on a bad grid or bounds now, not at the first step.
+  interpolation.interpolate_scores(np.zeros((0, 1)), num_points=num_points, bounds=bounds, grid=grid)
+
+  def init_fn(params: Any) -> ScoreEmaState:
+    del params
+    return ScoreEmaState(
+      v=jnp.array(start), weight=jnp.full([num_lists], start_weight, start.dtype), count=jnp.zeros([], jnp.int32)
+    )
+
+  def advance(state: ScoreEmaState, positive_scores: Any, list_ids: Any, positive_where: Any) -> ScoreEmaState:
+    positive_scores, list_ids = jnp.asarray(positive_scores), jnp.asarray(list_ids)
+    chex.assert_rank([positive_scores, list_ids], [2, 1])
+    chex.assert_equal_shape_prefix([positive_scores, list_ids], 1)
+    chex.assert_type(list_ids, int)
+    chex.assert_shape(state.v, (num_lists, num_points))
+    _check_ids(list_ids, num_lists)
+    mask = _arrays.mask_like(positive_where, positive_scores)
+    phi = interpolation.interpolate_scores(
+      positive_scores, num_points=num_points, bounds=bounds, grid=grid, where=mask
+    ).astype(state.v.dtype)
+    seen = jnp.any(mask, axis=-1)
+    phi = jnp.where(seen[:, None], phi, jnp.zeros_like(phi))
+    total = jax.ops.segment_sum(phi, list_ids, num_lists)
+    lists = jax.ops.segment_sum(seen.astype(phi.dtype), list_ids, num_lists)
+    total, lists = _arrays.psum((total, lists), axis_name)
+    step = beta(state.count) if callable(beta) else beta
+    return _mix(state, total, lists, jnp.asarray(step, state.v.dtype))
+
+  def update_fn(
+    updates: Any,
+    state: ScoreEmaState,
+    params: Any = None,
+    *,
+    positive_scores: Any = None,
+    list_ids: Any = None,
+    positive_where: Any = None,
+    **extra: Any,
+  ) -> tuple[Any, ScoreEmaState]:
+    del params, extra
+    given = {"positive_scores": positive_scores, "list_ids": list_ids}
+    missing = [name for name, value in given.items() if value is None]
+    if missing:
+      raise TypeError(_MISSING.format(", ".join(missing)))
+    return updates, jax.lax.stop_gradient(advance(state, positive_scores, list_ids, positive_where))
+
+  def lookahead(opt_state: Any, positive_scores: Any, list_ids: Any, positive_where: Any = None) -> jax.Array:
+    state = find_state(opt_state)
+    ahead = advance(state, positive_scores, list_ids, positive_where)
+    rows = jnp.take(ahead.v, jnp.asarray(list_ids), axis=0, mode="fill", fill_value=jnp.nan)
+    return jax.lax.stop_gradient(rows)
+
+  tracker = ScoreEma(init_fn, update_fn)
+  tracker.lookahead = lookahead
+  return tracker
+
+
+def find_state(opt_state: Any) -> ScoreEmaState:
+  """The one `ScoreEmaState` in a tree of optimizer states.
+
+  Raises:
+    ValueError: the tree holds none, or more than one.
+  """
+
+  def is_state(node: Any) -> bool:
+    return isinstance(node, ScoreEmaState)
+
+  states = [node for node in jax.tree.leaves(opt_state, is_leaf=is_state) if is_state(node)]
+  if len(states) != 1:
+    remedy = "pass the sub-state of the tracker that you mean" if states else "is the tracker part of the chain?"
+    raise ValueError(f"expected exactly one score_ema state in opt_state, found {len(states)}: {remedy}")
+  return states[0]
+
+
+def _mix(state: ScoreEmaState, total: jax.Array, lists: jax.Array, beta: jax.Array) -> ScoreEmaState:
+  """One step of Eq. 10 on the rows with ``lists > 0``; a row of weight 0 is filled by its first phi."""
+  visited = lists > 0
+  phi = total / jnp.where(visited, lists, jnp.ones_like(lists))[:, None]
+  weight = jnp.where(visited, (1 - beta) * state.weight + beta, state.weight)
+  rate = jnp.where(visited, _arrays.ratio(jnp.broadcast_to(beta, weight.shape), weight), jnp.zeros_like(weight))
+  # Not v + rate (phi - v): with rate 1 that leaves a rounding error of the discarded v behind.
+  v = (1 - rate)[:, None] * state.v + rate[:, None] * phi
+  return ScoreEmaState(v=v, weight=weight, count=optax.safe_increment(state.count))
+
+
+def _initial(initial_v: Any, num_lists: int, num_points: int) -> tuple[jax.Array, float]:
+  if initial_v is None:
+    return jnp.zeros([num_lists, num_points]), 0.0
+  (start,) = _arrays.promote(initial_v)
+  if start.shape not in ((num_points,), (num_lists, num_points)):
+    raise ValueError(
+      f"initial_v must have shape [M] = ({num_points},) or [C, M] = ({num_lists}, {num_points}), got {start.shape}"
+    )
+  if not bool(jnp.all(jnp.isfinite(start))):
+    raise ValueError("initial_v must be finite")
+  return jnp.broadcast_to(start, (num_lists, num_points)), 1.0
+
+
+def _check_settings(num_lists: int, num_points: int, beta: Any) -> None:
+  for name, value in (("num_lists", num_lists), ("num_points", num_points)):
+    if not isinstance(value, (int, np.integer)) or value < 1:
+      raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+  if not callable(beta):
+    _arrays.check_range("beta", beta, low=0.0, high=1.0, open_low=True)
+
+
+def _check_ids(list_ids: jax.Array, num_lists: int) -> None:
+  if isinstance(list_ids, jax.core.Tracer) or list_ids.size == 0:
+    return
+  low, high = int(jnp.min(list_ids)), int(jnp.max(list_ids))
+  if low < 0 or high >= num_lists:
+    raise ValueError(
+      f"list_ids must lie in [0, num_lists={num_lists}), got values from {low} to {high}: map labels to rows first"
+    )
