@@ -41,9 +41,7 @@ def ratio(numerator: Array, denominator: Array) -> Array:
   return jnp.where(empty, jnp.zeros_like(quotient), quotient)
 
 
-def masked_mean(
-  values: Array, where: Array, axis: int | Sequence[int] | None = None, axis_name: AxisName = None
-) -> Array:
+def masked_mean(values: Array, where: Array, axis: int | Sequence[int] | None = None, axis_name: AxisName = None) -> Array:
   """Mean of the entries with ``where``; 0 where there are none.
 
   Sums and counts are added over the devices of ``axis_name`` first and divided once,
@@ -56,9 +54,7 @@ def masked_mean(
   return ratio(total, count)
 
 
-def check_range(
-  name: str, value: Any, *, low: float = -np.inf, high: float = np.inf, open_low: bool = False
-) -> None:
+def check_range(name: str, value: Any, *, low: float = -np.inf, high: float = np.inf, open_low: bool = False) -> None:
   """Raises a ValueError if a host number lies outside ``[low, high]`` (``(low, high]`` with ``open_low``).
 
   Traced and device values pass: their numbers are not known, or not worth waiting for, here.

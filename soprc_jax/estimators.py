@@ -260,9 +260,7 @@ def _true_positive_rate(
   return (1.0 - weight) * rate + weight
 
 
-def _list_risk(
-  fpr: jax.Array, tpr: jax.Array, prior: Any, positive_mask: jax.Array, tpr_gradient: bool
-) -> jax.Array:
+def _list_risk(fpr: jax.Array, tpr: jax.Array, prior: Any, positive_mask: jax.Array, tpr_gradient: bool) -> jax.Array:
   """Mean over the valid positives of ``(1-pi) F / ((1-pi) F + pi T)``, ``[...]``."""
   prior = _per_list(prior, fpr)
   if not tpr_gradient:

@@ -83,9 +83,7 @@ def _interpolate(
   return jnp.where(count > 0, points, jnp.zeros_like(points))
 
 
-def _extend(
-  scores: jax.Array, mask: jax.Array, count: jax.Array, bounds: tuple[float, float] | None
-) -> jax.Array:
+def _extend(scores: jax.Array, mask: jax.Array, count: jax.Array, bounds: tuple[float, float] | None) -> jax.Array:
   """``u_0 .. u_{n+1}`` of each list in ``[..., P + 2]``; entries behind repeat ``u_{n+1}``."""
   low, high = bounds or (jnp.finfo(scores.dtype).min, jnp.finfo(scores.dtype).max)
   top = jnp.max(scores, axis=-1, keepdims=True, where=mask, initial=-jnp.inf)
@@ -105,9 +103,7 @@ def _extend(
   return jnp.concatenate([below, inner, above], axis=-1)
 
 
-def _positions(
-  count: jax.Array, num_points: int, grid: Grid, dtype: Any
-) -> tuple[jax.Array, jax.Array]:
+def _positions(count: jax.Array, num_points: int, grid: Grid, dtype: Any) -> tuple[jax.Array, jax.Array]:
   """Segment ``floor(t n)`` and offset ``t n - floor(t n)`` of each point, ``[..., M]``."""
   n = jnp.maximum(count, 1)
   j = jnp.arange(num_points).reshape((1,) * (count.ndim - 1) + (-1,))

@@ -83,9 +83,7 @@ def retrieval_lists(
     gallery, gallery_labels, gallery_mask = embeddings, labels, query_mask
     first = 0
     if axis_name is not None:
-      gallery, gallery_labels, gallery_mask = jax.lax.all_gather(
-        (embeddings, labels, query_mask), axis_name, tiled=True
-      )
+      gallery, gallery_labels, gallery_mask = jax.lax.all_gather((embeddings, labels, query_mask), axis_name, tiled=True)
       first = jax.lax.axis_index(axis_name) * size
     itself = (first + jnp.arange(size))[:, None] == jnp.arange(gallery.shape[0])[None, :]
   else:
@@ -105,9 +103,7 @@ def retrieval_lists(
     positive_scores, dropped = scores, jnp.zeros([], jnp.int32)
   else:
     positive_scores, positive_mask, dropped = _pick_positives(scores, positive_mask, max_positives)
-  return RetrievalLists(
-    positive_scores, positive_mask, scores, negative_mask, _arrays.psum(dropped, axis_name)
-  )
+  return RetrievalLists(positive_scores, positive_mask, scores, negative_mask, _arrays.psum(dropped, axis_name))
 
 
 def binary_lists(scores: Any, labels: Any, *, where: Any = None) -> RetrievalLists:

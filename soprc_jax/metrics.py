@@ -241,9 +241,7 @@ def _task(
 def _checked(name: str, embeddings: Any, labels_name: str, labels: Any) -> tuple[np.ndarray, np.ndarray]:
   embeddings, labels = np.asarray(embeddings, np.float64), np.asarray(labels)
   if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
-    raise ValueError(
-      f"{name} must be [N, D] and {labels_name} [N], got {embeddings.shape} and {labels.shape}"
-    )
+    raise ValueError(f"{name} must be [N, D] and {labels_name} [N], got {embeddings.shape} and {labels.shape}")
   finite = np.isfinite(embeddings).all(axis=1)
   if not finite.all():
     raise ValueError(f"{name} has non-finite values, first in row {int(np.argmin(finite))}")

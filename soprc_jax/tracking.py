@@ -30,7 +30,7 @@ class ScoreEmaState(NamedTuple):
 
   v: jax.Array
   weight: jax.Array
-  count: jax.Array
+  count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as optax's states do
 
 
 class ScoreEma(optax.GradientTransformationExtraArgs):

@@ -39,9 +39,7 @@ def triplet_loss(
   0.1000
   """
   _arrays.check_range("margin", margin, low=0.0)
-  pairs = lists.retrieval_lists(
-    embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name
-  )
+  pairs = lists.retrieval_lists(embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name)
   gaps = pairs.negative_scores[:, None, :] - pairs.positive_scores[:, :, None]
   hinge = jax.nn.relu(gaps + jnp.asarray(margin, gaps.dtype))
   valid = pairs.positive_where[:, :, None] & pairs.negative_where[:, None, :]

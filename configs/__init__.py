@@ -1,0 +1,1 @@
+"""Configs of experiments: ``--config=configs/NAME.py[:ARGUMENT]``."""

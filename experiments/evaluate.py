@@ -1,0 +1,34 @@
+r"""Evaluates the network of a finished or running training: retrieval metrics of one split.
+
+python -m experiments.evaluate --config=configs/glyphs.py --workdir=runs/glyphs [--split=test] [--checkpoint=best]
+
+Give the same --config flags as in training. The metrics are printed and written to WORKDIR/evaluation_SPLIT.json.
+"""
+
+from collections.abc import Sequence
+import json
+
+from absl import app
+from absl import flags as absl_flags
+
+from experiments import flags
+
+absl_flags.adopt_module_key_flags(flags)
+_SPLIT = absl_flags.DEFINE_enum("split", "test", ["train", "val", "test"], "Images to evaluate, each a query.")
+_CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
+
+
+def main(argv: Sequence[str]) -> None:
+  run = flags.read(argv)
+  from soprc_jax.training import evaluation, workdir
+
+  with flags.errors_as_messages():
+    values = evaluation.evaluate_workdir(run.config, run.workdir, split=_SPLIT.value, newest=_CHECKPOINT.value == "newest")
+  path = run.workdir / f"evaluation_{_SPLIT.value}.json"
+  workdir.write_atomically(path, json.dumps(values, indent=2) + "\n")
+  print(flags.metrics_line(_SPLIT.value, values))
+  print(f"Written to {path}")
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=flags.parse)

@@ -1,0 +1,146 @@
+"""The flags that all entry points share, and how their mistakes are told."""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import difflib
+import logging
+from pathlib import Path
+import runpy
+import sys
+from typing import Any, NamedTuple, NoReturn
+
+from absl import flags
+from ml_collections import config_dict, config_flags
+
+_CONFIG = config_flags.DEFINE_config_file(
+  "config",
+  None,
+  "Config file, with an argument after a colon: configs/glyphs.py or configs/glyphs.py:triplet. "
+  "Any key can be overridden: --config.optim.learning_rate=0.002. The keys, with their meaning, are in "
+  "soprc_jax/training/config.py.",
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: new, or of the same config to go on with.")
+
+
+class Run(NamedTuple):
+  """What the flags say: a checked config and an absolute folder."""
+
+  config: Any
+  workdir: Path
+
+
+def parse(argv: Sequence[str]) -> list[str]:
+  """Flags parser for ``app.run``: mistakes in flags, config files and overrides end with a message, not a traceback."""
+  try:
+    rest = flags.FLAGS(list(argv))
+    # A config file that fails to load is only told when its value is read.
+    if _CONFIG.value is not None:
+      _CONFIG.value.to_dict()
+    return rest
+  except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+    _exit(_config_mistake(argv) or f"{error}\nTry --help.")
+
+
+def _config_mistake(argv: Sequence[str]) -> str | None:
+  """What is wrong with ``--config=FILE[:ARGUMENT]`` or ``--config.KEY``, told better than the flags library does."""
+  for name in _values(argv, "--config"):
+    path, *argument = name.split(":", 1)
+    if not Path(path).is_file():
+      there = ", ".join(sorted(str(file) for file in Path("configs").glob("[!_]*.py")))
+      return f"--config: there is no file {path!r} here. " + (
+        f"There are: {there}" if there else "Run in the repository root."
+      )
+    try:
+      config = runpy.run_path(path)["get_config"](*argument)
+    except ValueError as error:
+      return f"--config={name}: {error}"
+    for override in argv:
+      if override.startswith("--config."):
+        message = _unknown_key(config, override.removeprefix("--config.").split("=")[0].split("."))
+        if message:
+          return message
+  return None
+
+
+def _unknown_key(config: Any, path: Sequence[str]) -> str | None:
+  """The message for a key that the config does not have, with the nearest and all keys beside it."""
+  node: Any = config
+  for depth, part in enumerate(path):
+    keys = sorted(node) if isinstance(node, config_dict.ConfigDict) else []
+    if part not in keys:
+      close = difflib.get_close_matches(part, keys, n=1)
+      hint = f" Did you mean {'.'.join([*path[:depth], close[0]])!r}?" if close else ""
+      parent = ".".join(path[:depth]) or "the config"
+      return f"--config: unknown key {'.'.join(path)!r}.{hint}\nKeys of {parent}: {', '.join(keys) or 'none'}"
+    node = node[part]
+  return None
+
+
+def _values(argv: Sequence[str], flag: str) -> Iterator[str]:
+  for argument, following in zip(argv, [*argv[1:], ""]):
+    if argument == flag:
+      yield following
+    elif argument.startswith(flag + "="):
+      yield argument.removeprefix(flag + "=")
+
+
+def read(argv: Sequence[str]) -> Run:
+  """The checked config and workdir; ends the process with a message where something is missing or wrong."""
+  if len(argv) > 1:
+    _exit(f"unexpected argument {argv[1]!r}: flags look like --workdir=DIR or --config.optim.name=adam")
+  missing = [name for name, flag in (("config", _CONFIG), ("workdir", _WORKDIR)) if not flag.value]
+  if missing:
+    _exit(
+      f"missing {' and '.join('--' + name for name in missing)}. For example:\n"
+      f"  python -m {_module()} --config=configs/glyphs.py --workdir=runs/glyphs"
+    )
+  _set_up_logging()
+  from soprc_jax.training import config as config_lib
+
+  with errors_as_messages():
+    config = config_lib.resolve(_CONFIG.value)
+  return Run(config, Path(_WORKDIR.value or "").expanduser().absolute())
+
+
+@contextlib.contextmanager
+def errors_as_messages() -> Iterator[None]:
+  """A wrong value or file ends the process with its message and exit status 1."""
+  try:
+    yield
+  except (ValueError, OSError) as error:
+    logging.getLogger("soprc_jax").debug("traceback", exc_info=True)
+    _exit(str(error))
+
+
+def metrics_line(split: str, values: dict[str, Any]) -> str:
+  """One line for people: ``test: mAUPRC 0.5012, recall@1 0.7301, ... (11738 queries)``."""
+  shown = [f"{name} {value:.4f}" for name, value in values.items() if isinstance(value, float)]
+  line = f"{split}: {', '.join(shown)} ({values['num_queries']} queries"
+  if values["num_skipped"]:
+    line += f", {values['num_skipped']} without a positive skipped"
+  if values["ks_beyond_gallery"]:
+    line += f", k beyond the gallery: {values['ks_beyond_gallery']}"
+  return line + ")"
+
+
+def _module() -> str:
+  spec = getattr(sys.modules["__main__"], "__spec__", None)
+  return spec.name if spec else "experiments.train"
+
+
+def _set_up_logging() -> None:
+  """Our own messages, plainly; of other libraries warnings only (Orbax tells a lot)."""
+  logger = logging.getLogger("soprc_jax")
+  if not logger.handlers:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logger.addHandler(handler)
+  logger.setLevel(logging.INFO)
+  logger.propagate = False
+  for name in (None, "absl"):
+    logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _exit(message: str) -> NoReturn:
+  print(f"Error: {message}", file=sys.stderr)
+  sys.exit(1)

@@ -1,0 +1,35 @@
+r"""Trains an embedding network and tests it; goes on where a killed run stopped.
+
+python -m experiments.train --config=configs/glyphs.py --workdir=runs/glyphs [--config.KEY=VALUE ...]
+
+WORKDIR receives results.json (val and test metrics), metrics.jsonl (one line a step), convergence.png, pr_curve.png, tensorboard/,
+checkpoints/ (newest) and best/ (best on val). The same command on the same folder resumes, bit for bit; another config is refused.
+"""
+
+from collections.abc import Sequence
+
+from absl import app
+from absl import flags as absl_flags
+
+from experiments import flags
+
+absl_flags.adopt_module_key_flags(flags)
+
+
+def main(argv: Sequence[str]) -> None:
+  run = flags.read(argv)
+  # Imported after the flags are checked, so that a typo costs no start-up of the device.
+  import jax
+
+  from soprc_jax.training import loop
+
+  # A resumed run finds its compiled steps again.
+  jax.config.update("jax_compilation_cache_dir", str(run.workdir / ".jax_cache"))
+  with flags.errors_as_messages():
+    results = loop.train(run.config, run.workdir)
+  print(flags.metrics_line("test", results["test"]))
+  print(f"Results: {run.workdir / 'results.json'}; pictures: convergence.png and pr_curve.png beside it.")
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=flags.parse)

@@ -1,0 +1,171 @@
+"""The embedded data set ``glyphs``: characters as classes, typefaces as images.
+
+Like Stanford Online Products it has many classes with few images each, unseen classes at test time, and
+look-alikes as hard negatives. It is rendered with Pillow from the fonts that matplotlib ships: offline, in seconds.
+"""
+
+from collections.abc import Callable
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+import tempfile
+
+import numpy as np
+
+from soprc_jax.data import sources
+
+_log = logging.getLogger(__name__)
+
+IMAGE_SIZE = 32
+_FONT_SIZE = 23
+_DEJAVU = [
+  f"DejaVu{family}{style}.ttf"
+  for family, styles in (
+    ("Sans", ("", "-Bold", "-Oblique", "-BoldOblique")),
+    ("SansMono", ("", "-Bold", "-Oblique", "-BoldOblique")),
+    ("Serif", ("", "-Bold", "-Italic", "-BoldItalic")),
+  )
+  for style in styles
+]
+_STIX = [f"STIXGeneral{style}.ttf" for style in ("", "Bol", "Italic", "BolIta")]
+_VERSION = 1  # raise it when the rendering changes, so that old caches are left alone
+
+
+class Glyphs:
+  """Source of all glyph images, in memory.
+
+  The classes are the characters that all 12 DejaVu faces share, without blank ones and without those that look exactly like a
+  character with a lower code point in some face; the images of a class are its 12 DejaVu faces and the STIX faces that have it.
+  """
+
+  def __init__(self, images: np.ndarray, labels: np.ndarray, ids: np.ndarray):
+    self.images = images
+    self._labels = labels
+    self._ids = ids
+
+  @property
+  def labels(self) -> np.ndarray:
+    return self._labels
+
+  def __len__(self) -> int:
+    return len(self._labels)
+
+  def __getitem__(self, index: int) -> sources.Example:
+    image = np.repeat(self.images[index][:, :, None], 3, axis=2)
+    return sources.Example(image, int(self._labels[index]), str(self._ids[index]))
+
+  def digest(self) -> str:
+    """SHA-256 over all pixels and labels: equal digests mean the same data set."""
+    return _digest(self.images, self._labels)
+
+
+def load(root: str | os.PathLike[str] | None = None) -> Glyphs:
+  """The data set, from the cache or rendered now (some seconds) and cached.
+
+  Args:
+    root: folder of the cache; ``None`` is ``$XDG_CACHE_HOME/soprc_jax`` or ``~/.cache/soprc_jax``. Where it cannot be written, the data
+      set is rendered at every start, and a warning says so.
+  """
+  folder = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soprc_jax"
+  path = folder / f"glyphs-v{_VERSION}-{_renderer_key()}.npz"
+  if path.exists():
+    try:
+      return _read(path)
+    except (OSError, ValueError, KeyError, EOFError) as error:
+      _log.warning("The glyph cache %s is damaged (%s): rendering it again.", path, error)
+  glyphs = render()
+  try:
+    _write(path, glyphs)
+  except OSError as error:
+    _log.warning("Cannot cache the glyphs in %s (%s): they will be rendered at every start.", folder, error)
+  return glyphs
+
+
+def render() -> Glyphs:
+  """Renders all glyphs: deterministic for a given Pillow and matplotlib."""
+  draw = {name: _renderer(_font_folder() / name) for name in _DEJAVU + _STIX}
+  charmaps = {name: _charmap(_font_folder() / name) for name in draw}
+  shared = sorted(set.intersection(*(charmaps[name] for name in _DEJAVU)))
+  seen: dict[str, set[bytes]] = {name: set() for name in draw}
+  images, labels, ids = [], [], []
+  for code in shared:
+    faces = {name: draw[name](chr(code)) for name in draw if code in charmaps[name]}
+    if any(not faces[name].any() for name in _DEJAVU):
+      continue  # blank, like the many kinds of space
+    faces = {name: image for name, image in faces.items() if image.any()}
+    pixels = {name: image.tobytes() for name, image in faces.items()}
+    if any(pixels[name] in seen[name] for name in pixels):
+      continue  # the same picture under another code point, like the Greek and the Latin A
+    for name, image in faces.items():
+      seen[name].add(pixels[name])
+      images.append(image)
+      labels.append(code)
+      ids.append(f"U+{code:04X}/{name.removesuffix('.ttf')}")
+  return Glyphs(np.stack(images), np.array(labels, np.int64), np.array(ids))
+
+
+def _font_folder() -> Path:
+  import matplotlib
+
+  return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+
+
+def _charmap(path: Path) -> set[int]:
+  from matplotlib import ft2font
+
+  return set(ft2font.FT2Font(str(path)).get_charmap())
+
+
+def _renderer(path: Path) -> Callable[[str], np.ndarray]:
+  """A function from a character to its grey image, white on black, centred, at one size for all."""
+  from PIL import Image, ImageDraw, ImageFont
+
+  # Basic layout: the result must not depend on whether Raqm is installed.
+  font = ImageFont.truetype(str(path), _FONT_SIZE, layout_engine=ImageFont.Layout.BASIC)
+
+  def draw(character: str) -> np.ndarray:
+    image = Image.new("L", (IMAGE_SIZE, IMAGE_SIZE))
+    left, top, right, bottom = font.getbbox(character)
+    origin = ((IMAGE_SIZE - right - left) / 2, (IMAGE_SIZE - bottom - top) / 2)
+    ImageDraw.Draw(image).text((int(origin[0]), int(origin[1])), character, fill=255, font=font)
+    return np.asarray(image)
+
+  return draw
+
+
+def _renderer_key() -> str:
+  """Names the software that decides the pixels, so that another version gets another cache."""
+  import matplotlib
+  from PIL import features
+
+  versions = [matplotlib.__version__, features.version("pil"), features.version("freetype2")]
+  return hashlib.sha256(json.dumps(versions).encode()).hexdigest()[:12]
+
+
+def _digest(images: np.ndarray, labels: np.ndarray) -> str:
+  digest = hashlib.sha256(np.ascontiguousarray(images).tobytes())
+  digest.update(np.ascontiguousarray(labels, "<i8").tobytes())
+  return digest.hexdigest()
+
+
+def _read(path: Path) -> Glyphs:
+  with np.load(path, allow_pickle=False) as archive:
+    glyphs = Glyphs(archive["images"], archive["labels"], archive["ids"])
+    if glyphs.digest() != str(archive["digest"]):
+      raise ValueError("the checksum does not match")
+  return glyphs
+
+
+def _write(path: Path, glyphs: Glyphs) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  # Written aside and renamed: a killed run leaves no half file, and two runs at once do not mix.
+  with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+    try:
+      np.savez(file, images=glyphs.images, labels=glyphs.labels, ids=glyphs._ids, digest=glyphs.digest())
+      file.close()
+      os.replace(file.name, path)
+    except BaseException:
+      os.unlink(file.name)
+      raise

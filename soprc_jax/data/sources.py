@@ -1,0 +1,91 @@
+"""What a data set is here: a random-access source of labelled images, and views of it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+
+class Example(NamedTuple):
+  """One image.
+
+  Attributes:
+    image: ``[H, W, 3]`` uint8 RGB, upright.
+    label: class, any integer.
+    id: what names the image in messages and lists, unique in its source.
+  """
+
+  image: np.ndarray
+  label: int
+  id: str
+
+
+class Source(Protocol):
+  """Random access to examples, with all labels known without reading an image."""
+
+  @property
+  def labels(self) -> np.ndarray:
+    """``[N]`` int64 labels, in the order of the source."""
+
+  def __len__(self) -> int: ...
+
+  def __getitem__(self, index: int) -> Example: ...
+
+
+class Subset:
+  """The examples of a source at the given positions, in that order."""
+
+  def __init__(self, source: Source, positions: Sequence[int] | np.ndarray):
+    self._source = source
+    self.positions = np.asarray(positions, np.int64)
+    if self.positions.size and not (self.positions.min() >= 0 and self.positions.max() < len(source)):
+      raise IndexError(f"positions must lie in [0, {len(source)}), got up to {self.positions.max()}")
+
+  @property
+  def labels(self) -> np.ndarray:
+    return self._source.labels[self.positions]
+
+  def __len__(self) -> int:
+    return len(self.positions)
+
+  def __getitem__(self, index: int) -> Example:
+    return self._source[int(self.positions[index])]
+
+
+def split_by_class(labels: np.ndarray, shares: dict[str, float], seed: int) -> dict[str, np.ndarray]:
+  """Positions of disjoint splits that share no class.
+
+  Args:
+    labels: ``[N]`` labels.
+    shares: name of each split and its share of the classes; the shares sum to 1.
+    seed: the split is a pure function of (labels, shares, seed).
+
+  Returns:
+    name -> positions, ascending. Every class is in exactly one split.
+
+  Raises:
+    ValueError: the shares do not sum to 1, or a split would be empty.
+
+  >>> splits = split_by_class(np.array([5, 5, 8, 8, 9, 9]), {"train": 2 / 3, "test": 1 / 3}, seed=0)
+  >>> print({name: len(positions) for name, positions in splits.items()})
+  {'train': 4, 'test': 2}
+  """
+  if abs(sum(shares.values()) - 1.0) > 1e-6 or min(shares.values()) <= 0:
+    raise ValueError(f"shares must be positive and sum to 1, got {shares}")
+  classes = np.random.default_rng(seed).permutation(np.unique(labels))
+  ends = np.round(np.cumsum(list(shares.values())) * len(classes)).astype(int)
+  splits = {}
+  for name, start, end in zip(shares, [0, *ends[:-1]], ends):
+    if end <= start:
+      raise ValueError(f"split {name!r} is empty: {len(classes)} classes are too few for {shares}")
+    splits[name] = np.flatnonzero(np.isin(labels, classes[start:end]))
+  return splits
+
+
+def label_rows(labels: np.ndarray) -> dict[int, int]:
+  """Row of each label in v: labels need not be contiguous, rows are.
+
+  >>> label_rows(np.array([11320, 11318, 11320]))
+  {11318: 0, 11320: 1}
+  """
+  return {int(label): row for row, label in enumerate(np.unique(labels))}

@@ -1,0 +1,6 @@
+"""Embedding networks in Flax Linen."""
+
+from soprc_jax.models.embedding import EmbeddingNet, l2_normalize
+from soprc_jax.models.resnet import RESNETS, ResNet
+
+__all__ = ["RESNETS", "EmbeddingNet", "ResNet", "l2_normalize"]

@@ -1,0 +1,58 @@
+"""From images to unit-norm embeddings: backbone, linear head, normalisation."""
+
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+# Mean and standard deviation of ImageNet's RGB values in [0, 1], which pretrained networks expect.
+IMAGE_MEAN = (0.485, 0.456, 0.406)
+IMAGE_STD = (0.229, 0.224, 0.225)
+
+
+class EmbeddingNet(nn.Module):
+  """Images to embeddings whose inner products are cosine similarities (the paper's h_w).
+
+  Attributes:
+    backbone: module from normalised images to features, e.g. `ResNet`.
+    embedding_dim: width D of the embedding, 512 in the paper.
+    dtype: compute dtype of the head.
+  """
+
+  backbone: nn.Module
+  embedding_dim: int = 512
+  dtype: Any = jnp.float32
+
+  @nn.compact
+  def __call__(self, images: jax.Array, *, train: bool = False, where: jax.Array | None = None) -> jax.Array:
+    """Embeds images.
+
+    Args:
+      images: ``[B, H, W, 3]`` uint8 RGB.
+      train: training mode, see the backbone.
+      where: ``[B]`` valid images; ``None`` means all.
+
+    Returns:
+      ``[B, D]`` float32 of norm 1 (or 0, see `l2_normalize`).
+    """
+    pixels = (images.astype(jnp.float32) / 255.0 - jnp.array(IMAGE_MEAN)[None, None, None]) / jnp.array(IMAGE_STD)[
+      None, None, None
+    ]
+    features = self.backbone(pixels, train=train, where=where)
+    embedding = nn.Dense(self.embedding_dim, dtype=self.dtype, name="head")(features)
+    return l2_normalize(embedding.astype(jnp.float32))
+
+
+def l2_normalize(vectors: jax.Array, *, eps: float = 1e-12) -> jax.Array:
+  """Vectors of the last axis divided by their norm; a norm of at most ``eps`` gives 0 with gradient 0, never NaN.
+
+  >>> print(l2_normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))
+  [[0.6 0.8]
+   [0.  0. ]]
+  """
+  squared = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
+  usable = squared > eps**2
+  # The inner `where` keeps 0 out of rsqrt, whose gradient would be inf * 0.
+  scale = jax.lax.rsqrt(jnp.where(usable, squared, jnp.ones_like(squared)))
+  return vectors * jnp.where(usable, scale, jnp.zeros_like(scale))

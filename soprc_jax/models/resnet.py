@@ -1,0 +1,172 @@
+"""ResNet feature extractors, the architecture of torchvision's (He et al., 2016; "v1.5": stride on the 3x3).
+
+Padding is explicit, and batch norm has torchvision's epsilon and momentum, so converted weights give the same features.
+"""
+
+from collections.abc import Sequence
+import functools
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+# name -> (blocks in each stage, whether they are bottlenecks). resnet8 is the three-stage CIFAR network of one block a stage.
+RESNETS: dict[str, tuple[tuple[int, ...], bool]] = {
+  "resnet8": ((1, 1, 1), False),
+  "resnet18": ((2, 2, 2, 2), False),
+  "resnet34": ((3, 4, 6, 3), False),
+  "resnet50": ((3, 4, 6, 3), True),
+  "resnet101": ((3, 4, 23, 3), True),
+}
+STEMS = ("imagenet", "small")
+
+_Norm = Any  # a partial of nn.BatchNorm that takes its name
+_kaiming_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+
+
+class ResNet(nn.Module):
+  """Images to globally pooled features.
+
+  Attributes:
+    stages: number of blocks in each stage; the width doubles and the resolution halves from stage to stage.
+    bottleneck: bottleneck blocks (ResNet-50 and deeper) instead of basic ones.
+    width: channels of the first stage, 64 in the paper's networks.
+    stem: ``"imagenet"``: 7x7 convolution with stride 2 and a 3x3 max pool with stride 2; ``"small"``: 3x3 convolution, for
+      images of about 32 pixels.
+    stem_stride: stride of the small stem, 1 or 2. Stride 2 costs a quarter.
+    freeze_bn: normalise by the running statistics and never move them, in training too; scale and bias still train.
+    dtype: compute dtype, float32 or bfloat16; parameters are float32.
+    axis_name: mapped axis over which batch statistics are averaged when they are not frozen.
+  """
+
+  stages: Sequence[int]
+  bottleneck: bool
+  width: int = 64
+  stem: str = "imagenet"
+  stem_stride: int = 1
+  freeze_bn: bool = True
+  dtype: Any = jnp.float32
+  axis_name: str | None = None
+
+  @nn.compact
+  def __call__(self, images: jax.Array, *, train: bool = False, where: jax.Array | None = None) -> jax.Array:
+    """Features of normalised images.
+
+    Args:
+      images: ``[B, H, W, 3]``, normalised, any size.
+      train: use the statistics of the batch, and update the running ones, unless ``freeze_bn``.
+      where: ``[B]`` images that count in batch statistics; ``None`` means all.
+
+    Returns:
+      ``[B, F]``, F = width * 2^(stages - 1), times 4 with bottlenecks; in ``dtype``.
+    """
+    if self.stem not in STEMS:
+      raise ValueError(f"stem must be one of {STEMS}, got {self.stem!r}")
+    norm = functools.partial(
+      _BatchNorm,
+      use_running_average=self.freeze_bn or not train,
+      dtype=self.dtype,
+      axis_name=self.axis_name,
+    )
+    x = images.astype(self.dtype)
+    if self.stem == "imagenet":
+      x = _conv(self.width, 7, 2, self.dtype, "conv1")(x)
+      x = nn.relu(norm(name="bn1")(x, where))
+      x = _max_pool_3x3(x)
+    else:
+      x = _conv(self.width, 3, self.stem_stride, self.dtype, "conv1")(x)
+      x = nn.relu(norm(name="bn1")(x, where))
+    block = _Bottleneck if self.bottleneck else _BasicBlock
+    for stage, num_blocks in enumerate(self.stages):
+      for index in range(num_blocks):
+        x = block(
+          width=self.width * 2**stage,
+          stride=2 if stage > 0 and index == 0 else 1,
+          norm=norm,
+          dtype=self.dtype,
+          name=f"layer{stage + 1}_{index}",
+        )(x, where)
+    return jnp.mean(x, axis=(1, 2))
+
+
+class _BatchNorm(nn.Module):
+  """Batch norm with torchvision's constants; masked images do not enter the statistics."""
+
+  use_running_average: bool
+  dtype: Any
+  axis_name: str | None
+
+  @nn.compact
+  def __call__(self, x: jax.Array, where: jax.Array | None) -> jax.Array:
+    mask = None if where is None else where[:, None, None, None]
+    # Flax's momentum weights the old value: torch's 0.1 is 0.9 here.
+    return nn.BatchNorm(
+      use_running_average=self.use_running_average,
+      momentum=0.9,
+      epsilon=1e-5,
+      dtype=self.dtype,
+      axis_name=self.axis_name,
+      name="bn",
+    )(x, mask=mask)
+
+
+class _BasicBlock(nn.Module):
+  """Two 3x3 convolutions (ResNet-18 and -34)."""
+
+  width: int
+  stride: int
+  norm: _Norm
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, x: jax.Array, where: jax.Array | None) -> jax.Array:
+    y = _conv(self.width, 3, self.stride, self.dtype, "conv1")(x)
+    y = nn.relu(self.norm(name="bn1")(y, where))
+    y = _conv(self.width, 3, 1, self.dtype, "conv2")(y)
+    y = self.norm(name="bn2")(y, where)
+    return nn.relu(y + _shortcut(self, x, y, where))
+
+
+class _Bottleneck(nn.Module):
+  """1x1, 3x3 with the stride, 1x1 to four times the width (ResNet-50 and deeper)."""
+
+  width: int
+  stride: int
+  norm: _Norm
+  dtype: Any
+
+  @nn.compact
+  def __call__(self, x: jax.Array, where: jax.Array | None) -> jax.Array:
+    y = _conv(self.width, 1, 1, self.dtype, "conv1")(x)
+    y = nn.relu(self.norm(name="bn1")(y, where))
+    y = _conv(self.width, 3, self.stride, self.dtype, "conv2")(y)
+    y = nn.relu(self.norm(name="bn2")(y, where))
+    y = _conv(self.width * 4, 1, 1, self.dtype, "conv3")(y)
+    y = self.norm(name="bn3")(y, where)
+    return nn.relu(y + _shortcut(self, x, y, where))
+
+
+def _shortcut(block: Any, x: jax.Array, y: jax.Array, where: jax.Array | None) -> jax.Array:
+  """The block's input, projected where the shape changes; called inside the block's compact scope."""
+  if x.shape == y.shape:
+    return x
+  x = _conv(y.shape[-1], 1, block.stride, block.dtype, "downsample_conv")(x)
+  return block.norm(name="downsample_bn")(x, where)
+
+
+def _conv(features: int, size: int, stride: int, dtype: Any, name: str) -> nn.Conv:
+  return nn.Conv(
+    features,
+    (size, size),
+    strides=(stride, stride),
+    padding=[((size - 1) // 2, (size - 1) // 2)] * 2,
+    use_bias=False,
+    kernel_init=_kaiming_normal,
+    dtype=dtype,
+    name=name,
+  )
+
+
+def _max_pool_3x3(x: jax.Array) -> jax.Array:
+  return nn.max_pool(x, (3, 3), strides=(2, 2), padding=[(1, 1), (1, 1)])

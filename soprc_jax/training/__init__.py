@@ -1,0 +1,1 @@
+"""Training and evaluation of embedding networks: config, step, loop, checkpoints, devices."""

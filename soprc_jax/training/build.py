@@ -1,0 +1,160 @@
+"""From a resolved config to the parts of a run: data, network, objectives, optimizer."""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from soprc_jax.data import glyphs, pipeline, sampler, sources
+from soprc_jax.models import RESNETS, EmbeddingNet, ResNet
+from soprc_jax.training import checkpoints, objectives, optimizers, parallel
+from soprc_jax.training import state as state_lib
+from soprc_jax.training import step as step_lib
+
+StepFn = Callable[[Any, dict[str, np.ndarray]], tuple[Any, dict[str, jax.Array]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+  """Splits of a data set, and what the training needs to know of them.
+
+  Attributes:
+    splits: ``train``, ``val`` and ``test``, no class in two of them.
+    rows: row of each training label in v.
+    sampler: plans of the training batches.
+  """
+
+  splits: dict[str, sources.Source]
+  rows: dict[int, int]
+  sampler: sampler.ClassSampler
+
+  def class_counts(self) -> np.ndarray:
+    """``[C]`` training images of each row."""
+    return np.unique(self.splits["train"].labels, return_counts=True)[1]
+
+
+def make_splits(config: Any) -> dict[str, sources.Source]:
+  """The splits of ``config.data``."""
+  source = glyphs.load(config.data.root or None)
+  train, val = config.data.train_share, config.data.val_share
+  shares = {"train": train, "val": val, "test": 1.0 - train - val}
+  positions = sources.split_by_class(source.labels, shares, config.data.split_seed)
+  return {name: sources.Subset(source, where) for name, where in positions.items()}
+
+
+def make_data(config: Any) -> Data:
+  """Splits, label rows and sampler of a run."""
+  splits = make_splits(config)
+  labels = splits["train"].labels
+  plan = sampler.ClassSampler(
+    labels,
+    batch_size=config.train.batch_size,
+    per_class=config.train.per_class,
+    seed=config.seed,
+    small_classes=config.data.small_classes,
+  )
+  return Data(splits, sources.label_rows(labels), plan)
+
+
+def make_batches(config: Any, data: Data) -> pipeline.TrainBatches:
+  """Random access to the training batches of this process."""
+  return pipeline.TrainBatches(
+    data.splits["train"],
+    data.sampler,
+    rows=data.rows,
+    augmentation=config.data.augmentation,
+    image_size=config.data.image_size,
+    seed=config.seed,
+    num_steps=config.warmup.steps + config.train.steps,
+    shard=(jax.process_index(), jax.process_count()),
+  )
+
+
+def make_model(config: Any, *, freeze_bn: bool) -> nn.Module:
+  """The network of ``config.model``."""
+  stages, bottleneck = RESNETS[config.model.name]
+  dtype = jnp.dtype(config.model.dtype)
+  backbone = ResNet(
+    stages,
+    bottleneck,
+    width=config.model.width,
+    stem=config.model.stem,
+    stem_stride=config.model.stem_stride,
+    freeze_bn=freeze_bn,
+    dtype=dtype,
+    axis_name=parallel.AXIS_NAME,
+  )
+  return EmbeddingNet(backbone, embedding_dim=config.model.embedding_dim, dtype=dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """What a run computes with.
+
+  Attributes:
+    model: network in evaluation mode.
+    tx: optimizer chain, the carried state of the loss in front.
+    schedule: learning rate by step.
+    warmup_step: compiled step of the warm-up phase.
+    main_step: compiled step of the main phase.
+  """
+
+  model: nn.Module
+  tx: optax.GradientTransformation
+  schedule: optax.Schedule
+  warmup_step: StepFn
+  main_step: StepFn
+
+
+def make_parts(config: Any, data: Data) -> Parts:
+  """Network, optimizer and compiled steps; nothing is compiled until a step is called."""
+  setting = objectives.Setting(
+    class_counts=data.class_counts(),
+    num_steps=config.train.steps,
+    max_positives=config.train.per_class - 1,
+    axis_name=parallel.AXIS_NAME,
+  )
+  main = objectives.make_objective(config.loss.name, config.loss, setting)
+  warmup_setting = setting._replace(num_steps=config.warmup.steps)
+  warmup = objectives.make_objective(config.warmup.loss, config.loss, warmup_setting)
+  tx = optax.chain(main.tracker, optimizers.make_optimizer(config))
+  shared = {
+    "tx": tx,
+    "carrier": main,
+    "masked": data.sampler.num_small > 0 and config.data.small_classes == "mask",
+    "axis_name": parallel.AXIS_NAME,
+  }
+
+  def compiled(objective: objectives.Objective, freeze_bn: bool, first_step: int) -> StepFn:
+    model = make_model(config, freeze_bn=freeze_bn)
+    step = functools.partial(step_lib.train_step, model=model, objective=objective, first_step=first_step, **shared)
+    return parallel.compile_step(step)
+
+  return Parts(
+    model=make_model(config, freeze_bn=True),
+    tx=tx,
+    schedule=optimizers.make_schedule(config),
+    warmup_step=compiled(warmup, config.warmup.freeze_bn, 0),
+    main_step=compiled(main, config.model.freeze_bn, config.warmup.steps),
+  )
+
+
+def make_state(config: Any, parts: Parts) -> state_lib.TrainState:
+  """State at step 0 with random weights by ``config.seed``."""
+  key = jax.random.key(config.seed)
+  return state_lib.init_state(parts.model, parts.tx, key=key, image_size=config.data.image_size)
+
+
+def load_initial_network(config: Any, state: state_lib.TrainState) -> state_lib.TrainState:
+  """The state with the network of ``config.model.init_from``, if that is set."""
+  if not config.model.init_from:
+    return state
+  network = checkpoints.load_network(Path(config.model.init_from).expanduser().absolute(), state)
+  return dataclasses.replace(state, **network)

@@ -1,0 +1,124 @@
+"""Checkpoints with Orbax: the newest ones for resuming, the best on val kept apart."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from soprc_jax.training.state import TrainState
+
+NEWEST = "checkpoints"
+BEST = "best"
+
+
+class Store:
+  """Checkpoints of one kind in one folder, oldest deleted first.
+
+  Only finished checkpoints are listed: Orbax writes aside and renames, so a killed run leaves none half written. ``save``
+  returns when the files are on disk.
+
+  Args:
+    folder: absolute path; made if it is missing.
+    keep: number of checkpoints to keep.
+  """
+
+  def __init__(self, folder: Path, *, keep: int = 1):
+    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
+    self._manager = ocp.CheckpointManager(folder, options=options)
+
+  def latest_step(self) -> int | None:
+    """Step of the newest checkpoint, None if there is none."""
+    return self._manager.latest_step()
+
+  def save(self, state: TrainState, meta: dict[str, Any]) -> None:
+    """Writes ``state`` (numpy leaves) and the JSON-able ``meta``; nothing if its step is there already."""
+    step = int(state.step)
+    if step in self._manager.all_steps():
+      return
+    network, rest = _parts(state)
+    self._manager.save(
+      step,
+      args=ocp.args.Composite(
+        network=ocp.args.StandardSave(network),
+        training=ocp.args.StandardSave(rest),
+        meta=ocp.args.JsonSave(meta),
+      ),
+      force=True,
+    )
+    self._manager.wait_until_finished()
+
+  def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, dict[str, Any]]:
+    """The newest checkpoint (or that of ``step``), in the structure of ``like``.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: the checkpoint's tree does not fit ``like``; the message has Orbax's comparison.
+    """
+    step = self._manager.latest_step() if step is None else step
+    if step is None:
+      raise FileNotFoundError(f"no checkpoint in {self._manager.directory}")
+    network, rest = _parts(jax.tree.map(_abstract, like))
+    found = self._manager.restore(
+      step,
+      args=ocp.args.Composite(
+        network=ocp.args.StandardRestore(network),
+        training=ocp.args.StandardRestore(rest),
+        meta=ocp.args.JsonRestore(),
+      ),
+    )
+    state = TrainState(**_arrays(found["network"]), **_arrays(found["training"]))
+    return state, found["meta"]
+
+  def restore_network(self, like: TrainState) -> dict[str, Any]:
+    """Only ``params`` and ``batch_stats`` of the newest checkpoint, in the structure of ``like``."""
+    step = self._manager.latest_step()
+    if step is None:
+      raise FileNotFoundError(f"no checkpoint in {self._manager.directory}")
+    network, _ = _parts(jax.tree.map(_abstract, like))
+    args = ocp.args.Composite(network=ocp.args.StandardRestore(network))
+    return _arrays(self._manager.restore(step, args=args)["network"])
+
+  def close(self) -> None:
+    """Waits for what is being written and releases the folder."""
+    self._manager.close()
+
+
+def load_network(workdir: Path, like: TrainState) -> dict[str, Any]:
+  """``params`` and ``batch_stats`` of the best (else the newest) checkpoint of another run.
+
+  Raises:
+    FileNotFoundError: ``workdir`` holds no checkpoint.
+    ValueError: its network has another shape.
+  """
+  for kind in (BEST, NEWEST):
+    if not (workdir / kind).is_dir():
+      continue
+    store = Store(workdir / kind)
+    try:
+      if store.latest_step() is not None:
+        return store.restore_network(like)
+    except (ValueError, KeyError) as error:
+      raise ValueError(
+        f"the network in {workdir} does not fit model.* of this config (same name, width, stem, embedding_dim?):\n{error}"
+      ) from error
+    finally:
+      store.close()
+  raise FileNotFoundError(
+    f"model.init_from={str(workdir)!r} holds no checkpoint: give the --workdir of a run of experiments.train"
+  )
+
+
+def _parts(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
+  """What another run can start from, and what only this run needs."""
+  network = {"params": state.params, "batch_stats": state.batch_stats}
+  return network, {"step": state.step, "opt_state": state.opt_state}
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)
+
+
+def _arrays(tree: Any) -> Any:
+  return jax.tree.map(np.asarray, tree)

@@ -1,0 +1,244 @@
+"""The run: resume, train, evaluate, keep checkpoints, test the best one, leave results."""
+
+import logging
+from pathlib import Path
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+from tensorboardX import SummaryWriter
+from tqdm import tqdm
+
+from soprc_jax import metrics as metrics_lib
+from soprc_jax.data import pipeline
+from soprc_jax.training import build, checkpoints, evaluation, parallel, plots
+from soprc_jax.training import workdir as workdir_lib
+from soprc_jax.training.state import TrainState
+
+_log = logging.getLogger(__name__)
+
+# Wall-clock fields of a line of metrics.jsonl; all others repeat exactly.
+CLOCK_FIELDS = ("seconds", "data_wait")
+
+
+def train(config: Any, workdir: Path) -> dict[str, Any]:
+  """Trains by a resolved config, or goes on with the run in ``workdir``; returns what ``results.json`` holds.
+
+  At a kill at any moment, the same call goes on from the newest checkpoint and ends with the same bits.
+
+  Raises:
+    ValueError: the config does not fit the data, the devices, or the run in ``workdir``.
+  """
+  parallel.check_batch_size("train.batch_size", config.train.batch_size)
+  workdir_lib.claim(workdir, config)
+  run = _Run(config, workdir)
+  try:
+    run.train()
+    return run.finish()
+  finally:
+    run.close()
+
+
+class _Run:
+  """The open files and compiled functions of one run."""
+
+  def __init__(self, config: Any, workdir: Path):
+    self.config, self.workdir = config, workdir
+    self.data = build.make_data(config)
+    self.parts = build.make_parts(config, self.data)
+    self.num_steps = config.warmup.steps + config.train.steps
+    self.newest = checkpoints.Store(workdir / checkpoints.NEWEST, keep=config.checkpoint.keep)
+    self.best = checkpoints.Store(workdir / checkpoints.BEST)
+    self.embed = evaluation.make_embed(
+      self.parts.model, batch_size=config.eval.batch_size, image_size=config.eval.image_size
+    )
+    self.meta = {"labels": [[label, row] for label, row in self.data.rows.items()]}
+    initial = build.make_state(config, self.parts)
+    if self.newest.latest_step() is None:
+      state = build.load_initial_network(config, initial)
+    else:
+      state, meta = self.newest.restore(initial)
+      if meta["labels"] != self.meta["labels"]:
+        raise ValueError(f"the classes of the data are not those that the run in {workdir} was trained on")
+    self.like = jax.tree.map(np.asarray, initial)
+    self.start = int(state.step)
+    self.state = parallel.replicate(state)
+    self.log = workdir_lib.MetricsLog(workdir, last_step=self.start)
+    self.board = SummaryWriter(str(workdir / "tensorboard"), purge_step=self.start + 1)
+    self.best_value = max((line["val_mAUPRC"] for line in self.log.lines if "val_mAUPRC" in line), default=-1.0)
+    self._describe()
+
+  def train(self) -> None:
+    """All steps that are left."""
+    batches = build.make_batches(self.config, self.data)
+    stream = pipeline.iterate(
+      batches, start=self.start, workers=self.config.data.workers, prefetch=self.config.data.prefetch
+    )
+    progress = _Progress(self.config, self.start, self.num_steps)
+    pending: dict[str, Any] | None = None
+    began = time.perf_counter()
+    for step in range(self.start + 1, self.num_steps + 1):
+      waiting = time.perf_counter()
+      batch = next(stream)
+      batch.pop("position")
+      wait = time.perf_counter() - waiting
+      step_fn = self.parts.warmup_step if step <= self.config.warmup.steps else self.parts.main_step
+      self.state, scalars = step_fn(self.state, parallel.shard(batch))
+      # The scalars of a step are fetched after the next step is under way, so the device never waits for the host.
+      if pending is not None:
+        self._write(pending, progress)
+      pending = {"step": step, "scalars": scalars, "data_wait": wait}
+      evaluates = _due(step, self.config.eval.every, self.num_steps)
+      saves = _due(step, self.config.checkpoint.every, self.num_steps)
+      if evaluates or saves:
+        jax.block_until_ready(self.state)
+      pending["seconds"] = time.perf_counter() - began
+      if evaluates or saves:
+        self._evaluate_and_save(pending, progress, evaluates, saves)
+        pending = None
+      began = time.perf_counter()
+    progress.close()
+
+  def _evaluate_and_save(self, pending: dict[str, Any], progress: "_Progress", evaluates: bool, saves: bool) -> None:
+    state = parallel.unreplicate(self.state)
+    improved = False
+    if evaluates:
+      values = self._evaluate(self.state, "val")
+      pending["val"] = values
+      improved = values["mAUPRC"] > self.best_value
+    self._write(pending, progress)
+    # This order makes a kill between any two lines harmless: what a checkpoint stands for is on disk before it is.
+    self.log.sync()
+    if improved:
+      self.best_value = pending["val"]["mAUPRC"]
+      self.best.save(state, self.meta)
+    if saves:
+      self.newest.save(state, self.meta)
+
+  def _evaluate(self, state: Any, split: str) -> dict[str, Any]:
+    variables = {"params": state.params, "batch_stats": state.batch_stats}
+    settings = self.config.eval
+    return evaluation.evaluate(
+      self.embed, variables, self.data.splits[split], ks=settings.ks, block_size=settings.block_size
+    )
+
+  def _write(self, pending: dict[str, Any], progress: "_Progress") -> None:
+    step = pending["step"]
+    scalars = {name: float(value[0]) for name, value in jax.device_get(pending["scalars"]).items()}
+    # Rate of the update that made this step: the schedule is called with the number of steps before it.
+    line = {"step": step, **scalars, "learning_rate": float(self.parts.schedule(step - 1))}
+    line |= {f"val_{name}": value for name, value in pending.get("val", {}).items() if not isinstance(value, list)}
+    line |= {name: round(pending[name], 4) for name in CLOCK_FIELDS}
+    self.log.write(line)
+    for name, value in line.items():
+      if name != "step":
+        self.board.add_scalar(name.replace("val_", "val/").replace("@", "_at_"), value, step)
+    progress.show(line)
+
+  def finish(self) -> dict[str, Any]:
+    """Test metrics of the best checkpoint on val, pictures, ``results.json``."""
+    state: TrainState
+    if self.best.latest_step() is None:
+      state, which = parallel.unreplicate(self.state), "last"
+    else:
+      state, which = self.best.restore(self.like)[0], "best on val"
+    replicated = parallel.replicate(state)
+    _log.info("Testing the network of step %d (%s).", int(state.step), which)
+    test = self.data.splits["test"]
+    embeddings = self.embed({"params": replicated.params, "batch_stats": replicated.batch_stats}, test)
+    settings = self.config.eval
+    values = metrics_lib.retrieval_metrics(embeddings, test.labels, ks=settings.ks, block_size=settings.block_size)
+    precision, recall, thresholds = metrics_lib.mean_pr_curve(embeddings, test.labels, block_size=settings.block_size)
+    np.savez(self.workdir / "pr_curve.npz", precision=precision, recall=recall, thresholds=thresholds)
+    plots.plot_pr_curve(self.workdir / "pr_curve.png", precision, recall, title="Mean precision-recall curve, test")
+    plots.plot_convergence(self.workdir / "convergence.png", self.log.lines, warmup_steps=self.config.warmup.steps)
+    results = {
+      "config": self.config.to_dict(),
+      "steps": self.num_steps,
+      "tested_step": int(state.step),
+      "images_per_second": self._images_per_second(),
+      "val": _val_at(self.log.lines, int(state.step)),
+      "test": values,
+    }
+    workdir_lib.write_results(self.workdir, results)
+    return results
+
+  def _images_per_second(self) -> float:
+    """Median over all steps of the run, whichever process made them."""
+    seconds = [line["seconds"] for line in self.log.lines]
+    median = float(np.median(seconds)) if seconds else 0.0
+    return round(self.config.train.batch_size / median, 1) if median else 0.0
+
+  def _describe(self) -> None:
+    sizes = {name: f"{len(np.unique(s.labels))} classes, {len(s)} images" for name, s in self.data.splits.items()}
+    _log.info("Data %s: %s.", self.config.data.source, "; ".join(f"{n}: {size}" for n, size in sizes.items()))
+    if self.data.sampler.num_small:
+      _log.info(
+        "%d training classes have fewer than %d images: policy data.small_classes=%s.",
+        self.data.sampler.num_small,
+        self.config.train.per_class,
+        self.config.data.small_classes,
+      )
+    count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(self.like.params))
+    _log.info(
+      "Network %s: %.2f million parameters, %s; %d device(s) (%s).",
+      self.config.model.name,
+      count / 1e6,
+      self.config.model.dtype,
+      parallel.num_devices(),
+      jax.devices()[0].platform,
+    )
+    if self.start:
+      _log.info("Going on from step %d of %d in %s.", self.start, self.num_steps, self.workdir)
+    else:
+      _log.info("Starting: %d steps into %s. The first step compiles.", self.num_steps, self.workdir)
+
+  def close(self) -> None:
+    self.log.close()
+    self.board.close()
+    self.newest.close()
+    self.best.close()
+
+
+class _Progress:
+  """A bar on a terminal, plain lines elsewhere."""
+
+  def __init__(self, config: Any, start: int, num_steps: int):
+    self._line_every, self._num_steps = config.log.line_every, num_steps
+    self._batch_size = config.train.batch_size
+    self._began, self._first = time.perf_counter(), start
+    on_terminal = config.log.progress and sys.stderr.isatty()
+    self._bar = tqdm(total=num_steps, initial=start, unit="step", dynamic_ncols=True) if on_terminal else None
+
+  def show(self, line: dict[str, Any]) -> None:
+    """One step, by its line of ``metrics.jsonl``."""
+    shown = {name: f"{line[name]:.4g}" for name in ("loss", "val_mAUPRC", "val_recall@1") if name in line}
+    if self._bar is not None:
+      self._bar.set_postfix(shown, refresh=False)
+      self._bar.update()
+      return
+    step = line["step"]
+    if step % self._line_every == 0 or "val_mAUPRC" in line or step == self._num_steps:
+      per_step = (time.perf_counter() - self._began) / (step - self._first)
+      left = per_step * (self._num_steps - step)
+      values = ", ".join(f"{name} {value}" for name, value in shown.items())
+      _log.info(
+        "step %d/%d: %s, %.0f images/s, %.0f s left", step, self._num_steps, values, self._batch_size / per_step, left
+      )
+
+  def close(self) -> None:
+    if self._bar is not None:
+      self._bar.close()
+
+
+def _due(step: int, every: int, last: int) -> bool:
+  return step == last or (every > 0 and step % every == 0)
+
+
+def _val_at(lines: list[dict[str, Any]], step: int) -> dict[str, Any]:
+  for line in lines:
+    if line["step"] == step:
+      return {name.removeprefix("val_"): value for name, value in line.items() if name.startswith("val_")}
+  return {}

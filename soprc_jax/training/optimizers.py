@@ -1,0 +1,60 @@
+"""Optimizers and learning-rate schedules by name, as the paper uses them."""
+
+from typing import Any
+
+import jax
+import optax
+
+OPTIMIZERS = ("sgd", "adam")
+SCHEDULES = ("constant", "cosine", "step")
+
+
+def make_schedule(config: Any) -> optax.Schedule:
+  """Learning rate as a function of the number of steps done, warm-up phase included.
+
+  The warm-up phase has a constant rate of its own; the main phase follows ``optim.schedule``, after a linear ramp of
+  ``optim.ramp_steps``. A pure function of the step, so resuming cannot shift it.
+  """
+  optim, num_steps = config.optim, config.train.steps
+  if optim.schedule == "cosine":
+    main = optax.cosine_decay_schedule(optim.learning_rate, max(num_steps, 1))
+  elif optim.schedule == "step":
+    decays = {int(step): optim.decay_factor for step in optim.milestones}
+    main = optax.piecewise_constant_schedule(optim.learning_rate, decays)
+  elif optim.schedule == "constant":
+    main = optax.constant_schedule(optim.learning_rate)
+  else:
+    raise ValueError(f"optim.schedule must be one of {SCHEDULES}, got {optim.schedule!r}")
+  if optim.ramp_steps:
+    flat, ramp_steps = main, optim.ramp_steps
+
+    def main(step: Any) -> Any:
+      return flat(step) * jax.numpy.minimum(1.0, (step + 1) / ramp_steps)
+
+  if not config.warmup.steps:
+    return main
+  return optax.join_schedules([optax.constant_schedule(config.warmup.learning_rate), main], [config.warmup.steps])
+
+
+def make_optimizer(config: Any) -> optax.GradientTransformation:
+  """SGD with momentum, or Adam; weight decay is added to the gradient of all parameters (L2), as in the authors' code."""
+  optim = config.optim
+  if optim.name == "sgd":
+    direction = optax.trace(decay=optim.momentum)
+  elif optim.name == "adam":
+    direction = optax.scale_by_adam()
+  else:
+    raise ValueError(f"optim.name must be one of {OPTIMIZERS}, got {optim.name!r}")
+  parts = [optax.add_decayed_weights(optim.weight_decay), direction]
+  if optim.head_multiplier != 1.0:
+    parts.append(optax.masked(optax.scale(optim.head_multiplier), _is_head))
+  return optax.chain(*parts, optax.scale_by_learning_rate(make_schedule(config)))
+
+
+def _is_head(params: Any) -> Any:
+  """True for the parameters of the linear head."""
+
+  def under_head(path: Any, _: Any) -> bool:
+    return getattr(path[0], "key", None) == "head"
+
+  return jax.tree_util.tree_map_with_path(under_head, params)

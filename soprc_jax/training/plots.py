@@ -1,0 +1,57 @@
+"""Pictures of a run: convergence and the mean precision-recall curve."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def plot_convergence(path: Path, lines: list[dict[str, Any]], *, warmup_steps: int) -> None:
+  """Training loss and val mAUPRC against the step, from the lines of ``metrics.jsonl``."""
+  figure, axes = _figure(2)
+  steps = np.array([line["step"] for line in lines])
+  losses = np.array([line["loss"] for line in lines])
+  axes[0].plot(steps, losses, color="tab:blue", alpha=0.3, linewidth=0.8, label="each step")
+  width = max(len(losses) // 50, 1)
+  if width > 1:
+    mean = np.convolve(losses, np.ones(width) / width, mode="valid")
+    axes[0].plot(steps[width - 1 :], mean, color="tab:blue", label=f"mean of {width} steps")
+  axes[0].set(xlabel="step", ylabel="training loss", title="Training loss")
+  val = [(line["step"], line["val_mAUPRC"], line.get("val_recall@1")) for line in lines if "val_mAUPRC" in line]
+  if val:
+    at, auprc, recall = zip(*val)
+    axes[1].plot(at, auprc, "o-", color="tab:orange", label="mAUPRC")
+    if None not in recall:
+      axes[1].plot(at, recall, "s--", color="tab:green", label="recall@1")
+  axes[1].set(xlabel="step", ylabel="value on val", title="Validation (unseen classes)", ylim=(0, 1))
+  for axis in axes:
+    if warmup_steps:
+      axis.axvline(warmup_steps, color="grey", linestyle=":", label="end of the warm-up")
+    if axis.get_legend_handles_labels()[0]:
+      axis.legend()
+  _save(figure, path)
+
+
+def plot_pr_curve(path: Path, precision: np.ndarray, recall: np.ndarray, *, title: str) -> None:
+  """Mean precision against mean recall over the queries."""
+  figure, (axis,) = _figure(1)
+  axis.plot(recall, precision, color="tab:blue")
+  axis.set(xlabel="mean recall", ylabel="mean precision", title=title, xlim=(0, 1), ylim=(0, 1.02))
+  _save(figure, path)
+
+
+def _figure(columns: int) -> Any:
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  # Without pyplot: no global state, no display.
+  figure = Figure(figsize=(5.5 * columns, 4.2), layout="constrained")
+  FigureCanvasAgg(figure)
+  axes = figure.subplots(1, columns, squeeze=False)[0]
+  for axis in axes:
+    axis.grid(alpha=0.3)
+  return figure, axes
+
+
+def _save(figure: Any, path: Path) -> None:
+  figure.savefig(path, dpi=130)

@@ -1,0 +1,115 @@
+"""The folder of a run: whose it is, its log lines and its result."""
+
+from collections.abc import Iterator
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from soprc_jax.training import config as config_lib
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+RESULTS = "results.json"
+
+
+def claim(workdir: Path, config: Any) -> None:
+  """Makes the folder and writes the config into it, or checks that it holds a run of the same config.
+
+  Raises:
+    ValueError: it holds a run of another config, or other files.
+  """
+  workdir.mkdir(parents=True, exist_ok=True)
+  path = workdir / CONFIG
+  text = config_lib.to_json(config)
+  if not path.exists():
+    others = sorted(entry.name for entry in workdir.iterdir() if not entry.name.startswith("."))
+    if others:
+      raise ValueError(
+        f"--workdir={workdir} is not empty and holds no {CONFIG} ({', '.join(others[:5])}): choose a new folder"
+      )
+    write_atomically(path, text)
+    return
+  there = read_config(workdir)
+  lines = config_lib.differences(json.loads(text), there)
+  if lines:
+    raise ValueError(
+      f"--workdir={workdir} holds a run of another config; choose another folder, or the same config to go on with it:\n"
+      + "\n".join(f"  {line}" for line in lines)
+    )
+
+
+def read_config(workdir: Path) -> dict[str, Any]:
+  """The resolved config of the run in ``workdir``.
+
+  Raises:
+    ValueError: there is none, or it is not JSON.
+  """
+  path = workdir / CONFIG
+  try:
+    return json.loads(path.read_text())
+  except FileNotFoundError:
+    raise ValueError(f"--workdir={workdir} holds no run ({CONFIG} is missing)") from None
+  except json.JSONDecodeError as error:
+    raise ValueError(f"{path} is damaged ({error}): restore it, or choose another --workdir") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+  """Writes a file that is either the old or the new one, whenever the process is killed."""
+  aside = path.with_name(f".{path.name}.tmp")
+  aside.write_text(text)
+  os.replace(aside, path)
+
+
+def write_results(workdir: Path, results: dict[str, Any]) -> None:
+  """Writes ``results.json``."""
+  write_atomically(workdir / RESULTS, json.dumps(results, indent=2, default=list) + "\n")
+
+
+class MetricsLog:
+  """``metrics.jsonl``: one line a step, in order, each step once, however often the run was killed.
+
+  Args:
+    workdir: folder of the run.
+    last_step: step of the checkpoint that the run goes on from: later lines are dropped, since those steps come again.
+
+  Attributes:
+    lines: what is in the file, oldest first.
+  """
+
+  def __init__(self, workdir: Path, *, last_step: int):
+    self._path = workdir / METRICS
+    self.lines = [line for line in read_metrics(workdir) if line["step"] <= last_step]
+    write_atomically(self._path, "".join(_dump(line) for line in self.lines))
+    self._file = self._path.open("a")
+
+  def write(self, line: dict[str, Any]) -> None:
+    """Appends the line of a step."""
+    self.lines.append(line)
+    self._file.write(_dump(line))
+
+  def sync(self) -> None:
+    """Puts all lines on disk; done before a checkpoint, so that none of its steps can be missing."""
+    self._file.flush()
+    os.fsync(self._file.fileno())
+
+  def close(self) -> None:
+    self._file.close()
+
+
+def read_metrics(workdir: Path) -> Iterator[dict[str, Any]]:
+  """The lines of ``metrics.jsonl``; a last line that was cut off by a kill ends them."""
+  path = workdir / METRICS
+  if not path.exists():
+    return
+  with path.open() as file:
+    for text in file:
+      try:
+        line = json.loads(text)
+      except json.JSONDecodeError:
+        return
+      yield line
+
+
+def _dump(line: dict[str, Any]) -> str:
+  return json.dumps(line) + "\n"
