@@ -102,6 +102,16 @@ def read(argv: Sequence[str]) -> Run:
   return Run(config, Path(_WORKDIR.value or "").expanduser().absolute())
 
 
+def config_name() -> str:
+  """``FILE[:ARGUMENT]`` as given."""
+  return config_flags.get_config_filename(flags.FLAGS["config"])
+
+
+def config_overrides() -> dict[str, Any]:
+  """Keys that the command line overrides, with their values."""
+  return config_flags.get_override_values(flags.FLAGS["config"])
+
+
 @contextlib.contextmanager
 def errors_as_messages() -> Iterator[None]:
   """A wrong value or file ends the process with its message and exit status 1."""

@@ -173,15 +173,15 @@ def mean_pr_curve(
   grid = (np.arange(thresholds) - half) / half
   precision, recall, count = np.zeros(thresholds), np.zeros(thresholds), 0
   for rows, scores in _blocks(task, block_size):
-    retrieved = _counts_at_thresholds(scores, grid)
-    for i, row in enumerate(rows):
-      positives = _positive_scores(task, row, scores[i])
-      if not positives.size:
-        continue
-      hits = len(positives) - np.searchsorted(np.sort(positives), grid, side="left")
-      precision += np.where(retrieved[i] > 0, hits / np.maximum(retrieved[i], 1), 1.0)
-      recall += hits / len(positives)
-      count += 1
+    positives = [np.sort(_positive_scores(task, row, scores[i])) for i, row in enumerate(rows)]
+    scores.sort(axis=1)  # in place: the block is ours
+    for i in range(len(rows)):
+      if positives[i].size:
+        retrieved = len(scores[i]) - np.searchsorted(scores[i], grid, side="left")
+        hits = len(positives[i]) - np.searchsorted(positives[i], grid, side="left")
+        precision += np.where(retrieved > 0, hits / np.maximum(retrieved, 1), 1.0)
+        recall += hits / len(positives[i])
+        count += 1
   return precision / max(count, 1), recall / max(count, 1), grid
 
 
@@ -284,17 +284,3 @@ def _rank(positives: np.ndarray, ascending: np.ndarray) -> tuple[float, int]:
   retrieved = len(ascending) - np.searchsorted(ascending, positives, side="left")
   hits = len(positives) - np.searchsorted(positives, positives, side="left")
   return float(np.mean(hits / retrieved)), int(retrieved[-1] - hits[-1])
-
-
-def _counts_at_thresholds(scores: np.ndarray, grid: np.ndarray) -> np.ndarray:
-  """How many scores of each row are ``>=`` each threshold of an even grid, ``[rows, T]``."""
-  last = len(grid) - 1
-  flat = np.maximum(scores, grid[0] - 1.0).astype(np.float64)  # -inf has no index
-  index = np.floor((flat - grid[0]) * (last / (grid[-1] - grid[0]))).astype(np.int64)
-  index = np.clip(index, -1, last)
-  # The division may be off by one next to a threshold: compare with the thresholds themselves.
-  index += (index < last) & (flat >= grid[np.minimum(index + 1, last)])
-  index -= (index >= 0) & (flat < grid[np.maximum(index, 0)])
-  bins = index + 1 + (last + 2) * np.arange(len(scores))[:, None]
-  counts = np.bincount(bins.ravel(), minlength=(last + 2) * len(scores)).reshape(len(scores), last + 2)
-  return np.cumsum(counts[:, ::-1], axis=1)[:, ::-1][:, 1:]

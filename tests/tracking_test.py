@@ -325,6 +325,20 @@ class ErrorsTest(chex.TestCase):
       np.testing.assert_allclose(rows[kept], expected.v[ids[kept]], rtol=1e-6)
       self.assertTrue(np.isnan(rows[2]).all(), rows[2])
 
+  @parameterized.named_parameters(("numpy", np.asarray), ("jax", jnp.asarray))
+  def test_concrete_ids_inside_jit(self, convert):
+    """Ids that a jitted step closes over (one row: all zeros) are concrete there: checked, and no tracing error."""
+    tracker = _TRACKERS["debiased"]
+    scores, ids = _batch(0)
+    good, bad = convert(ids), convert(ids + C)
+    state = tracker.init(None)
+    got = jax.jit(lambda state, scores: _step(tracker, state, scores, good))(state, scores)
+    _assert_same_state(got, _step(tracker, state, scores, ids))
+    rows = jax.jit(lambda state, scores: tracker.lookahead(state, scores, good))(state, scores)
+    np.testing.assert_allclose(rows, got.v[ids], rtol=1e-6)
+    with self.assertRaisesRegex(ValueError, "list_ids"):
+      jax.jit(lambda state, scores: _step(tracker, state, scores, bad))(state, scores)
+
   def test_shapes_and_types(self):
     tracker = _TRACKERS["debiased"]
     state = tracker.init(None)

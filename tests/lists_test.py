@@ -1,0 +1,320 @@
+"""Lists from embeddings and from scores: who is a positive, who is a negative, who is left out."""
+
+import functools
+
+from absl.testing import parameterized
+import chex
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+import jax
+import jax.numpy as jnp
+import mapping
+import numpy as np
+
+from soprc_jax import ap_loss, binary_lists, retrieval_lists, semi_variance, soprc_loss
+
+B, D, G = 7, 4, 5
+_LABELS = np.array([9, 2, 9, 5, 2, 9, 9])  # unsorted; classes of 4, 2 and 1
+_EMBEDDINGS = hnp.arrays(np.float32, (B, D), elements=st.integers(-8, 8).map(lambda i: np.float32(i / 8)))
+
+
+def _embeddings(seed, size=B):
+  rows = np.random.default_rng(seed).normal(size=(size, D))
+  return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def _kept(scores, mask):
+  """The valid scores of each row, descending: the order inside a list is free."""
+  return [np.sort(row[valid])[::-1] for row, valid in zip(np.asarray(scores), np.asarray(mask), strict=True)]
+
+
+def _expected(embeddings, labels, where=None, gallery=None, gallery_labels=None):
+  """Positives and negatives of each query by two loops."""
+  own = gallery is None
+  where = np.ones(len(labels), bool) if where is None else where
+  gallery, gallery_labels = (embeddings, labels) if own else (gallery, gallery_labels)
+  positives, negatives = [], []
+  for i in range(len(labels)):
+    sides = [], []
+    for j in range(len(gallery_labels)):
+      if where[i] and (not own or (where[j] and i != j)):
+        sides[0 if labels[i] == gallery_labels[j] else 1].append(np.float64(embeddings[i]) @ np.float64(gallery[j]))
+    positives.append(np.sort(sides[0])[::-1])
+    negatives.append(np.sort(sides[1])[::-1])
+  return positives, negatives
+
+
+def _assert_lists(got, expected):
+  for side, rows in zip(((got.positive_scores, got.positive_where), (got.negative_scores, got.negative_where)), expected):
+    for ours, row in zip(_kept(*side), rows, strict=True):
+      np.testing.assert_allclose(ours, row, rtol=0, atol=1e-6)
+
+
+_ALL = functools.partial(retrieval_lists)
+_SOME = functools.partial(retrieval_lists, max_positives=2)
+
+
+def _loss(embeddings, labels, where=None, max_positives=None):
+  """Everything that a list feeds, in one scalar."""
+  lists = retrieval_lists(embeddings, labels, where=where, max_positives=max_positives)
+  v = jnp.broadcast_to(jnp.array([-0.5, 0.0, 0.5]), (embeddings.shape[0], 3))
+  masks = {"positive_where": lists.positive_where, "negative_where": lists.negative_where}
+  scores = lists.positive_scores, lists.negative_scores
+  total = soprc_loss(*scores, v, prior=0.1, **masks) + 0.3 * ap_loss(*scores, **masks)
+  return total + 0.1 * semi_variance(*scores, **masks)
+
+
+_loss_and_grad = jax.jit(jax.value_and_grad(_loss), static_argnames="max_positives")
+
+
+class RetrievalListsTest(chex.TestCase):
+  @chex.all_variants(with_pmap=False)
+  @hypothesis.given(embeddings=_EMBEDDINGS, where=hnp.arrays(bool, B))
+  @hypothesis.settings(max_examples=15)
+  def test_match_the_loops(self, embeddings, where):
+    got = self.variant(_ALL)(embeddings, _LABELS, where=where)
+    self.assertEqual(got.positive_scores.shape, (B, B))
+    self.assertEqual(int(got.num_dropped), 0)
+    _assert_lists(got, _expected(embeddings, _LABELS, where))
+
+  @chex.all_variants(with_pmap=False)
+  @hypothesis.given(seed=st.integers(0, 2**16))
+  @hypothesis.settings(max_examples=5)  # without jit every call compiles its lax.cond
+  def test_order_of_the_batch_changes_nothing(self, seed):
+    rng = np.random.default_rng(seed)
+    embeddings, labels, order = _embeddings(seed), rng.permutation(_LABELS), rng.permutation(B)
+    lists = self.variant(_SOME)
+    expected, got = lists(embeddings, labels), lists(embeddings[order], labels[order])
+    self.assertEqual(int(got.num_dropped), int(expected.num_dropped))
+    for side in ("positive", "negative"):
+      rows = _kept(getattr(expected, f"{side}_scores"), getattr(expected, f"{side}_where"))
+      shuffled = _kept(getattr(got, f"{side}_scores"), getattr(got, f"{side}_where"))
+      for i, row in zip(order, shuffled, strict=True):
+        np.testing.assert_allclose(row, rows[i], rtol=0, atol=1e-6)
+
+  def test_the_query_is_excluded_by_index(self):
+    """Exact duplicates of the query stay candidates, on both sides."""
+    embeddings = np.tile(np.float32([[0.6, 0.8]]), (4, 1))
+    got = retrieval_lists(embeddings, np.array([1, 1, 2, 1]))
+    np.testing.assert_array_equal(np.sum(got.positive_where, axis=1), [2, 2, 0, 2])
+    np.testing.assert_array_equal(np.sum(got.negative_where, axis=1), [1, 1, 3, 1])
+    self.assertFalse(np.any(np.diag(got.positive_where) | np.diag(got.negative_where)))
+
+  @parameterized.named_parameters(("exact", 3), ("more", 5), ("more_than_the_batch", 50))
+  def test_enough_room_keeps_all_positives(self, max_positives):
+    embeddings = _embeddings(0)
+    got = retrieval_lists(embeddings, _LABELS, max_positives=max_positives)
+    self.assertEqual(got.positive_scores.shape, (B, min(max_positives, B)))
+    self.assertEqual(int(got.num_dropped), 0)
+    _assert_lists(got, _expected(embeddings, _LABELS))
+    value, gradient = _loss_and_grad(embeddings, _LABELS, max_positives=max_positives)
+    expected, expected_gradient = _loss_and_grad(embeddings, _LABELS)
+    np.testing.assert_allclose(value, expected, rtol=1e-6)
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=0, atol=1e-5)
+
+  @parameterized.named_parameters(
+    ("one", 1, [3]), ("two", 2, [1, 5]), ("three", 3, [1, 3, 5]), ("six", 6, [0, 1, 2, 4, 5, 6])
+  )
+  def test_too_many_positives_keep_evenly_spaced_ranks(self, max_positives, ranks):
+    """7 positives at known scores; 2 negatives; the second class has 1 positive and loses none."""
+    cosines = np.array([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3])
+    embeddings = np.stack([cosines, np.sqrt(1 - cosines**2)], axis=1)
+    embeddings = np.concatenate([embeddings, [[0.0, 1.0], [0.0, -1.0]]]).astype(np.float32)
+    labels = np.array([4] * 8 + [7] * 2)
+    got = retrieval_lists(embeddings, labels, max_positives=max_positives)
+    np.testing.assert_allclose(_kept(got.positive_scores, got.positive_where)[0], cosines[1:][ranks], atol=1e-6)
+    self.assertEqual(int(got.num_dropped), 8 * (7 - max_positives))
+    np.testing.assert_array_equal(np.sum(got.positive_where, axis=1), [max_positives] * 8 + [1] * 2)
+    # The dropped ones are not negatives.
+    _assert_lists(got._replace(positive_where=got.positive_where & False), ([[]] * 10, _expected(embeddings, labels)[1]))
+
+  def test_kept_ranks_hold_in_every_row(self):
+    """Design: rank (2 s + 1) c // (2 P) of c positives for s = 0 .. P - 1, for every query."""
+    embeddings, labels = _embeddings(1, 11), np.array([0] * 9 + [1] * 2)
+    got = retrieval_lists(embeddings, labels, max_positives=3)
+    positives, _ = _expected(embeddings, labels)
+    for i, row in enumerate(_kept(got.positive_scores, got.positive_where)):
+      count = len(positives[i])
+      ranks = [(2 * s + 1) * count // 6 for s in range(3)] if count > 3 else range(count)
+      np.testing.assert_allclose(row, positives[i][list(ranks)], rtol=0, atol=1e-6)
+
+  def test_masked_images_are_in_no_list(self):
+    embeddings = _embeddings(2)
+    where = np.array([True, True, True, False, True, False, True])
+    got = retrieval_lists(embeddings, _LABELS, where=where, max_positives=3)
+    _assert_lists(got, _expected(embeddings, _LABELS, where))
+    np.testing.assert_array_equal(np.any(got.positive_where | got.negative_where[:, :3], axis=1)[~where], False)
+
+  @parameterized.named_parameters(("all", None), ("some", 2))
+  @hypothesis.given(seed=st.integers(0, 2**16), filler=st.sampled_from([0.0, 1.0, -7.0]))
+  @hypothesis.settings(max_examples=15)
+  def test_padding_changes_no_value_and_no_gradient(self, max_positives, seed, filler):
+    embeddings = _embeddings(seed)
+    expected, gradient = _loss_and_grad(embeddings, _LABELS, np.ones(B, bool), max_positives)
+    padded = np.concatenate([embeddings[:3], np.full((3, D), filler, np.float32), embeddings[3:]])
+    labels, where = np.insert(_LABELS, [3] * 3, 9), np.insert(np.ones(B, bool), [3] * 3, False)
+    got, padded_gradient = _loss_and_grad(padded, labels, where, max_positives)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    np.testing.assert_allclose(padded_gradient[where], gradient, rtol=0, atol=2e-5 * np.abs(gradient).max())
+    np.testing.assert_array_equal(padded_gradient[~where], 0)
+
+  @parameterized.named_parameters(
+    ("zero_embeddings", np.zeros((B, D)), _LABELS),
+    ("one_zero_embedding", np.eye(B, D, k=-3), _LABELS),
+    ("collapsed", np.full((B, D), 0.5), _LABELS),
+    ("one_class", _embeddings(3), np.zeros(B, int)),
+    ("no_positives", _embeddings(3), np.arange(B)),
+    ("opposite", np.concatenate([np.eye(1, D)] * 3 + [-np.eye(1, D)] * 4), _LABELS),
+    ("large", _embeddings(3) * 1e7, _LABELS),
+  )
+  def test_value_and_gradient_are_finite(self, embeddings, labels):
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+      if dtype == jnp.float16 and np.abs(embeddings).max() > 1e4:
+        continue  # inf in float16 already
+      for max_positives in (None, 2):
+        value, gradient = _loss_and_grad(jnp.asarray(embeddings, dtype), labels, max_positives=max_positives)
+        self.assertTrue(np.isfinite(value), value)
+        self.assertTrue(np.isfinite(np.asarray(gradient, np.float32)).all(), gradient)
+        if len(set(labels.tolist())) in (1, B):  # no list has both sides
+          self.assertEqual(float(value), 0.0)
+
+  def test_gallery(self):
+    queries, gallery = _embeddings(4), _embeddings(5, G)
+    gallery_labels = np.array([2, 9, 2, 3, 2])
+    where, gallery_where = np.arange(B) != 4, np.arange(G) != 0
+    got = retrieval_lists(queries, _LABELS, gallery=gallery, gallery_labels=gallery_labels, where=where)
+    self.assertEqual(got.negative_scores.shape, (B, G))
+    _assert_lists(got, _expected(queries, _LABELS, where, gallery, gallery_labels))
+    fewer = retrieval_lists(
+      queries,
+      _LABELS,
+      gallery=gallery,
+      gallery_labels=gallery_labels,
+      gallery_where=gallery_where,
+      max_positives=1,
+    )
+    positives, negatives = _expected(queries, _LABELS, None, gallery[1:], gallery_labels[1:])
+    middle = [row[[len(row) // 2]] if len(row) > 1 else row for row in positives]
+    _assert_lists(fewer, (middle, negatives))
+    self.assertEqual(int(fewer.num_dropped), 2)  # two queries of class 2 with two positives each
+
+  def test_a_gallery_does_not_exclude_the_index(self):
+    embeddings = _embeddings(6)
+    got = retrieval_lists(embeddings, _LABELS, gallery=embeddings, gallery_labels=_LABELS)
+    np.testing.assert_array_equal(np.sum(got.positive_where, axis=1), [4, 2, 4, 1, 2, 4, 4])
+
+  def test_dtypes_and_precision(self):
+    embeddings = _embeddings(7)
+    for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
+      rounded = jnp.asarray(embeddings, dtype)
+      got = retrieval_lists(rounded, _LABELS)
+      self.assertEqual(got.negative_scores.dtype, jnp.float32)
+      exact = np.asarray(rounded, np.float64) @ np.asarray(rounded, np.float64).T
+      np.testing.assert_allclose(got.negative_scores, exact, rtol=0, atol=1e-6)
+    with jax.enable_x64(True):
+      got = retrieval_lists(jnp.asarray(embeddings, jnp.float64), _LABELS)
+      self.assertEqual(got.positive_scores.dtype, jnp.float64)
+    for options in ({}, {"gallery": embeddings, "gallery_labels": _LABELS}):
+      text = str(jax.make_jaxpr(functools.partial(retrieval_lists, **options))(embeddings, _LABELS))
+      self.assertIn("precision=(Precision.HIGHEST, Precision.HIGHEST)", text)
+
+  @parameterized.named_parameters(
+    ("max_positives", {"max_positives": 0}, "max_positives"),
+    ("gallery_alone", {"gallery": np.zeros((G, D))}, "gallery_labels"),
+    ("gallery_labels_alone", {"gallery_labels": np.zeros(G, int)}, "gallery"),
+    ("gallery_where_alone", {"gallery_where": np.ones(G, bool)}, "gallery_where"),
+  )
+  def test_bad_settings(self, options, name):
+    with self.assertRaisesRegex(ValueError, name):
+      retrieval_lists(_embeddings(0), _LABELS, **options)
+
+  def test_bad_shapes(self):
+    gallery = {"gallery": np.zeros((G, D)), "gallery_labels": np.zeros(G + 1, int)}
+    for arguments, options in (
+      ((_embeddings(0)[0], _LABELS), {}),
+      ((_embeddings(0), _LABELS[:-1]), {}),
+      ((_embeddings(0), _LABELS), gallery),
+    ):
+      with self.assertRaises(AssertionError):
+        retrieval_lists(*arguments, **options)
+
+
+class DevicesTest(chex.TestCase):
+  @parameterized.product(kind=("pmap", "shard_map"), max_positives=(None, 2))
+  def test_the_gallery_is_the_batch_of_all_devices(self, kind, max_positives):
+    embeddings, labels = _embeddings(8, 8), np.array([9, 2, 9, 5, 2, 9, 9, 2])
+    where = np.array([True, True, True, True, True, False, True, True])
+    lists = functools.partial(retrieval_lists, max_positives=max_positives)
+
+    def local(embeddings, labels, where):
+      return lists(embeddings, labels, where=where, axis_name=mapping.AXIS)
+
+    expected = lists(embeddings, labels, where=where)
+    got = mapping.on_devices(local, kind)(*map(mapping.split, (embeddings, labels, where)))
+    np.testing.assert_array_equal(got.num_dropped, [int(expected.num_dropped)] * 2)
+    for name in ("positive_scores", "positive_where", "negative_scores", "negative_where"):
+      joined = np.concatenate(list(np.asarray(getattr(got, name))))
+      self.assertEqual(joined.shape, getattr(expected, name).shape)
+      if name.endswith("where"):
+        np.testing.assert_array_equal(joined, getattr(expected, name))
+      else:
+        mask = np.asarray(getattr(expected, name.replace("scores", "where")))
+        np.testing.assert_allclose(joined[mask], np.asarray(getattr(expected, name))[mask], rtol=0, atol=1e-6)
+
+
+class BinaryListsTest(chex.TestCase):
+  @chex.all_variants(with_pmap=False)
+  @hypothesis.given(
+    scores=hnp.arrays(np.float32, (2, 6), elements=st.floats(-1, 1, width=32)),
+    labels=hnp.arrays(bool, (2, 6)),
+    where=hnp.arrays(bool, (2, 6)),
+  )
+  @hypothesis.settings(max_examples=15)
+  def test_splits_by_label(self, scores, labels, where):
+    got = self.variant(binary_lists)(scores, labels, where=where)
+    np.testing.assert_array_equal(got.positive_where, labels & where)
+    np.testing.assert_array_equal(got.negative_where, ~labels & where)
+    np.testing.assert_array_equal(got.positive_scores, scores)
+    np.testing.assert_array_equal(got.negative_scores, scores)
+
+  def test_one_list(self):
+    got = binary_lists(np.float32([0.9, 0.1, 0.4]), np.array([1, 0, -1]))
+    np.testing.assert_array_equal(got.positive_where, [[True, False, False]])
+    np.testing.assert_array_equal(got.negative_where, [[False, True, True]])
+    self.assertEqual(got.positive_scores.shape, (1, 3))
+    self.assertEqual(int(got.num_dropped), 0)
+
+  @parameterized.named_parameters(("all_positive", [1, 1, 1]), ("all_negative", [0, 0, 0]))
+  def test_one_class(self, labels):
+    def loss(scores):
+      lists = binary_lists(scores, jnp.array(labels))
+      return soprc_loss(
+        lists.positive_scores,
+        lists.negative_scores,
+        jnp.zeros((1, 2)),
+        prior=0.1,
+        positive_where=lists.positive_where,
+        negative_where=lists.negative_where,
+      )
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(jnp.array([0.9, 0.1, 0.4]))
+    self.assertEqual(float(value), 0.0)
+    np.testing.assert_array_equal(gradient, np.zeros(3))
+
+  def test_losses_equal_those_of_separate_lists(self):
+    scores, labels = np.random.default_rng(0).normal(size=8).astype(np.float32), np.arange(8) % 3 == 0
+    lists = binary_lists(scores, labels)
+    masks = {"positive_where": lists.positive_where, "negative_where": lists.negative_where}
+    np.testing.assert_allclose(
+      ap_loss(lists.positive_scores, lists.negative_scores, **masks),
+      ap_loss(scores[None, labels], scores[None, ~labels]),
+      rtol=1e-6,
+    )
+
+  def test_dtypes_and_shapes(self):
+    self.assertEqual(binary_lists(jnp.ones(3, jnp.bfloat16), jnp.ones(3)).positive_scores.dtype, jnp.float32)
+    with jax.enable_x64(True):
+      self.assertEqual(binary_lists(jnp.ones(3, jnp.float64), jnp.ones(3)).positive_scores.dtype, jnp.float64)
+    with self.assertRaises(AssertionError):
+      binary_lists(jnp.ones(3), jnp.ones(4))

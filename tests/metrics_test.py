@@ -1,0 +1,383 @@
+"""Empirical AUPRC (Eq. 2), retrieval metrics and the mean precision-recall curve against brute force."""
+
+from absl.testing import parameterized
+import chex
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import reference
+import sklearn.metrics
+
+from soprc_jax import metrics
+
+L = 9
+# Few distinct values: most lists have ties.
+_TIED = hnp.arrays(np.float32, (2, L), elements=st.integers(-3, 3).map(lambda i: np.float32(i / 3)))
+_SCORES = st.one_of(_TIED, hnp.arrays(np.float32, (2, L), elements=st.floats(-1e3, 1e3, width=32)))
+_LABELS = hnp.arrays(np.int32, (2, L), elements=st.integers(0, 1))
+_MASKS = hnp.arrays(bool, (2, L))
+
+
+def _at_prior(scores, labels, prior, where):
+  return metrics.auprc(scores, labels, prior=prior, where=where)
+
+
+class AuprcTest(chex.TestCase):
+  @chex.all_variants(with_pmap=False)
+  @hypothesis.given(scores=_SCORES, labels=_LABELS)
+  def test_equals_scikit_learn(self, scores, labels):
+    labels[:, 0] = 1  # scikit-learn warns without a positive
+    expected = [sklearn.metrics.average_precision_score(y, s) for y, s in zip(labels, scores, strict=True)]
+    np.testing.assert_allclose(self.variant(metrics.auprc)(scores, labels), expected, rtol=1e-6)
+
+  @chex.all_variants(with_pmap=False)
+  @hypothesis.given(scores=_SCORES, labels=_LABELS, where=_MASKS, prior=st.sampled_from([1e-4, 0.1, 0.5, 1.0]))
+  def test_prior_and_mask_match_brute_force(self, scores, labels, where, prior):
+    got = self.variant(_at_prior)(scores, labels, prior, where)
+    rows = [(s[m], y[m]) for s, y, m in zip(scores, labels, where, strict=True)]
+    np.testing.assert_allclose(got, [reference.auprc(s, y, prior) for s, y in rows], rtol=1e-5)
+    own = self.variant(metrics.auprc)(scores, labels, where=where)
+    np.testing.assert_allclose(own, [reference.auprc(s, y) for s, y in rows], rtol=1e-5)
+
+  @hypothesis.given(scores=_SCORES, labels=_LABELS, where=_MASKS, seed=st.integers(0, 2**16))
+  def test_order_and_padding_change_nothing(self, scores, labels, where, seed):
+    order = np.random.default_rng(seed).permutation(L)
+    expected = _jitted(scores, labels, where=where)
+    np.testing.assert_array_equal(_jitted(scores[:, order], labels[:, order], where=where[:, order]), expected)
+    for filler in (np.inf, -np.inf, 1e30):
+      padded = np.concatenate([np.full((2, 3), filler, np.float32), scores], axis=1)
+      more_labels, more = (
+        np.pad(part, [(0, 0), (3, 0)], constant_values=fill) for part, fill in ((labels, 1), (where, False))
+      )
+      np.testing.assert_allclose(_jitted(padded, more_labels, where=more), expected, rtol=1e-6)
+
+  @hypothesis.given(scores=_SCORES, labels=_LABELS)
+  def test_own_prior_is_the_default(self, scores, labels):
+    share = labels.mean(axis=1)
+    np.testing.assert_allclose(_jitted(scores, labels, prior=share.astype(np.float32)), _jitted(scores, labels), rtol=1e-5)
+
+  def test_ties_count_as_retrieved(self):
+    # Both positives tie with one of two negatives: precision 2 / 3, whatever the order.
+    for labels in ([1, 1, 0, 0], [0, 1, 1, 0]):
+      scores = np.where(np.arange(4) < 3, 0.5, 0.1)
+      np.testing.assert_allclose(metrics.auprc(scores, np.array(labels)), 2 / 3, rtol=1e-6)
+    np.testing.assert_allclose(metrics.auprc(np.full(10, 0.3), np.arange(10) < 2), 0.2, rtol=1e-6)
+
+  def test_degenerate_lists(self):
+    scores = np.random.default_rng(0).normal(size=5)
+    self.assertEqual(float(metrics.auprc(scores, np.zeros(5))), 0.0)
+    self.assertEqual(float(metrics.auprc(scores, np.ones(5))), 1.0)
+    self.assertEqual(float(metrics.auprc(scores, np.ones(5), prior=0.01)), 1.0)
+    self.assertEqual(float(metrics.auprc(scores, np.ones(5), where=np.zeros(5, bool))), 0.0)
+    self.assertEqual(float(metrics.auprc(scores, np.array([1, -1, 0, -1, 0]) * 0 - 1)), 0.0)
+    np.testing.assert_array_equal(metrics.auprc(np.zeros((2, 0)), np.zeros((2, 0))), [0.0, 0.0])
+    huge = np.float32([3.4e38, -3.4e38, 0.0, 1e38])
+    np.testing.assert_allclose(metrics.auprc(huge, np.array([1, 0, 1, 0])), (1 + 2 / 3) / 2, rtol=1e-6)
+
+  def test_leading_axes_and_prior_of_each_list(self):
+    rng = np.random.default_rng(1)
+    scores, labels = rng.normal(size=(2, 3, L)), rng.random((2, 3, L)) < 0.4
+    priors = rng.random((2, 3)).astype(np.float32)
+    got = metrics.auprc(scores, labels, prior=priors)
+    expected = [[reference.auprc(scores[i, j], labels[i, j], priors[i, j]) for j in range(3)] for i in range(2)]
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    np.testing.assert_allclose(jax.vmap(metrics.auprc)(scores, labels), metrics.auprc(scores, labels), rtol=1e-6)
+
+  def test_counts_beyond_float16(self):
+    """A long list keeps exact counts: 1 positive under 5000 negatives."""
+    scores = np.concatenate([[0.0], np.ones(5000)])
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+      got = metrics.auprc(jnp.asarray(scores, dtype), np.arange(5001) == 0)
+      self.assertEqual(got.dtype, jnp.float32)
+      np.testing.assert_allclose(got, 1 / 5001, rtol=1e-6)
+
+  def test_dtypes(self):
+    with jax.enable_x64(True):
+      self.assertEqual(metrics.auprc(jnp.ones(3, jnp.float64), jnp.ones(3)).dtype, jnp.float64)
+      self.assertEqual(metrics.auprc(jnp.ones(3, jnp.float32), jnp.ones(3)).dtype, jnp.float32)
+
+  def test_bad_input(self):
+    with self.assertRaises(AssertionError):
+      metrics.auprc(np.zeros(3), np.zeros(4))
+    for prior in (1.5, -0.1, float("nan")):
+      with self.assertRaisesRegex(ValueError, "prior"):
+        metrics.auprc(np.zeros(3), np.ones(3), prior=prior)
+
+
+_jitted = jax.jit(metrics.auprc)
+
+
+def _data(seed, size, classes, distinct=None):
+  """Embeddings and labels; with ``distinct``, only so many different embeddings (exact duplicates)."""
+  rng = np.random.default_rng(seed)
+  rows = rng.normal(size=(distinct or size, 6))
+  rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+  return rows[rng.integers(0, len(rows), size)] if distinct else rows, rng.integers(0, classes, size)
+
+
+def _scores(queries, gallery):
+  """What counts as a tie: the float64 product rounded to float32; no BLAS, so equal vectors give equal scores."""
+  return np.einsum("id,jd->ij", np.float64(queries), np.float64(gallery), optimize=False).astype(np.float32)
+
+
+class RetrievalMetricsTest(chex.TestCase):
+  def compare(self, result, expected, ks):
+    valid = expected["above"] >= 0
+    np.testing.assert_allclose(result["ap_per_query"], expected["ap"], rtol=1e-12)
+    np.testing.assert_array_equal(result["negatives_above"], expected["above"])
+    np.testing.assert_allclose(result["mAUPRC"], expected["ap"][valid].mean() if valid.any() else 0.0, rtol=1e-12)
+    self.assertEqual([result[f"recall@{k}"] for k in ks], [expected["recall"][k] for k in ks])
+    self.assertEqual((result["num_queries"], result["num_skipped"]), (valid.sum(), (~valid).sum()))
+
+  @parameterized.product(seed=(0, 1), distinct=(None, 5), block_size=(1, 7, 1024))
+  def test_own_gallery_matches_brute_force(self, seed, distinct, block_size):
+    embeddings, labels = _data(seed, 30, 12, distinct)  # classes of size 1 occur: skipped queries
+    ks = (1, 2, 5)
+    result = metrics.retrieval_metrics(embeddings, labels, ks=ks, block_size=block_size, per_query=True)
+    others = ~np.eye(30, dtype=bool)
+    self.compare(result, reference.retrieval(_scores(embeddings, embeddings), labels, labels, others, ks), ks)
+    self.assertGreater(result["num_skipped"], 0)
+
+  @parameterized.named_parameters(("distinct", None), ("duplicates", 6))
+  def test_separate_gallery_and_ids(self, distinct):
+    embeddings, labels = _data(2, 40, 6, distinct)
+    queries, query_labels, gallery, gallery_labels = embeddings[:15], labels[:15], embeddings[15:], labels[15:]
+    ks, scores = (1, 4), _scores(queries, gallery)
+    options = {"ks": ks, "gallery": gallery, "gallery_labels": gallery_labels, "block_size": 4, "per_query": True}
+    everything = np.ones(scores.shape, bool)
+    result = metrics.retrieval_metrics(queries, query_labels, **options)
+    self.compare(result, reference.retrieval(scores, query_labels, gallery_labels, everything, ks), ks)
+    rng = np.random.default_rng(3)
+    ids, gallery_ids = rng.integers(0, 9, 15), rng.integers(0, 12, 25)  # several candidates share an id
+    result = metrics.retrieval_metrics(queries, query_labels, query_ids=ids, gallery_ids=gallery_ids, **options)
+    usable = ids[:, None] != gallery_ids[None, :]
+    self.compare(result, reference.retrieval(scores, query_labels, gallery_labels, usable, ks), ks)
+
+  def test_ids_of_the_queries_exclude_all_their_views(self):
+    embeddings, labels = _data(4, 24, 4, 8)
+    ids = np.arange(24) // 2  # two views of each image
+    result = metrics.retrieval_metrics(embeddings, labels, ks=(1,), query_ids=ids, per_query=True)
+    usable = ids[:, None] != ids[None, :]
+    expected = reference.retrieval(_scores(embeddings, embeddings), labels, labels, usable, (1,))
+    self.compare(result, expected, (1,))
+
+  def test_excluding_the_own_id_from_a_copy_of_the_gallery(self):
+    embeddings, labels = _data(5, 30, 5, 10)
+    own = metrics.retrieval_metrics(embeddings, labels, per_query=True)
+    ids, order = np.arange(30) * 3 + 7, np.random.default_rng(0).permutation(30)
+    copy = metrics.retrieval_metrics(
+      embeddings,
+      labels,
+      gallery=embeddings[order],
+      gallery_labels=labels[order],
+      query_ids=ids,
+      gallery_ids=ids[order],
+      per_query=True,
+    )
+    np.testing.assert_array_equal(copy["ap_per_query"], own["ap_per_query"])
+    np.testing.assert_array_equal(copy["negatives_above"], own["negatives_above"])
+
+  @parameterized.named_parameters(("distinct", None), ("duplicates", 9))
+  def test_block_size_changes_no_bit(self, distinct):
+    embeddings, labels = _data(6, 101, 12, distinct)
+    results = [
+      metrics.retrieval_metrics(embeddings, labels, ks=(1, 10), block_size=size, per_query=True)
+      for size in (1, 3, 64, 101, 5000)
+    ]
+    for result in results[1:]:
+      self.assertEqual(result["mAUPRC"], results[0]["mAUPRC"])
+      np.testing.assert_array_equal(result["ap_per_query"], results[0]["ap_per_query"])
+      np.testing.assert_array_equal(result["negatives_above"], results[0]["negatives_above"])
+
+  @hypothesis.given(seed=st.integers(0, 2**16))
+  @hypothesis.settings(max_examples=10)
+  def test_order_changes_nothing(self, seed):
+    embeddings, labels = _data(seed, 25, 5, 8)
+    order = np.random.default_rng(seed).permutation(25)
+    first = metrics.retrieval_metrics(embeddings, labels, per_query=True)
+    second = metrics.retrieval_metrics(embeddings[order], labels[order], per_query=True)
+    np.testing.assert_array_equal(second["ap_per_query"], first["ap_per_query"][order])
+    np.testing.assert_array_equal(second["negatives_above"], first["negatives_above"][order])
+
+  @hypothesis.given(labels=hnp.arrays(np.int64, 12, elements=st.integers(0, 3)))
+  @hypothesis.settings(max_examples=10)
+  def test_a_collapsed_model_gains_nothing(self, labels):
+    """All embeddings equal: AP is the share of positives, and recall@k needs fewer than k negatives."""
+    embeddings = np.tile(np.float32([[0.36, 0.48, 0.8]]), (12, 1))
+    result = metrics.retrieval_metrics(embeddings, labels, ks=(1, 9), per_query=True)
+    positives = np.array([np.sum(labels == y) - 1 for y in labels])
+    expected = np.where(positives > 0, positives / 11, np.nan)
+    np.testing.assert_allclose(result["ap_per_query"], expected, rtol=1e-12)
+    valid = positives > 0
+    for k in (1, 9):
+      self.assertEqual(result[f"recall@{k}"], float(np.mean(11 - positives[valid] < k)) if valid.any() else 0.0)
+
+  def test_recall_is_pessimistic(self):
+    """A negative at the score of the best positive counts as before it."""
+    embeddings = np.float32([[1, 0], [0.6, 0.8], [0.6, 0.8], [0, 1]])
+    result = metrics.retrieval_metrics(embeddings, np.array([0, 0, 1, 1]), ks=(1, 2, 3), per_query=True)
+    np.testing.assert_array_equal(result["negatives_above"], [1, 2, 1, 1])
+    self.assertEqual([result[f"recall@{k}"] for k in (1, 2, 3)], [0.0, 0.75, 1.0])
+
+  def test_duplicates_of_the_query_stay_candidates(self):
+    embeddings = np.float32([[1, 0], [1, 0], [0, 1], [0, 1]])
+    same = metrics.retrieval_metrics(embeddings, np.array([0, 0, 1, 1]), ks=(1,))
+    self.assertEqual((same["mAUPRC"], same["recall@1"]), (1.0, 1.0))
+    crossed = metrics.retrieval_metrics(embeddings, np.array([0, 1, 0, 1]), ks=(1,), per_query=True)
+    # The duplicate is a negative, one of the two at 0 is the positive: 1 / 3, ties included.
+    np.testing.assert_allclose(crossed["ap_per_query"], np.full(4, 1 / 3))
+    self.assertEqual(crossed["recall@1"], 0.0)
+
+  def test_skipped_queries_are_counted(self):
+    embeddings, _ = _data(7, 5, 1)
+    result = metrics.retrieval_metrics(embeddings, np.array([0, 0, 1, 2, 3]), ks=(4,), per_query=True)
+    self.assertEqual((result["num_queries"], result["num_skipped"]), (2, 3))
+    np.testing.assert_array_equal(np.isnan(result["ap_per_query"]), [False, False, True, True, True])
+    np.testing.assert_array_equal(result["negatives_above"][2:], [-1, -1, -1])
+    nothing = metrics.retrieval_metrics(embeddings, np.arange(5), ks=(1,))
+    self.assertEqual((nothing["mAUPRC"], nothing["recall@1"]), (0.0, 0.0))
+    self.assertEqual((nothing["num_queries"], nothing["num_skipped"]), (0, 5))
+
+  def test_k_beyond_the_gallery_is_one_and_said_so(self):
+    embeddings, labels = _data(8, 10, 2)
+    result = metrics.retrieval_metrics(embeddings, labels, ks=(1, 9, 10, 1000))
+    self.assertEqual(result["ks_beyond_gallery"], [10, 1000])  # 9 candidates
+    self.assertEqual((result["recall@10"], result["recall@1000"]), (1.0, 1.0))
+    other = metrics.retrieval_metrics(embeddings, labels, ks=(10, 11), gallery=embeddings, gallery_labels=labels)
+    self.assertEqual(other["ks_beyond_gallery"], [11])
+
+  def test_result(self):
+    embeddings, labels = _data(9, 20, 4)
+    result = metrics.retrieval_metrics(jnp.asarray(embeddings), jnp.asarray(labels))
+    self.assertEqual(
+      set(result),
+      {"mAUPRC", "recall@1", "recall@10", "recall@100", "recall@1000", "num_queries", "num_skipped", "ks_beyond_gallery"},
+    )
+    for name, value in result.items():
+      self.assertIs(type(value), int if name.startswith("num") else list if name.startswith("ks") else float)
+    # Any scale, any dtype.
+    scaled = metrics.retrieval_metrics(embeddings.astype(np.float64) * 4, labels)
+    self.assertEqual(scaled["mAUPRC"], result["mAUPRC"])
+    half = metrics.retrieval_metrics(jnp.asarray(embeddings, jnp.bfloat16), labels)
+    self.assertAlmostEqual(half["mAUPRC"], result["mAUPRC"], delta=0.05)
+
+  @parameterized.named_parameters(("own", False), ("gallery", True))
+  def test_agrees_with_auprc(self, separate):
+    """The host evaluation and the JAX function are the same Eq. 2."""
+    embeddings, labels = _data(10, 20, 4)
+    options = {"gallery": embeddings, "gallery_labels": labels} if separate else {}
+    result = metrics.retrieval_metrics(embeddings, labels, per_query=True, **options)
+    where = np.ones((20, 20), bool) if separate else ~np.eye(20, dtype=bool)
+    same = labels[:, None] == labels[None, :]
+    got = metrics.auprc(_scores(embeddings, embeddings), same, where=where)
+    np.testing.assert_allclose(got, np.nan_to_num(result["ap_per_query"]), rtol=1e-5)  # 0 for a skipped query
+
+
+class MeanPrCurveTest(chex.TestCase):
+  def brute_force(self, scores, labels, gallery_labels, usable, grid):
+    precision, recall = [], []
+    for i in range(len(labels)):
+      same = gallery_labels == labels[i]
+      if not np.any(same & usable[i]):
+        continue
+      retrieved = [np.sum(usable[i] & (scores[i] >= t)) for t in grid]
+      hits = [np.sum(same & usable[i] & (scores[i] >= t)) for t in grid]
+      precision.append([h / r if r else 1.0 for h, r in zip(hits, retrieved, strict=True)])
+      recall.append(np.array(hits) / np.sum(same & usable[i]))
+    return np.mean(precision, axis=0), np.mean(recall, axis=0)
+
+  @parameterized.product(distinct=(None, 5), thresholds=(2, 9, 41), block_size=(1, 7, 1024))
+  def test_matches_brute_force(self, distinct, thresholds, block_size):
+    embeddings, labels = _data(11, 24, 8, distinct)
+    embeddings = np.round(embeddings * 8) / 8  # products on thresholds
+    precision, recall, grid = metrics.mean_pr_curve(embeddings, labels, thresholds=thresholds, block_size=block_size)
+    np.testing.assert_allclose(grid, np.linspace(-1, 1, thresholds), atol=1e-12)
+    expected = self.brute_force(_scores(embeddings, embeddings), labels, labels, ~np.eye(24, dtype=bool), grid)
+    np.testing.assert_allclose(precision, expected[0], rtol=1e-12)
+    np.testing.assert_allclose(recall, expected[1], rtol=1e-12)
+
+  def test_gallery(self):
+    embeddings, labels = _data(12, 30, 5)
+    queries, gallery = slice(0, 10), slice(10, 30)
+    precision, recall, grid = metrics.mean_pr_curve(
+      embeddings[queries],
+      labels[queries],
+      thresholds=21,
+      gallery=embeddings[gallery],
+      gallery_labels=labels[gallery],
+      block_size=3,
+    )
+    scores = _scores(embeddings[queries], embeddings[gallery])
+    expected = self.brute_force(scores, labels[queries], labels[gallery], np.ones(scores.shape, bool), grid)
+    np.testing.assert_allclose(precision, expected[0], rtol=1e-12)
+    np.testing.assert_allclose(recall, expected[1], rtol=1e-12)
+
+  def test_ends_and_default_grid(self):
+    embeddings, labels = _data(13, 20, 3)
+    precision, recall, grid = metrics.mean_pr_curve(embeddings * 0.999, labels)
+    self.assertEqual((precision.shape, recall.shape, grid.shape), ((2001,), (2001,), (2001,)))
+    self.assertEqual((recall[0], recall[-1], precision[-1]), (1.0, 0.0, 1.0))
+    self.assertTrue(np.all(np.diff(recall) <= 0))
+
+  def test_scores_outside_the_thresholds(self):
+    """Not normalised: everything above 1 is retrieved at every threshold."""
+    embeddings, labels = np.full((4, 2), 3.0), np.array([0, 0, 1, 1])
+    precision, recall, _ = metrics.mean_pr_curve(embeddings, labels, thresholds=5)
+    np.testing.assert_allclose(precision, np.full(5, 1 / 3))
+    np.testing.assert_array_equal(recall, np.ones(5))
+    precision, recall, _ = metrics.mean_pr_curve(np.array([[3.0], [-3.0]]), np.array([0, 0]), thresholds=5)
+    np.testing.assert_array_equal(precision, np.ones(5))
+    np.testing.assert_array_equal(recall, np.zeros(5))
+
+
+def _call(name, **changes):
+  """One evaluation with some arguments changed."""
+  embeddings, labels = _data(0, 6, 2)
+  arguments = {"embeddings": embeddings, "labels": labels} | changes
+  return getattr(metrics, name)(**arguments)
+
+
+class BadInputTest(chex.TestCase):
+  @parameterized.product(name=("retrieval_metrics", "mean_pr_curve"), value=(np.nan, np.inf, -np.inf))
+  def test_non_finite_values(self, name, value):
+    bad, _ = _data(0, 6, 2)
+    bad[3, 1] = value
+    with self.assertRaisesRegex(ValueError, "embeddings.*row 3"):
+      _call(name, embeddings=bad)
+    with self.assertRaisesRegex(ValueError, "gallery.*row 3"):
+      _call(name, gallery=bad, gallery_labels=np.zeros(6, int))
+
+  @parameterized.named_parameters(
+    ("labels", {"labels": np.zeros(5, int)}, "labels"),
+    ("rank", {"embeddings": np.zeros(6)}, "embeddings"),
+    ("gallery_alone", {"gallery": np.zeros((4, 6))}, "gallery_labels"),
+    ("gallery_labels_alone", {"gallery_labels": np.zeros(4, int)}, "gallery"),
+    ("gallery_labels_shape", {"gallery": np.zeros((4, 6)), "gallery_labels": np.zeros(3, int)}, "gallery_labels"),
+    ("width", {"gallery": np.zeros((4, 5)), "gallery_labels": np.zeros(4, int)}, "width"),
+    ("block_size", {"block_size": 0}, "block_size"),
+  )
+  def test_both_functions(self, changes, message):
+    for name in ("retrieval_metrics", "mean_pr_curve"):
+      with self.assertRaisesRegex(ValueError, message):
+        _call(name, **changes)
+
+  @parameterized.named_parameters(
+    ("ks", {"ks": (1, 0)}, "ks"),
+    ("ids_shape", {"query_ids": np.zeros(5, int)}, "ids"),
+    ("gallery_ids_alone", {"gallery_ids": np.zeros(6, int)}, "query_ids"),
+    (
+      "query_ids_alone",
+      {"query_ids": np.zeros(6, int), "gallery": np.zeros((4, 6)), "gallery_labels": np.zeros(4, int)},
+      "gallery_ids",
+    ),
+  )
+  def test_retrieval_metrics(self, changes, message):
+    with self.assertRaisesRegex(ValueError, message):
+      _call("retrieval_metrics", **changes)
+
+  def test_thresholds(self):
+    with self.assertRaisesRegex(ValueError, "thresholds"):
+      _call("mean_pr_curve", thresholds=1)

@@ -1,0 +1,53 @@
+"""The README's paper map leads where it says, and its other promises about names hold."""
+
+import importlib
+import pathlib
+import re
+
+import pytest
+
+from configs import glyphs
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_README = (_ROOT / "README.md").read_text()
+
+
+def _paper_map():
+  """(equation or algorithm, dotted symbol) for each symbol in the table under "Paper map"."""
+  table = _README.split("## Paper map")[1].split("\n## ")[0]
+  for row in re.findall(r"^\| ((?:Eq|Alg)\. \d+)[^|]*\|([^|]*)\|", table, re.M):
+    for symbol in re.findall(r"`(soprc_jax[\w.]*)`", row[1]):
+      yield row[0], symbol
+
+
+def _load(dotted):
+  """The object behind a dotted name: the longest importable module, then attributes."""
+  parts = dotted.split(".")
+  for split in range(len(parts), 0, -1):
+    try:
+      found = importlib.import_module(".".join(parts[:split]))
+    except ModuleNotFoundError:
+      continue
+    for name in parts[split:]:
+      found = getattr(found, name)
+    return found
+  raise ModuleNotFoundError(dotted)
+
+
+@pytest.mark.parametrize(("source", "symbol"), list(_paper_map()))
+def test_paper_map_names_the_defining_function(source, symbol):
+  first_line = _load(symbol).__doc__.strip().splitlines()[0]
+  assert f"({source}" in first_line, f"{symbol}: {first_line!r} does not name ({source})"
+
+
+def test_paper_map_is_complete():
+  assert {source for source, _ in _paper_map()} == {"Eq. 2", "Eq. 5", "Eq. 7", "Eq. 8", "Eq. 9", "Eq. 10", "Alg. 1", "Alg. 2"}
+
+
+def test_commands_name_files_and_arguments_that_exist():
+  for path, argument in re.findall(r"--config=(configs/\w+\.py)(?::([\w,]+))?", _README):
+    assert (_ROOT / path).is_file()
+    for name in filter(None, argument.split(",")):
+      assert name in glyphs.ARGUMENTS
+  for module in re.findall(r"python -m (experiments\.\w+)", _README):
+    assert (_ROOT / (module.replace(".", "/") + ".py")).is_file()
