@@ -8,6 +8,7 @@ from soprc_jax import losses, metrics
 from soprc_jax.estimators import ap_loss, semi_variance, soprc_loss
 from soprc_jax.interpolation import interpolate_scores
 from soprc_jax.lists import RetrievalLists, binary_lists, retrieval_lists
+from soprc_jax.memory import embedding_memory
 from soprc_jax.surrogates import one_sided_huber, one_sided_sigmoid
 from soprc_jax.tracking import ScoreEmaState, score_ema
 from soprc_jax.version import __version__
@@ -18,6 +19,7 @@ __all__ = [
   "__version__",
   "ap_loss",
   "binary_lists",
+  "embedding_memory",
   "interpolate_scores",
   "losses",
   "metrics",

@@ -80,8 +80,8 @@ def soprc_loss(
   """
   positive_scores, negative_scores, v = _arrays.promote(positive_scores, negative_scores, v)
   chex.assert_equal_shape_prefix([positive_scores, negative_scores, v], positive_scores.ndim - 1)
-  positive_mask = _arrays.mask_like(positive_where, positive_scores)
-  negative_mask = _arrays.mask_like(negative_where, negative_scores)
+  positive_scores, positive_mask = _arrays.masked(positive_scores, positive_where)
+  negative_scores, negative_mask = _arrays.masked(negative_scores, negative_where)
   _check_hyperparameters(tau1, tau2, self_weight, prior)
   v = jax.lax.stop_gradient(v)
   if self_weight is None:
@@ -138,8 +138,8 @@ def ap_loss(
   """
   positive_scores, negative_scores = _arrays.promote(positive_scores, negative_scores)
   chex.assert_equal_shape_prefix([positive_scores, negative_scores], positive_scores.ndim - 1)
-  positive_mask = _arrays.mask_like(positive_where, positive_scores)
-  negative_mask = _arrays.mask_like(negative_where, negative_scores)
+  positive_scores, positive_mask = _arrays.masked(positive_scores, positive_where)
+  negative_scores, negative_mask = _arrays.masked(negative_scores, negative_where)
   _check_hyperparameters(tau1, tau2, self_weight, prior=None)
   num_positives = jnp.sum(positive_mask, axis=-1).astype(positive_scores.dtype)
   num_negatives = jnp.sum(negative_mask, axis=-1).astype(positive_scores.dtype)
@@ -199,8 +199,8 @@ def semi_variance(
     raise ValueError(f"pool must be 'batch' or 'list', got {pool!r}")
   positive_scores, negative_scores = _arrays.promote(positive_scores, negative_scores)
   chex.assert_equal_shape_prefix([positive_scores, negative_scores], positive_scores.ndim - 1)
-  positive_mask = _arrays.mask_like(positive_where, positive_scores)
-  negative_mask = _arrays.mask_like(negative_where, negative_scores)
+  positive_scores, positive_mask = _arrays.masked(positive_scores, positive_where)
+  negative_scores, negative_mask = _arrays.masked(negative_scores, negative_where)
   valid = _valid(positive_mask, negative_mask)
 
   def half(scores: jax.Array, mask: jax.Array, sign: float) -> jax.Array:
@@ -245,7 +245,8 @@ def _false_positive_rate(
   margins = positive_scores[..., :, None] - negative_scores[..., None, :]
   losses = surrogates.one_sided_huber(margins, tau=jnp.asarray(tau1, margins.dtype))
   mask = jnp.broadcast_to(negative_mask[..., None, :], losses.shape)
-  return _arrays.masked_mean(losses, mask, axis=-1)
+  # Scores of 1e38 overflow to inf; the largest number instead keeps (1 - prior) F and the risk defined.
+  return jnp.minimum(_arrays.masked_mean(losses, mask, axis=-1), jnp.finfo(losses.dtype).max)
 
 
 def _true_positive_rate(
@@ -265,30 +266,12 @@ def _list_risk(fpr: jax.Array, tpr: jax.Array, prior: Any, positive_mask: jax.Ar
   prior = _per_list(prior, fpr)
   if not tpr_gradient:
     tpr = jax.lax.stop_gradient(tpr)
-  return _arrays.masked_mean(_share((1.0 - prior) * fpr, prior * tpr), positive_mask, axis=-1)
+  return _arrays.masked_mean(_arrays.share((1.0 - prior) * fpr, prior * tpr), positive_mask, axis=-1)
 
 
 def _per_list(value: Any, scores: jax.Array) -> jax.Array:
   """A number or an array that broadcasts to ``[...]``, as ``[..., 1]`` in the scores' dtype."""
   return jnp.broadcast_to(jnp.asarray(value, scores.dtype), scores.shape[:-1])[..., None]
-
-
-@jax.custom_jvp
-def _share(part: jax.Array, rest: jax.Array) -> jax.Array:
-  """``part / (part + rest)`` for part, rest >= 0; 0/0 is 0, and an overflown part is 1."""
-  share = _arrays.ratio(part, part + rest)
-  return jnp.where(jnp.isinf(part), jnp.ones_like(share), share)
-
-
-@_share.defjvp
-def _share_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
-  # A prior of 1e-4 puts the share within 1e-6 of 1, where the quotient rule subtracts two nearly
-  # equal float32 numbers; rest / total and part / total are accurate at both ends, and finite.
-  (part, rest), (d_part, d_rest) = primals, tangents
-  share = _share(part, rest)
-  total = part + rest
-  complement = _arrays.ratio(rest, total)
-  return share, _arrays.ratio(complement * d_part - share * d_rest, total)
 
 
 def _reduce_lists(

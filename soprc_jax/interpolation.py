@@ -30,7 +30,7 @@ def interpolate_scores(
   wrong pair in its second loop; README, errata 2.)
 
   Args:
-    scores: ``[..., P]`` scores in any order.
+    scores: ``[..., P]`` scores in any order; beyond a quarter of the dtype's largest number they count as that.
     num_points: M >= 1, static.
     bounds: ``(b, B)``, the range of the scores: the two extrapolated ends stay inside, but never move past u_1 and
       u_n. ``None`` does not bound them.
@@ -73,8 +73,7 @@ def _interpolate(
     return jnp.zeros((*scores.shape[:-1], num_points), scores.dtype)
   count = jnp.sum(mask, axis=-1, keepdims=True)
   extended = _extend(scores, mask, count, bounds)
-  # Halved before the sum, so that nothing overflows and equal scores stay exactly equal.
-  midpoints = 0.5 * extended[..., :-1] + 0.5 * extended[..., 1:]
+  midpoints = 0.5 * (extended[..., :-1] + extended[..., 1:])
   segment, offset = _positions(count, num_points, grid, scores.dtype)
   left = jnp.take_along_axis(midpoints, segment, axis=-1)
   right = jnp.take_along_axis(midpoints, segment + 1, axis=-1)
@@ -85,7 +84,10 @@ def _interpolate(
 
 def _extend(scores: jax.Array, mask: jax.Array, count: jax.Array, bounds: tuple[float, float] | None) -> jax.Array:
   """``u_0 .. u_{n+1}`` of each list in ``[..., P + 2]``; entries behind repeat ``u_{n+1}``."""
-  low, high = bounds or (jnp.finfo(scores.dtype).min, jnp.finfo(scores.dtype).max)
+  # Up to a quarter of the largest float no sum or difference below overflows.
+  limit = float(jnp.finfo(scores.dtype).max) / 4
+  scores = jnp.clip(scores, -limit, limit)
+  low, high = bounds or (-limit, limit)
   top = jnp.max(scores, axis=-1, keepdims=True, where=mask, initial=-jnp.inf)
   # Masked entries sort to the end; a finite filler keeps inf - inf out of unused branches.
   filler = jnp.where(count > 0, top, jnp.zeros_like(top))

@@ -30,7 +30,8 @@ def one_sided_huber(margin: Any, *, tau: Any) -> jax.Array:
   >>> print(one_sided_huber(jnp.array([-0.1, 0.0, 0.05, 0.2]), tau=0.1))
   [3.   1.   0.25 0.  ]
   """
-  margin, tau = _arrays.promote(margin, tau)
+  (margin,) = _arrays.promote(margin)
+  tau = jnp.asarray(tau, margin.dtype)
   scaled = margin / tau
   negative = scaled < 0
   # The inner `where` keeps the square from overflowing in the branch that is not taken; relu covers x >= tau.
@@ -54,6 +55,7 @@ def one_sided_sigmoid(margin: Any, *, tau: Any) -> jax.Array:
   >>> print(one_sided_sigmoid(jnp.array([-1.0, -0.002, 0.0, 1.0]), tau=0.001))
   [1.        0.7615942 0.        0.       ]
   """
-  margin, tau = _arrays.promote(margin, tau)
+  (margin,) = _arrays.promote(margin)
+  tau = jnp.asarray(tau, margin.dtype)
   # tanh saturates where exp would overflow; relu has derivative 0 at the kink, as for x > 0.
   return jnp.tanh(jax.nn.relu(-margin) / (2.0 * tau))

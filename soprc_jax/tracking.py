@@ -1,7 +1,7 @@
 """The auxiliary vector v: a moving average of interpolated positive scores (Eq. 10), as an optax transform."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import chex
 import jax
@@ -10,6 +10,8 @@ import numpy as np
 import optax
 
 from soprc_jax import _arrays, interpolation
+
+State = TypeVar("State")
 
 _MISSING = (
   "score_ema needs the scores of this batch: call tx.update(grads, opt_state, params, positive_scores=..., "
@@ -108,12 +110,13 @@ def score_ema(
     )
 
   def advance(state: ScoreEmaState, positive_scores: Any, list_ids: Any, positive_where: Any) -> ScoreEmaState:
+    _check_ids(list_ids, num_lists)
     positive_scores, list_ids = jnp.asarray(positive_scores), jnp.asarray(list_ids)
     chex.assert_rank([positive_scores, list_ids], [2, 1])
     chex.assert_equal_shape_prefix([positive_scores, list_ids], 1)
     chex.assert_type(list_ids, int)
     chex.assert_shape(state.v, (num_lists, num_points))
-    _check_ids(list_ids, num_lists)
+    list_ids = _not_wrapped(list_ids, num_lists)
     mask = _arrays.mask_like(positive_where, positive_scores)
     phi = interpolation.interpolate_scores(
       positive_scores, num_points=num_points, bounds=bounds, grid=grid, where=mask
@@ -146,7 +149,7 @@ def score_ema(
   def lookahead(opt_state: Any, positive_scores: Any, list_ids: Any, positive_where: Any = None) -> jax.Array:
     state = find_state(opt_state)
     ahead = advance(state, positive_scores, list_ids, positive_where)
-    rows = jnp.take(ahead.v, jnp.asarray(list_ids), axis=0, mode="fill", fill_value=jnp.nan)
+    rows = jnp.take(ahead.v, _not_wrapped(list_ids, num_lists), axis=0, mode="fill", fill_value=jnp.nan)
     return jax.lax.stop_gradient(rows)
 
   tracker = ScoreEma(init_fn, update_fn)
@@ -155,19 +158,24 @@ def score_ema(
 
 
 def find_state(opt_state: Any) -> ScoreEmaState:
-  """The one `ScoreEmaState` in a tree of optimizer states.
+  """The one `ScoreEmaState` in a tree of optimizer states; errors as in `find_one`."""
+  return find_one(opt_state, ScoreEmaState, "score_ema")
+
+
+def find_one(opt_state: Any, state_type: type[State], maker: str) -> State:
+  """The one state of type ``state_type``, made by the transform ``maker``, in a tree of optimizer states.
 
   Raises:
     ValueError: the tree holds none, or more than one.
   """
 
   def is_state(node: Any) -> bool:
-    return isinstance(node, ScoreEmaState)
+    return isinstance(node, state_type)
 
   states = [node for node in jax.tree.leaves(opt_state, is_leaf=is_state) if is_state(node)]
   if len(states) != 1:
-    remedy = "pass the sub-state of the tracker that you mean" if states else "is the tracker part of the chain?"
-    raise ValueError(f"expected exactly one score_ema state in opt_state, found {len(states)}: {remedy}")
+    remedy = "pass the sub-state of the transform that you mean" if states else "is the transform part of the chain?"
+    raise ValueError(f"expected exactly one {maker} state in opt_state, found {len(states)}: {remedy}")
   return states[0]
 
 
@@ -203,10 +211,20 @@ def _check_settings(num_lists: int, num_points: int, beta: Any) -> None:
     _arrays.check_range("beta", beta, low=0.0, high=1.0, open_low=True)
 
 
-def _check_ids(list_ids: jax.Array, num_lists: int) -> None:
-  if isinstance(list_ids, jax.core.Tracer) or list_ids.size == 0:
+def _not_wrapped(list_ids: Any, num_lists: int) -> jax.Array:
+  """The ids with negative ones moved out of range: an index of -1 would mean the last row."""
+  list_ids = jnp.asarray(list_ids)
+  return jnp.where(list_ids < 0, num_lists, list_ids)
+
+
+def _check_ids(list_ids: Any, num_lists: int) -> None:
+  """Raises where ids are known and wrong; with numpy, since under jit even constants become traced in jnp."""
+  if isinstance(list_ids, jax.core.Tracer):
     return
-  low, high = int(jnp.min(list_ids)), int(jnp.max(list_ids))
+  list_ids = np.asarray(list_ids)
+  if list_ids.size == 0 or not np.issubdtype(list_ids.dtype, np.integer):
+    return
+  low, high = int(list_ids.min()), int(list_ids.max())
   if low < 0 or high >= num_lists:
     raise ValueError(
       f"list_ids must lie in [0, num_lists={num_lists}), got values from {low} to {high}: map labels to rows first"

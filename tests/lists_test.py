@@ -80,7 +80,7 @@ class RetrievalListsTest(chex.TestCase):
 
   @chex.all_variants(with_pmap=False)
   @hypothesis.given(seed=st.integers(0, 2**16))
-  @hypothesis.settings(max_examples=5)  # without jit every call compiles its lax.cond
+  @hypothesis.settings(max_examples=3)  # without jit every call compiles its lax.cond
   def test_order_of_the_batch_changes_nothing(self, seed):
     rng = np.random.default_rng(seed)
     embeddings, labels, order = _embeddings(seed), rng.permutation(_LABELS), rng.permutation(B)
@@ -169,9 +169,7 @@ class RetrievalListsTest(chex.TestCase):
     ("large", _embeddings(3) * 1e7, _LABELS),
   )
   def test_value_and_gradient_are_finite(self, embeddings, labels):
-    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
-      if dtype == jnp.float16 and np.abs(embeddings).max() > 1e4:
-        continue  # inf in float16 already
+    for dtype in (jnp.float32, jnp.bfloat16):
       for max_positives in (None, 2):
         value, gradient = _loss_and_grad(jnp.asarray(embeddings, dtype), labels, max_positives=max_positives)
         self.assertTrue(np.isfinite(value), value)
@@ -241,7 +239,7 @@ class RetrievalListsTest(chex.TestCase):
 
 
 class DevicesTest(chex.TestCase):
-  @parameterized.product(kind=("pmap", "shard_map"), max_positives=(None, 2))
+  @parameterized.product(kind=("pmap", "shard_map"), max_positives=(None, 1))
   def test_the_gallery_is_the_batch_of_all_devices(self, kind, max_positives):
     embeddings, labels = _embeddings(8, 8), np.array([9, 2, 9, 5, 2, 9, 9, 2])
     where = np.array([True, True, True, True, True, False, True, True])
@@ -252,6 +250,7 @@ class DevicesTest(chex.TestCase):
 
     expected = lists(embeddings, labels, where=where)
     got = mapping.on_devices(local, kind)(*map(mapping.split, (embeddings, labels, where)))
+    self.assertEqual(int(expected.num_dropped), 6 if max_positives else 0)  # on both devices together
     np.testing.assert_array_equal(got.num_dropped, [int(expected.num_dropped)] * 2)
     for name in ("positive_scores", "positive_where", "negative_scores", "negative_where"):
       joined = np.concatenate(list(np.asarray(getattr(got, name))))

@@ -41,7 +41,16 @@ def test_paper_map_names_the_defining_function(source, symbol):
 
 
 def test_paper_map_is_complete():
-  assert {source for source, _ in _paper_map()} == {"Eq. 2", "Eq. 5", "Eq. 7", "Eq. 8", "Eq. 9", "Eq. 10", "Alg. 1", "Alg. 2"}
+  assert {source for source, _ in _paper_map()} == {
+    "Eq. 2",
+    "Eq. 5",
+    "Eq. 7",
+    "Eq. 8",
+    "Eq. 9",
+    "Eq. 10",
+    "Alg. 1",
+    "Alg. 2",
+  }
 
 
 def test_commands_name_files_and_arguments_that_exist():

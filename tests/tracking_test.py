@@ -501,7 +501,7 @@ class OptaxTest(chex.TestCase):
 class DevicesTest(chex.TestCase):
   """The table on two devices with unequal masks equals that of one device with the joined batch."""
 
-  @parameterized.product(kind=("pmap", "shard_map"), start=tuple(_STARTS))
+  @parameterized.product(kind=("pmap", "shard_map"), start=("debiased", "table"))
   def test_equals_one_device(self, kind, start):
     scores, _ = _batch(0, lists=8)
     # Row 0 has three lists on device 0 and one on device 1: a mean of means would be wrong. Row 2: device 1 only.

@@ -1,5 +1,25 @@
-"""The losses that the paper compares SOPRC with: pure functions of embeddings and labels, one file a method."""
+"""The losses that the paper compares SOPRC with: pure functions of embeddings and labels.
 
+All take arbitrary labels, classes of unequal size, a mask, and an ``axis_name`` for the joined batch of several devices.
+"""
+
+from soprc_jax.losses.auroc import auroc_loss
+from soprc_jax.losses.binned_ap import fast_ap_loss, listwise_ap_loss
+from soprc_jax.losses.blackbox import blackbox_ap_loss
+from soprc_jax.losses.contrastive import contrastive_loss
+from soprc_jax.losses.multi_similarity import multi_similarity_loss
+from soprc_jax.losses.smooth_ap import smooth_ap_loss
 from soprc_jax.losses.triplet import triplet_loss
+from soprc_jax.losses.xbm import xbm_contrastive_loss
 
-__all__ = ["triplet_loss"]
+__all__ = [
+  "auroc_loss",
+  "blackbox_ap_loss",
+  "contrastive_loss",
+  "fast_ap_loss",
+  "listwise_ap_loss",
+  "multi_similarity_loss",
+  "smooth_ap_loss",
+  "triplet_loss",
+  "xbm_contrastive_loss",
+]

@@ -10,7 +10,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from soprc_jax import interpolation
+from soprc_jax import interpolation, losses
 from soprc_jax.data import images, sampler
 from soprc_jax.models import RESNETS, resnet
 from soprc_jax.training import objectives, optimizers
@@ -77,7 +77,15 @@ def default_config() -> Any:
       "pool": none(str),
       "mean_gradient": none(bool),
       "prior": ConfigDict({"kind": none(str), "value": none(float), "start": none(float)}),
+      # Options of the other losses, each under its name; the reference hyperparameters.
+      "contrastive": ConfigDict({"positive_margin": 1.0, "negative_margin": 0.5, "average_active": False}),
       "triplet": ConfigDict({"margin": 0.1}),
+      "multi_similarity": ConfigDict({"alpha": 2.0, "beta": 40.0, "base": 0.5}),
+      "smooth_ap": ConfigDict({"tau": 0.01, "include_self": True}),
+      "fast_ap": ConfigDict({"num_bins": 10}),
+      "listwise_ap": ConfigDict({"num_bins": 20, "include_self": True}),
+      "auroc": ConfigDict({"surrogate": "huber", "tau": 0.1, "include_self": True}),
+      "custom": ConfigDict(),  # options of a loss of your own, loss.name=package.module:function
     }
   )
   config.presets = ConfigDict(
@@ -188,14 +196,21 @@ def check(config: Any) -> list[str]:
   choice("model.stem", resnet.STEMS)
   choice("model.dtype", DTYPES)
   choice("model.stem_stride", (1, 2))
-  choice("loss.name", objectives.LOSSES)
+  for key in ("loss.name", "warmup.loss"):
+    problem = objectives.name_problem(get(key))
+    if problem:
+      problems.append(f"{key} {problem}")
   choice("loss.v", ("carried", "batch"))
   choice("loss.initial_v", ("debiased", "uniform"))
   choice("loss.grid", interpolation.GRIDS)
   choice("loss.average_over", ("selected", "all"))
   choice("loss.pool", ("batch", "list"))
   choice("loss.prior.kind", objectives.PRIOR_KINDS)
-  choice("warmup.loss", [name for name in objectives.LOSSES if name not in objectives.CARRIED])
+  if config.warmup.loss in objectives.CARRIED:
+    problems.append(
+      f"warmup.loss must not carry a state of its own (as {', '.join(objectives.CARRIED)}); got {config.warmup.loss!r}"
+    )
+  choice("loss.auroc.surrogate", losses.auroc.SURROGATES)
   choice("optim.name", optimizers.OPTIMIZERS)
   choice("optim.schedule", optimizers.SCHEDULES)
   for key in ("train.steps", "warmup.steps", "data.workers", "eval.every", "checkpoint.every", "optim.ramp_steps", "seed"):
@@ -204,8 +219,10 @@ def check(config: Any) -> list[str]:
     number(key, 1)
   for key in ("eval.block_size", "checkpoint.keep", "data.prefetch", "loss.num_points", "log.line_every"):
     number(key, 1)
-  for key in ("loss.tau1", "loss.tau2"):
-    number(key, 0, open_low=True)
+  for key in ("tau1", "tau2", "multi_similarity.alpha", "multi_similarity.beta", "smooth_ap.tau", "auroc.tau"):
+    number(f"loss.{key}", 0, open_low=True)
+  number("loss.fast_ap.num_bins", 1)
+  number("loss.listwise_ap.num_bins", 2)
   for key in ("loss.tau1_start", "loss.lambda1", "loss.lambda2", "loss.triplet.margin", "optim.weight_decay"):
     number(key, 0)
   for key in ("optim.learning_rate", "warmup.learning_rate", "optim.decay_factor", "optim.head_multiplier"):

@@ -5,90 +5,58 @@ identity where there is none) and a function from the embeddings of the batch to
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import importlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from soprc_jax import estimators, interpolation, lists, losses, tracking
+from soprc_jax import estimators, interpolation, lists, tracking
+from soprc_jax.training import baselines
+from soprc_jax.training.protocol import Inputs, Objective, Outputs, Setting
 
 PRIOR_KINDS = ("frequency", "scaled", "batch", "constant")
 _COSINE_BOUNDS = (-1.0, 1.0)
 
 
-class Inputs(NamedTuple):
-  """What an objective sees of a batch.
-
-  Attributes:
-    embeddings: ``[B, D]`` unit norm, float32.
-    labels: ``[B]`` rows of the classes.
-    where: ``[B]`` valid images.
-    step: scalar int32, steps done in this phase.
-    opt_state: optimizer state, which holds the carried state.
-  """
-
-  embeddings: jax.Array
-  labels: jax.Array
-  where: jax.Array
-  step: jax.Array
-  opt_state: Any
-
-
-class Outputs(NamedTuple):
-  """What an objective gives back.
-
-  Attributes:
-    loss: scalar, equal on all devices.
-    update_args: keyword arguments that ``tx.update`` passes to the carried state.
-    metrics: scalars to log, equal on all devices.
-  """
-
-  loss: jax.Array
-  update_args: dict[str, Any]
-  metrics: dict[str, jax.Array]
-
-
-class Objective(NamedTuple):
-  """A loss with its carried state.
-
-  Attributes:
-    tracker: transform that carries the state; stands before the optimizer in ``optax.chain``.
-    compute: `Inputs` -> `Outputs`; pure.
-    idle_args: `Inputs` -> arguments of ``tx.update`` that leave the carried state alone, for a warm-up with another loss.
-  """
-
-  tracker: optax.GradientTransformation
-  compute: Callable[[Inputs], Outputs]
-  idle_args: Callable[[Inputs], dict[str, Any]]
-
-
-class Setting(NamedTuple):
-  """What objectives need to know of the run.
-
-  Attributes:
-    class_counts: ``[C]`` training images of each class (row).
-    num_steps: steps of the phase, for schedules.
-    max_positives: largest number of positives of a query in a batch.
-    axis_name: mapped axis of the devices.
-  """
-
-  class_counts: np.ndarray
-  num_steps: int
-  max_positives: int
-  axis_name: str | None
-
-
 def make_objective(name: str, config: Any, setting: Setting) -> Objective:
   """The objective ``name`` with the sub-config ``config.loss``.
 
+  Args:
+    name: key of `LOSSES`, or ``package.module:function`` for one's own: a function ``(config.loss, setting) -> Objective``, for
+      example one line with `baselines.stateless`. Its options belong in ``config.loss.custom``.
+    config: ``config.loss``, resolved.
+    setting: what the objective needs to know of the run.
+
   Raises:
-    ValueError: unknown name.
+    ValueError: unknown name, or a function that cannot be imported.
   """
-  if name not in LOSSES:
-    raise ValueError(f"loss.name must be one of {', '.join(LOSSES)}; got {name!r}")
-  return LOSSES[name](config, setting)
+  problem = name_problem(name)
+  if problem:
+    raise ValueError(problem)
+  return _factory(name)(config, setting)
+
+
+def name_problem(name: str) -> str | None:
+  """What is wrong with the name of a loss, None if nothing is."""
+  if name in LOSSES:
+    return None
+  if ":" not in name:
+    return f"must be one of {', '.join(LOSSES)}, or package.module:function for your own; got {name!r}"
+  try:
+    factory = _factory(name)
+  except (ImportError, AttributeError) as error:
+    return f"{name!r} cannot be imported: {error}"
+  return None if callable(factory) else f"{name!r} is not a function"
+
+
+def _factory(name: str) -> Callable[[Any, Setting], Objective]:
+  if name in LOSSES:
+    return LOSSES[name]
+  module, _, function = name.partition(":")
+  return getattr(importlib.import_module(module), function)
 
 
 def _soprc(config: Any, setting: Setting) -> Objective:
@@ -168,23 +136,9 @@ def _soprc(config: Any, setting: Setting) -> Objective:
   return Objective(tracker if carried else optax.identity(), compute, idle_args)
 
 
-def _triplet(config: Any, setting: Setting) -> Objective:
-  def compute(inputs: Inputs) -> Outputs:
-    loss = losses.triplet_loss(
-      inputs.embeddings,
-      inputs.labels,
-      margin=config.triplet.margin,
-      where=inputs.where,
-      max_positives=setting.max_positives,
-      axis_name=setting.axis_name,
-    )
-    return Outputs(loss, {}, {})
-
-  return Objective(optax.identity(), compute, lambda inputs: {})
-
-
-LOSSES: Mapping[str, Callable[[Any, Setting], Objective]] = {"soprc": _soprc, "triplet": _triplet}
-CARRIED = ("soprc",)
+LOSSES: Mapping[str, Callable[[Any, Setting], Objective]] = {"soprc": _soprc, **baselines.LOSSES}
+# Losses with a state of their own cannot serve as a warm-up for another one.
+CARRIED = ("soprc", *baselines.CARRIED)
 
 
 def _tracker(config: Any, setting: Setting) -> tracking.ScoreEma:

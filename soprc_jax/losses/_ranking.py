@@ -1,0 +1,76 @@
+"""What the losses of rankings share: which images count as relevant, and rows taken block by block."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from soprc_jax import _arrays, lists
+
+# Entries of the largest temporary that a block may hold: 64 MiB in float32.
+_BLOCK_ENTRIES = 2**24
+
+
+class Ranking(NamedTuple):
+  """Scores of each query with what is relevant to it.
+
+  Attributes:
+    scores: ``[B, G]``.
+    relevant: ``[B, G]``.
+    candidates: ``[B, G]`` valid candidates, the relevant ones included.
+    valid: ``[B]`` queries with a positive (other than themselves) and a negative.
+  """
+
+  scores: jax.Array
+  relevant: jax.Array
+  candidates: jax.Array
+  valid: jax.Array
+
+
+def ranking(embeddings: Any, labels: Any, *, include_self: bool, where: Any, axis_name: _arrays.AxisName) -> Ranking:
+  """The ranking of the batch for each of its images; with ``include_self`` each is relevant to itself."""
+  pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
+  relevant = pairs.positive | pairs.itself if include_self else pairs.positive
+  valid = jnp.any(pairs.positive, axis=-1) & jnp.any(pairs.negative, axis=-1)
+  return Ranking(pairs.scores, relevant, relevant | pairs.negative, valid)
+
+
+def relevant_scores(
+  found: Ranking,
+  labels: Any,
+  *,
+  where: Any,
+  axis_name: _arrays.AxisName,
+  max_positives: int | None,
+  include_self: bool,
+) -> tuple[jax.Array, jax.Array]:
+  """The relevant scores of each query in as few columns as is known to suffice, ``[B, K]``, and their mask.
+
+  K follows from ``max_positives``, or from the largest class where the labels are concrete. Traced labels hide it: K is then the
+  gallery, which costs time but, by blocks, no memory.
+  """
+  width = max_positives + include_self if max_positives is not None else _largest_class(labels, where, axis_name)
+  if width is None:
+    return found.scores, found.relevant
+  return lists.pick_positives(found.scores, found.relevant, width)[:2]
+
+
+def _largest_class(labels: Any, where: Any, axis_name: _arrays.AxisName) -> int | None:
+  if axis_name is not None or isinstance(labels, jax.core.Tracer) or isinstance(where, jax.core.Tracer):
+    return None
+  labels = np.asarray(labels)
+  if where is not None:
+    labels = labels[np.asarray(where, bool)]
+  return int(np.unique(labels, return_counts=True)[1].max(initial=1))
+
+
+def map_rows(row_fn: Callable[..., jax.Array], rows: tuple[jax.Array, ...], entries_per_row: int) -> jax.Array:
+  """``row_fn`` on each row of the arrays, so many at a time that temporaries stay small, in the gradient too."""
+  num_rows = rows[0].shape[0]
+  block = max(1, min(num_rows, _BLOCK_ENTRIES // max(entries_per_row, 1)))
+  if block == num_rows:
+    return jax.vmap(row_fn)(*rows)
+  # Recomputed in the backward pass, since the saved temporaries of all blocks would be the whole tensor again.
+  return jax.lax.map(jax.checkpoint(lambda row: row_fn(*row)), rows, batch_size=block)

@@ -1,0 +1,73 @@
+"""Pairwise surrogates of the area under the ROC curve."""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from soprc_jax import _arrays, surrogates
+from soprc_jax.losses import _ranking
+
+SURROGATES = ("huber", "logistic", "sigmoid")
+
+
+def auroc_loss(
+  embeddings: Any,
+  labels: Any,
+  *,
+  surrogate: Literal["huber", "logistic", "sigmoid"] = "huber",
+  tau: Any = 0.1,
+  include_self: bool = True,
+  where: Any = None,
+  axis_name: _arrays.AxisName = None,
+  max_positives: int | None = None,
+) -> jax.Array:
+  r"""Mean surrogate over all (positive, negative) pairs of each query (Gao & Zhou, "On the consistency of AUC pairwise optimization", IJCAI 2015).
+
+  .. math:: L = \mathrm{mean}_q\, \mathrm{mean}_{p, n}\, f(s_{qp} - s_{qn})
+
+  with f(x) = l1 of Eq. 7 (``huber``), log2(1 + exp(-x)) (``logistic``, without tau), or sigmoid(-x / tau) (``sigmoid``).
+
+  Args:
+    embeddings: ``[B, D]``, unit norm (not normalised again).
+    labels: ``[B]`` integers in any order, classes of any size; concrete ones save time, see `smooth_ap_loss`.
+    surrogate: f, one of the above.
+    tau: width > 0 of ``huber`` and ``sigmoid``.
+    include_self: whether a query is relevant to itself, as in the reference code.
+    where: ``[B]`` mask of the valid images.
+    axis_name: name of a mapped axis: the candidates are then the batch of all its devices.
+    max_positives: static bound on the positives of a query (itself not counted); needed for speed where labels are traced.
+
+  Returns:
+    Scalar >= 0, at least float32. Queries without a positive or a negative are left out; 0 if all are.
+
+  Raises:
+    ValueError: unknown surrogate, or tau <= 0.
+
+  >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
+  >>> print(f"{auroc_loss(embeddings, jnp.array([0, 0, 1, 1]), include_self=False):.4f}")
+  1.0500
+  """
+  if surrogate not in SURROGATES:
+    raise ValueError(f"surrogate must be one of {SURROGATES}, got {surrogate!r}")
+  _arrays.check_range("tau", tau, low=0.0, open_low=True)
+  found = _ranking.ranking(embeddings, labels, include_self=include_self, where=where, axis_name=axis_name)
+  positive_scores, positive_mask = _ranking.relevant_scores(
+    found, labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
+  )
+  tau = jnp.asarray(tau, found.scores.dtype)
+
+  def pair_loss(margin: jax.Array) -> jax.Array:
+    if surrogate == "huber":
+      return surrogates.one_sided_huber(margin, tau=tau)
+    if surrogate == "logistic":
+      return jax.nn.softplus(-margin) / jnp.log(2.0).astype(margin.dtype)
+    return jax.nn.sigmoid(-margin / tau)
+
+  def row_loss(positives: jax.Array, mask: jax.Array, scores: jax.Array, negative: jax.Array) -> jax.Array:
+    losses = pair_loss(positives[:, None] - scores[None, :])
+    return _arrays.masked_mean(losses, mask[:, None] & negative[None, :])
+
+  rows = (positive_scores, positive_mask, found.scores, found.candidates & ~found.relevant)
+  losses = _ranking.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])
+  return _arrays.masked_mean(losses, found.valid, None, axis_name)

@@ -1,0 +1,241 @@
+"""BlackBox AP: average precision itself, with the gradient of a perturbed ranking."""
+
+from collections.abc import Callable
+import functools
+from typing import Any, Literal, NamedTuple, get_args
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from soprc_jax import _arrays, lists
+from soprc_jax.memory import Memory, StoredScores, join_devices
+
+Ties = Literal["pessimistic", "order"]
+
+# Added to the number of relevant items, as in the method's public code: a perfect ranking costs 1e-5 / number.
+_EPSILON = 1e-5
+
+
+class _Rankings(NamedTuple):
+  """Q rankings of L candidates.
+
+  Attributes:
+    scores: ``[Q, L]``.
+    relevant: ``[Q, L]``.
+    where: ``[Q, L]`` valid candidates, the relevant ones included.
+  """
+
+  scores: jax.Array
+  relevant: jax.Array
+  where: jax.Array
+
+
+def blackbox_ap_loss(
+  embeddings: Any,
+  labels: Any,
+  *,
+  lambda_: Any = 5.0,
+  margin: Any = 0.0,
+  interclass_coef: Any = 0.9,
+  memory: Memory | StoredScores | None = None,
+  key: jax.Array | None = None,
+  include_self: bool = True,
+  ties: Ties = "pessimistic",
+  where: Any = None,
+  axis_name: _arrays.AxisName = None,
+  noise: tuple[Any, Any] | None = None,
+) -> jax.Array:
+  r"""1 - AP of the ranks (Rolinek et al., "Optimizing rank-based metrics with blackbox differentiation", CVPR 2020).
+
+  .. math:: L = (1 - c)\, \mathrm{mean}_q\, (1 - AP_q) + c\, (1 - AP_{all}), \quad AP = \frac{\sum_{k \in P} R^+(k) / R(k)}{|P| + 10^{-5}}
+
+  with R(k) the rank of k among all candidates and R+(k) among the relevant ones. AP_q ranks the candidates of query q, AP_all all
+  B x B pairs of the batch at once. With ranks r(x) = 1, 2, ... n in descending order of the scores, divided by n, and the derivative g of the
+  loss by them, the gradient that reaches the scores is (Pogancic et al., "Differentiation of blackbox combinatorial solvers", ICLR 2020)
+
+  .. math:: -\frac{r(x) - r(x + \lambda g)}{\lambda + 10^{-8}}
+
+  With a weight on the loss, g stays that of the loss itself, and the result is multiplied: lambda means the same with any weight and any number of
+  devices.
+
+  Args:
+    embeddings: ``[B, D]``, unit norm (not normalised again).
+    labels: ``[B]`` integers in any order, classes of any size.
+    lambda_: width > 0 of the interpolation.
+    margin: m >= 0. Scores are shifted by ``-m |z| / 2`` for relevant candidates and by ``m |z| / 2`` for the others, with
+      z standard normal, from ``key``.
+    interclass_coef: c in [0, 1].
+    memory: more candidates for AP_q, as constants. A `Memory` from ``current`` of `embedding_memory`, earlier images that the current queries are
+      compared with; or, to reproduce the reference code, `StoredScores` from ``current`` of `memory.reference_memory`.
+    key: for ``margin``; the same on all devices.
+    include_self: whether a query is a candidate, relevant to itself, as in the reference code.
+    ties: order of equal scores. ``"pessimistic"``: the relevant ones last, so that the loss does not depend on the order of the batch, and a
+      collapsed batch is not a perfect one; which one of several equal relevant entries a gradient reaches is still up to the order.
+      ``"order"``: as they stand in the batch, like the sort of the reference code.
+    where: ``[B]`` mask of the valid images.
+    axis_name: name of a mapped axis: the batch is then that of all its devices.
+    noise: ``|z|`` itself in place of ``key``: ``[B, B + S]`` for the candidates of this device's queries (the batch of all devices,
+      then the memory) and ``[B, B]`` for all pairs.
+
+  Returns:
+    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out of the mean, and the second term is 0
+    if the batch has no such pair.
+
+  Raises:
+    ValueError: an option is a plain number out of range; ``margin`` without ``key``; ``memory`` from ``lookahead``, which would
+      count the batch twice.
+    AssertionError: when traced, if shapes do not fit.
+
+  >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
+  >>> print(f"{blackbox_ap_loss(embeddings, jnp.array([0, 0, 1, 1]), interclass_coef=0.0):.4f}")
+  0.0833
+  """
+  _check_options(lambda_, margin, interclass_coef, ties)
+  if not _is_zero(margin) and key is None and noise is None:
+    raise ValueError("margin needs key: the shift of the scores is random")
+  batch = join_devices(embeddings, labels, where, axis_name)
+  whole = lists.similarities(batch.embeddings, batch.labels, where=batch.where)
+  size, whole_size = jnp.shape(labels)[0], batch.labels.shape[0]
+
+  def of_this_device(rows: jax.Array) -> jax.Array:
+    chex.assert_axis_dimension(rows, 0, whole_size)
+    return jax.lax.dynamic_slice_in_dim(rows, batch.first, size)
+
+  relevant = whole.positive | whole.itself if include_self else whole.positive
+  pairs = _Rankings(whole.scores, relevant, relevant | whole.negative)
+  queries, positive = jax.tree.map(of_this_device, (pairs, whole.positive))
+  if memory is not None:
+    more = _candidates(embeddings, labels, where, memory, of_this_device)
+    queries = jax.tree.map(lambda ours, theirs: jnp.concatenate([ours, theirs.astype(ours.dtype)], axis=1), queries, more)
+    positive = jnp.concatenate([positive, more.relevant], axis=1)
+  valid = jnp.any(positive, axis=1) & jnp.any(queries.where & ~queries.relevant, axis=1)
+  rankable = jnp.any(whole.positive) & jnp.any(whole.negative)
+  flat = jax.tree.map(lambda matrix: matrix.reshape(1, -1), pairs)
+  if not _is_zero(margin):
+    own, of_all = noise or _absolute_noise(key, queries, batch.first, whole_size)
+    queries, flat = _shift(queries, own, margin), _shift(flat, of_all, margin)
+  # The derivative by the ranks enters a second ranking: the weights of the whole mean belong inside.
+  dtype = queries.scores.dtype
+  coef, lambda_ = jnp.asarray(interclass_coef, dtype), jnp.asarray(lambda_, dtype)
+  share = _arrays.ratio(1 - coef, _arrays.psum(jnp.sum(valid).astype(dtype), axis_name))
+  within = _weighted_loss(ties, queries, lambda_, jnp.where(valid, share, 0))
+  across = _weighted_loss(ties, flat, lambda_, jnp.where(rankable, coef, 0)[None])
+  # Every device has computed the ranking of all pairs: each counts for its part of it.
+  return _arrays.psum(within + across / _arrays.psum(1, axis_name), axis_name)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _weighted_loss(ties: Ties, rankings: _Rankings, lambda_: jax.Array, weights: jax.Array) -> jax.Array:
+  """Sum of weight * (1 - AP) over the rankings."""
+  del lambda_
+  positions = _positions(ties, rankings)
+  return _loss_of_ranks(_normalise(positions, rankings.where, rankings.scores.dtype), positions, rankings, weights)
+
+
+def _weighted_loss_forward(
+  ties: Ties, rankings: _Rankings, lambda_: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  scores, where = rankings.scores, rankings.where
+  positions = _positions(ties, rankings)
+  ranks = _normalise(positions, where, scores.dtype)
+  loss, slope = jax.value_and_grad(_loss_of_ranks)(ranks, positions, rankings, weights)
+  moved = _positions(ties, rankings._replace(scores=scores + lambda_ * slope))
+  # The difference of the whole numbers: exactly 0 for a rank that stays.
+  step = (moved - positions).astype(scores.dtype) / _count(where, scores.dtype)
+  return loss, step / (lambda_ + 1e-8)
+
+
+def _weighted_loss_backward(ties: Ties, gradient: jax.Array, scale: jax.Array) -> Any:
+  del ties
+  return _Rankings(scale * gradient, None, None), None, None  # type: ignore[arg-type]
+
+
+_weighted_loss.defvjp(_weighted_loss_forward, _weighted_loss_backward)
+
+
+def _loss_of_ranks(ranks: jax.Array, positions: jax.Array, rankings: _Rankings, weights: jax.Array) -> jax.Array:
+  """Sum of weight * (1 - AP) as a function of the ranks; those among the relevant candidates are constants."""
+  relevant = rankings.relevant
+  above = jnp.cumsum(_reorder(relevant.astype(jnp.int32), positions), axis=-1) - 1
+  relevant_ranks = _normalise(jnp.take_along_axis(above, positions, axis=-1), rankings.where, ranks.dtype)
+  precision = jnp.where(relevant, _arrays.ratio(relevant_ranks, ranks), 0)
+  average = jnp.sum(precision, axis=-1) / (jnp.sum(relevant, axis=-1) + _EPSILON)
+  return jnp.sum(weights * (1 - average))
+
+
+def _positions(ties: Ties, rankings: _Rankings) -> jax.Array:
+  """The place of each entry in descending order, from 0; masked ones behind all."""
+  scores, relevant, where = rankings
+  axis = scores.ndim - 1
+  index = jax.lax.broadcasted_iota(jnp.int32, scores.shape, axis)
+  behind = relevant.astype(jnp.int32) if ties == "pessimistic" else index
+  order = jax.lax.sort((jnp.where(where, -scores, jnp.inf), behind, index), dimension=axis, num_keys=2)[2]
+  return _reorder(index, order)
+
+
+def _reorder(values: jax.Array, positions: jax.Array) -> jax.Array:
+  """Entry j of each row goes to ``positions[j]``, a permutation of the row."""
+  return jnp.put_along_axis(jnp.zeros_like(values), positions, values, axis=-1, inplace=False)
+
+
+def _normalise(positions: jax.Array, where: jax.Array, dtype: Any) -> jax.Array:
+  """Ranks 1 to n, divided by the number n of valid candidates; 0 for masked ones."""
+  return jnp.where(where, (positions + 1).astype(dtype) / _count(where, dtype), 0)
+
+
+def _count(where: jax.Array, dtype: Any) -> jax.Array:
+  return jnp.maximum(jnp.sum(where, axis=-1, keepdims=True), 1).astype(dtype)
+
+
+def _candidates(
+  embeddings: Any,
+  labels: Any,
+  where: Any,
+  memory: Memory | StoredScores,
+  of_this_device: Callable[[jax.Array], jax.Array],
+) -> _Rankings:
+  """The candidates that the memory adds to the queries of this device."""
+  if isinstance(memory, StoredScores):
+    rows = jax.lax.stop_gradient(jax.tree.map(of_this_device, memory))
+    valid = rows.where & _arrays.mask_like(where, jnp.asarray(labels))[:, None]
+    return _Rankings(rows.scores, rows.relevant & valid, valid)
+  if memory.own is not None:
+    raise ValueError("the memory already holds the current batch: pass current(opt_state) of the memory, not lookahead")
+  pairs = lists.similarities(
+    embeddings,
+    labels,
+    gallery=jax.lax.stop_gradient(memory.embeddings),
+    gallery_labels=memory.labels,
+    where=where,
+    gallery_where=memory.where,
+  )
+  return _Rankings(pairs.scores, pairs.positive, pairs.positive | pairs.negative)
+
+
+def _absolute_noise(key: Any, queries: _Rankings, first: Any, whole_size: int) -> tuple[jax.Array, jax.Array]:
+  """``|z|`` of the candidates of this device's queries and of all pairs, the same for any number of devices."""
+  own_key, all_key = jax.random.split(key)
+  count, width = queries.scores.shape
+  dtype = queries.scores.dtype
+  rows = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(own_key, i), [width], dtype))(first + jnp.arange(count))
+  return jnp.abs(rows), jnp.abs(jax.random.normal(all_key, [whole_size, whole_size], dtype))
+
+
+def _shift(rankings: _Rankings, noise: Any, margin: Any) -> _Rankings:
+  scores = rankings.scores
+  step = jnp.asarray(margin, scores.dtype) * jnp.asarray(noise, scores.dtype).reshape(scores.shape)
+  return rankings._replace(scores=jnp.where(rankings.relevant, scores - step / 2, scores + step / 2))
+
+
+def _is_zero(margin: Any) -> bool:
+  return isinstance(margin, (int, float, np.generic)) and margin == 0
+
+
+def _check_options(lambda_: Any, margin: Any, interclass_coef: Any, ties: str) -> None:
+  _arrays.check_range("lambda_", lambda_, low=0.0, open_low=True)
+  _arrays.check_range("margin", margin, low=0.0)
+  _arrays.check_range("interclass_coef", interclass_coef, low=0.0, high=1.0)
+  if ties not in get_args(Ties):
+    raise ValueError(f"ties must be one of {get_args(Ties)}, got {ties!r}")

@@ -1,0 +1,51 @@
+"""Contrastive loss on cosine similarities."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from soprc_jax import _arrays, lists
+
+
+def contrastive_loss(
+  embeddings: Any,
+  labels: Any,
+  *,
+  positive_margin: Any = 1.0,
+  negative_margin: Any = 0.5,
+  average_active: bool = False,
+  where: Any = None,
+  axis_name: _arrays.AxisName = None,
+) -> jax.Array:
+  r"""Sum over the ordered pairs of the batch (Hadsell, Chopra & LeCun, "Dimensionality reduction by learning an invariant mapping", CVPR 2006).
+
+  .. math:: L = \sum_{positive} [m^+ - s]_+ + \sum_{negative} [s - m^-]_+
+
+  Args:
+    embeddings: ``[B, D]``, unit norm (not normalised again).
+    labels: ``[B]`` integers in any order, classes of any size.
+    positive_margin: similarity m+ above which a positive pair costs nothing.
+    negative_margin: similarity m- below which a negative pair costs nothing.
+    average_active: divide each of the two sums by the number of pairs that cost something, instead of summing.
+    where: ``[B]`` mask of the valid images.
+    axis_name: name of a mapped axis: pairs are then over the batch of all its devices.
+
+  Returns:
+    Scalar >= 0, at least float32; 0 without pairs. Without ``average_active`` it grows with the square of the batch.
+
+  >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+  >>> print(f"{contrastive_loss(embeddings, jnp.array([0, 0, 1])):.4f}")
+  0.6000
+  """
+  pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
+  dtype = pairs.scores.dtype
+  pull = jax.nn.relu(jnp.asarray(positive_margin, dtype) - pairs.scores)
+  push = jax.nn.relu(pairs.scores - jnp.asarray(negative_margin, dtype))
+  if average_active:
+    return _arrays.masked_mean(pull, pairs.positive & (pull > 0), None, axis_name) + _arrays.masked_mean(
+      push, pairs.negative & (push > 0), None, axis_name
+    )
+  zero = jnp.zeros_like(pull)
+  total = jnp.sum(jnp.where(pairs.positive, pull, zero)) + jnp.sum(jnp.where(pairs.negative, push, zero))
+  return _arrays.psum(total, axis_name)

@@ -1,0 +1,57 @@
+"""Multi-Similarity loss, without pair mining."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from soprc_jax import _arrays, lists
+
+
+def multi_similarity_loss(
+  embeddings: Any,
+  labels: Any,
+  *,
+  alpha: Any = 2.0,
+  beta: Any = 40.0,
+  base: Any = 0.5,
+  where: Any = None,
+  axis_name: _arrays.AxisName = None,
+) -> jax.Array:
+  r"""Mean over anchors of two soft maxima (Wang et al., "Multi-similarity loss with general pair weighting", CVPR 2019).
+
+  .. math:: L = \mathrm{mean}_a \; \tfrac{1}{\alpha} \log\Big(1 + \sum_p e^{-\alpha (s_{ap} - b)}\Big)
+            + \tfrac{1}{\beta} \log\Big(1 + \sum_n e^{\beta (s_{an} - b)}\Big)
+
+  Args:
+    embeddings: ``[B, D]``, unit norm (not normalised again).
+    labels: ``[B]`` integers in any order, classes of any size.
+    alpha: sharpness for positives, > 0.
+    beta: sharpness for negatives, > 0 (not the beta of Eq. 10).
+    base: similarity b around which pairs are weighted.
+    where: ``[B]`` mask of the valid images.
+    axis_name: name of a mapped axis: pairs are then over the batch of all its devices.
+
+  Returns:
+    Scalar >= 0, at least float32; 0 without a valid image.
+
+  >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+  >>> print(f"{multi_similarity_loss(embeddings, jnp.array([0, 0, 1])):.4f}")
+  0.2130
+  """
+  _arrays.check_range("alpha", alpha, low=0.0, open_low=True)
+  _arrays.check_range("beta", beta, low=0.0, open_low=True)
+  pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
+  alpha, beta, base = (jnp.asarray(value, pairs.scores.dtype) for value in (alpha, beta, base))
+  centred = pairs.scores - base
+  per_anchor = _log1p_sum_exp(-alpha * centred, pairs.positive) / alpha
+  per_anchor += _log1p_sum_exp(beta * centred, pairs.negative) / beta
+  return _arrays.masked_mean(per_anchor, _arrays.mask_like(where, per_anchor), None, axis_name)
+
+
+def _log1p_sum_exp(logits: jax.Array, mask: jax.Array) -> jax.Array:
+  """``log(1 + sum exp)`` over the last axis without overflow; 0 where nothing is valid."""
+  top = jnp.max(logits, axis=-1, keepdims=True, where=mask, initial=0.0)
+  top = jax.lax.stop_gradient(top)
+  total = jnp.sum(jnp.where(mask, jnp.exp(jnp.where(mask, logits, 0.0) - top), 0.0), axis=-1)
+  return top[..., 0] + jnp.log(jnp.exp(-top[..., 0]) + total)

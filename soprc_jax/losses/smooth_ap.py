@@ -1,0 +1,64 @@
+"""SmoothAP: average precision with a sigmoid in place of the step."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from soprc_jax import _arrays
+from soprc_jax.losses import _ranking
+
+
+def smooth_ap_loss(
+  embeddings: Any,
+  labels: Any,
+  *,
+  tau: Any = 0.01,
+  include_self: bool = True,
+  where: Any = None,
+  axis_name: _arrays.AxisName = None,
+  max_positives: int | None = None,
+) -> jax.Array:
+  r"""1 - smoothed AP, mean over queries (Brown et al., "Smooth-AP: smoothing the path towards large-scale image retrieval", ECCV 2020).
+
+  .. math:: R(k) = 1 + \sum_{j \ne k} \sigma\Big(\frac{s_j - s_k}{\tau}\Big), \quad L = 1 - \mathrm{mean}_q\, \mathrm{mean}_{k \in P(q)} \frac{R^+(k)}{R(k)}
+
+  with R over all candidates and R+ over the relevant ones.
+
+  Args:
+    embeddings: ``[B, D]``, unit norm (not normalised again).
+    labels: ``[B]`` integers in any order, classes of any size. Where they are concrete, the cost is that of the largest class; traced labels
+      (an argument of a jitted function) cost time cubic in the batch, though not memory, unless ``max_positives`` is given.
+    tau: temperature > 0.
+    include_self: whether a query is relevant to itself, as in the reference code.
+    where: ``[B]`` mask of the valid images.
+    axis_name: name of a mapped axis: the candidates are then the batch of all its devices.
+    max_positives: static bound on the positives of a query (itself not counted); needed for speed where labels are traced.
+
+  Returns:
+    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out; 0 if all are.
+
+  >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
+  >>> print(f"{smooth_ap_loss(embeddings, jnp.array([0, 0, 1, 1]), include_self=False):.4f}")
+  0.2500
+  """
+  _arrays.check_range("tau", tau, low=0.0, open_low=True)
+  found = _ranking.ranking(embeddings, labels, include_self=include_self, where=where, axis_name=axis_name)
+  positive_scores, positive_mask = _ranking.relevant_scores(
+    found, labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
+  )
+  inverse = 1.0 / jnp.asarray(tau, found.scores.dtype)
+
+  def row_loss(
+    positives: jax.Array, mask: jax.Array, scores: jax.Array, relevant: jax.Array, negative: jax.Array
+  ) -> jax.Array:
+    above = jax.nn.sigmoid((scores[None, :] - positives[:, None]) * inverse)
+    # Each positive meets itself among the candidates with sigmoid(0) = 1/2, where its rank counts it with 1.
+    rank_in_class = 0.5 + jnp.sum(jnp.where(relevant[None, :], above, 0.0), axis=1)
+    negatives_above = jnp.sum(jnp.where(negative[None, :], above, 0.0), axis=1)
+    # 1 - R+/R, without the difference that float32 loses when hardly any negative is above.
+    return _arrays.masked_mean(_arrays.share(negatives_above, rank_in_class), mask)
+
+  rows = (positive_scores, positive_mask, found.scores, found.relevant, found.candidates & ~found.relevant)
+  losses = _ranking.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])
+  return _arrays.masked_mean(losses, found.valid, None, axis_name)

@@ -1,0 +1,361 @@
+"""Memories of earlier batches, carried in the optimizer state as optax transforms: embeddings, or rows of similarities."""
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, get_args
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from soprc_jax import _arrays, lists, tracking
+
+Overflow = Literal["ring", "tail"]
+
+_MISSING = (
+  "{maker} needs the embeddings of this batch: call tx.update(grads, opt_state, params, embeddings=..., labels=...) on "
+  "the whole chain. Missing: {names}. A training loop that cannot pass extra arguments to update() can call the memory's own "
+  "update() beside the optimizer's."
+)
+
+
+class EmbeddingMemoryState(NamedTuple):
+  """State of `embedding_memory`.
+
+  Attributes:
+    embeddings: ``[S, D]`` float32; zero in slots that are not filled.
+    labels: ``[S]`` int32.
+    filled: ``[S]`` slots that hold an image.
+    pointer: int32, the slot that the next image takes.
+    count: int32, updates so far that had an image; what ``start_after`` counts.
+  """
+
+  embeddings: jax.Array
+  labels: jax.Array
+  filled: jax.Array
+  pointer: jax.Array
+  count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as optax's states do
+
+
+class Memory(NamedTuple):
+  """Embeddings of earlier batches, as the losses take them.
+
+  Attributes:
+    embeddings: ``[S, D]``.
+    labels: ``[S]``.
+    where: ``[S]`` slots that hold an image.
+    own: ``[B]`` slot of each image of the current batch (of this device), -1 for an image that is not in the memory; None
+      where the batch has not been stored.
+  """
+
+  embeddings: jax.Array
+  labels: jax.Array
+  where: jax.Array
+  own: jax.Array | None = None
+
+
+class EmbeddingMemory(optax.GradientTransformationExtraArgs):
+  """What `embedding_memory` returns: an optax transform (two fields) with the attributes ``lookahead`` and ``current``."""
+
+  lookahead: Callable[..., Memory]
+  current: Callable[[Any], Memory]
+
+
+class JoinedBatch(NamedTuple):
+  """The images of all devices, and the index of this device's first image among them."""
+
+  embeddings: jax.Array
+  labels: jax.Array
+  where: jax.Array
+  first: Any
+
+
+def embedding_memory(
+  size: int,
+  dim: int,
+  *,
+  axis_name: _arrays.AxisName = None,
+  start_after: int = 0,
+  overflow: Overflow = "ring",
+) -> EmbeddingMemory:
+  """Carries the embeddings of the last images in the optimizer state (Wang et al., "Cross-batch memory for embedding learning", CVPR 2020).
+
+  The transform returns the gradients unchanged, so it can stand anywhere in ``optax.chain``; because the memory is part of the optimizer
+  state, whatever saves that state saves it. Around or inside ``optax.MultiSteps`` it behaves like `score_ema`. It starts empty and knows
+  which of its slots are filled.
+
+  Args:
+    size: number of slots S >= 1, at least the batch of all devices.
+    dim: width D >= 1 of the embeddings.
+    axis_name: name of a mapped axis: the batches of all its devices are stored, in the order of the devices, and every
+      device stores the same state.
+    start_after: number of updates >= 0 during which nothing is stored. ``lookahead`` then returns the current batch alone,
+      with its gradient. Updates without a valid image do not count, so that an all-False ``where`` leaves the state alone.
+    overflow: where a batch goes that does not fit behind the pointer. ``"ring"`` wraps around and overwrites exactly the oldest
+      images. ``"tail"``, the reference's, overwrites the last slots, however old, and starts over at slot 0.
+
+  Returns:
+    An ``optax.GradientTransformationExtraArgs``:
+
+    * ``init(params) -> EmbeddingMemoryState``;
+    * ``update(updates, state, params=None, *, embeddings, labels, where=None, **extra)`` with ``embeddings [B, D]`` (unit norm, stored as they
+      are, in float32), ``labels [B]`` integers and ``where [B]``, the images to store;
+    * ``lookahead(opt_state, embeddings, labels, where=None) -> Memory``: the memory that ``update`` will store, with the slot of each image of
+      the batch, as constants (but see ``start_after``). This is what XBM uses;
+    * ``current(opt_state) -> Memory``: what is stored, without the current batch, as constants. This is what BlackBox uses.
+
+    ``opt_state`` is any tree with exactly one state of an ``embedding_memory``.
+
+  Raises:
+    ValueError: a size, ``start_after`` or ``overflow`` is out of range; when traced, if the batch of all devices is larger than the memory;
+      ``opt_state`` holds no state of an ``embedding_memory``, or several.
+    TypeError: ``update`` is called without the embeddings or labels.
+    AssertionError: when traced, if shapes do not fit.
+
+  >>> memory = embedding_memory(size=3, dim=1)
+  >>> state = memory.init(params=None)
+  >>> for label in (5, 6):
+  ...   _, state = memory.update(None, state, embeddings=jnp.ones((2, 1)), labels=jnp.array([label, label]))
+  >>> print(state.labels, state.pointer, memory.lookahead(state, jnp.ones((1, 1)), jnp.array([7])).own)
+  [6 5 6] 1 [1]
+  """
+  _check_sizes(size=size, dim=dim)
+  if not _is_integer(start_after) or start_after < 0:
+    raise ValueError(f"start_after must be an integer >= 0, got {start_after!r}")
+  if overflow not in get_args(Overflow):
+    raise ValueError(f"overflow must be one of {get_args(Overflow)}, got {overflow!r}")
+
+  def init_fn(params: Any) -> EmbeddingMemoryState:
+    del params
+    return EmbeddingMemoryState(
+      embeddings=jnp.zeros([size, dim], jnp.float32),
+      labels=jnp.zeros([size], jnp.int32),
+      filled=jnp.zeros([size], bool),
+      pointer=jnp.zeros([], jnp.int32),
+      count=jnp.zeros([], jnp.int32),
+    )
+
+  def join(embeddings: Any, labels: Any, where: Any) -> JoinedBatch:
+    batch = join_devices(embeddings, labels, where, axis_name)
+    chex.assert_shape(batch.embeddings, (None, dim))
+    if batch.labels.shape[0] > size:
+      raise ValueError(f"the memory has size={size} slots, fewer than the {batch.labels.shape[0]} images of a batch")
+    return batch
+
+  def update_fn(
+    updates: Any,
+    state: EmbeddingMemoryState,
+    params: Any = None,
+    *,
+    embeddings: Any = None,
+    labels: Any = None,
+    where: Any = None,
+    **extra: Any,
+  ) -> tuple[Any, EmbeddingMemoryState]:
+    del params, extra
+    _check_given("embedding_memory", embeddings=embeddings, labels=labels)
+    batch = jax.lax.stop_gradient(join(embeddings, labels, where))
+    store = batch.where & (state.count >= start_after)
+    stored, _ = _place(state, batch._replace(embeddings=batch.embeddings.astype(jnp.float32), where=store), overflow)
+    return updates, stored._replace(count=_counted(state.count, batch.where))
+
+  def lookahead(opt_state: Any, embeddings: Any, labels: Any, where: Any = None) -> Memory:
+    state = jax.lax.stop_gradient(tracking.find_one(opt_state, EmbeddingMemoryState, "embedding_memory"))
+    batch = join(embeddings, labels, where)
+    constants = jax.lax.stop_gradient(batch.embeddings.astype(jnp.float32).astype(batch.embeddings.dtype))
+    if start_after > 0:
+      early = state.count < start_after
+      # The batch alone, from slot 0 on, until the start.
+      state = jax.tree.map(lambda array: jnp.where(early, jnp.zeros_like(array), array), state)
+      constants = jnp.where(early, batch.embeddings, constants)
+    ahead, slots = _place(state, batch._replace(embeddings=constants), overflow)
+    own = jax.lax.dynamic_slice_in_dim(slots, batch.first, np.shape(labels)[0])
+    return Memory(ahead.embeddings, ahead.labels, ahead.filled, jnp.where(own < size, own, -1))
+
+  def current(opt_state: Any) -> Memory:
+    state = tracking.find_one(opt_state, EmbeddingMemoryState, "embedding_memory")
+    return jax.lax.stop_gradient(Memory(state.embeddings, state.labels, state.filled))
+
+  transform = EmbeddingMemory(init_fn, update_fn)
+  transform.lookahead = lookahead
+  transform.current = current
+  return transform
+
+
+class ReferenceMemoryState(NamedTuple):
+  """State of `reference_memory`.
+
+  Attributes:
+    scores: ``[N, B, B]`` similarity matrices of the last N batches, the newest last.
+    relevant: ``[N, B, B]`` pairs of one class, an image and itself included.
+    where: ``[N, B, B]`` valid pairs; False in slots that are not filled.
+    num_stored: int32, how many of the N slots are filled.
+  """
+
+  scores: jax.Array
+  relevant: jax.Array
+  where: jax.Array
+  num_stored: jax.Array
+
+
+class StoredScores(NamedTuple):
+  """More candidates of each query, by their scores alone.
+
+  Attributes:
+    scores: ``[B, E]``, B queries of all devices.
+    relevant: ``[B, E]``.
+    where: ``[B, E]`` valid candidates.
+  """
+
+  scores: jax.Array
+  relevant: jax.Array
+  where: jax.Array
+
+
+class ReferenceMemory(optax.GradientTransformationExtraArgs):
+  """What `reference_memory` returns: an optax transform (two fields) with the attribute ``current``."""
+
+  current: Callable[[Any], StoredScores]
+
+
+def reference_memory(num_batches: int, batch_size: int, *, axis_name: _arrays.AxisName = None) -> ReferenceMemory:
+  """Carries the similarity matrices of the last batches, as the reference code of the BlackBox loss in the SOPRC paper does.
+
+  Its flaw: an earlier matrix holds the scores of earlier queries. Image i of the current batch is given the row of whatever image stood at
+  position i of an earlier batch, with that image's relevance. It is here to reproduce published numbers; `embedding_memory` extends the
+  gallery of the current queries instead.
+
+  Args:
+    num_batches: number N >= 1 of batches kept; the oldest is dropped first.
+    batch_size: images B >= 1 of a batch, of all devices.
+    axis_name: name of a mapped axis whose devices hold the rest of the batch. Every device then stores the same state.
+
+  Returns:
+    An ``optax.GradientTransformationExtraArgs`` with ``update`` as in `embedding_memory` and ``current(opt_state) -> StoredScores`` with E = N B: per query,
+    a row of each stored batch, the newest last. A batch without a valid image is not stored.
+
+  Raises:
+    ValueError: a size is out of range; ``opt_state`` holds no state of a ``reference_memory``, or several.
+    TypeError: ``update`` is called without the embeddings or labels.
+    AssertionError: when traced, if the batch of all devices does not have ``batch_size`` images.
+
+  >>> memory = reference_memory(num_batches=2, batch_size=2)
+  >>> _, state = memory.update(None, memory.init(None), embeddings=jnp.array([[1.0, 0.0], [0.6, 0.8]]), labels=jnp.array([3, 4]))
+  >>> print(memory.current(state).scores[0], memory.current(state).where[0])
+  [0.  0.  1.  0.6] [False False  True  True]
+  """
+  _check_sizes(num_batches=num_batches, batch_size=batch_size)
+  shape = (num_batches, batch_size, batch_size)
+
+  def init_fn(params: Any) -> ReferenceMemoryState:
+    del params
+    return ReferenceMemoryState(
+      scores=jnp.zeros(shape),
+      relevant=jnp.zeros(shape, bool),
+      where=jnp.zeros(shape, bool),
+      num_stored=jnp.zeros([], jnp.int32),
+    )
+
+  def update_fn(
+    updates: Any,
+    state: ReferenceMemoryState,
+    params: Any = None,
+    *,
+    embeddings: Any = None,
+    labels: Any = None,
+    where: Any = None,
+    **extra: Any,
+  ) -> tuple[Any, ReferenceMemoryState]:
+    del params, extra
+    _check_given("reference_memory", embeddings=embeddings, labels=labels)
+    batch = jax.lax.stop_gradient(join_devices(embeddings, labels, where, axis_name))
+    chex.assert_axis_dimension(batch.labels, 0, batch_size)
+    pairs = lists.similarities(batch.embeddings, batch.labels, where=batch.where)
+    relevant = pairs.positive | pairs.itself
+
+    def push(old: jax.Array, new: jax.Array) -> jax.Array:
+      return jnp.concatenate([old[1:], new[None].astype(old.dtype)])
+
+    pushed = ReferenceMemoryState(
+      scores=push(state.scores, pairs.scores),
+      relevant=push(state.relevant, relevant),
+      where=push(state.where, relevant | pairs.negative),
+      num_stored=jnp.minimum(state.num_stored + 1, num_batches),
+    )
+    anything = jnp.any(batch.where)
+    return updates, jax.tree.map(lambda new, old: jnp.where(anything, new, old), pushed, state)
+
+  def current(opt_state: Any) -> StoredScores:
+    state = tracking.find_one(opt_state, ReferenceMemoryState, "reference_memory")
+
+    def rows(matrices: jax.Array) -> jax.Array:
+      return jax.lax.stop_gradient(jnp.moveaxis(matrices, 0, 1).reshape(batch_size, num_batches * batch_size))
+
+    return StoredScores(rows(state.scores), rows(state.relevant), rows(state.where))
+
+  transform = ReferenceMemory(init_fn, update_fn)
+  transform.current = current
+  return transform
+
+
+def join_devices(embeddings: Any, labels: Any, where: Any, axis_name: _arrays.AxisName) -> JoinedBatch:
+  """The images of all devices, in the order of the devices."""
+  (embeddings,) = _arrays.promote(embeddings)
+  labels = jnp.asarray(labels)
+  chex.assert_rank([embeddings, labels], [2, 1])
+  chex.assert_equal_shape_prefix([embeddings, labels], 1)
+  chex.assert_type(labels, int)
+  mask = _arrays.mask_like(where, labels)
+  if axis_name is None:
+    return JoinedBatch(embeddings, labels, mask, 0)
+  first = jax.lax.axis_index(axis_name) * labels.shape[0]
+  embeddings, labels, mask = jax.lax.all_gather((embeddings, labels, mask), axis_name, tiled=True)
+  return JoinedBatch(embeddings, labels, mask, first)
+
+
+def _place(state: EmbeddingMemoryState, batch: JoinedBatch, overflow: Overflow) -> tuple[EmbeddingMemoryState, jax.Array]:
+  """The state with the valid images of the batch, and the slot of each image (S for the others)."""
+  size = state.filled.shape[0]
+  nth = jnp.cumsum(batch.where, dtype=jnp.int32)  # counts from 1
+  number = nth[-1] if batch.where.size else jnp.zeros([], jnp.int32)
+  if overflow == "ring":
+    slots, pointer = (state.pointer + nth - 1) % size, (state.pointer + number) % size
+  else:
+    fits = state.pointer + number <= size
+    slots = jnp.where(fits, state.pointer, size - number) + nth - 1
+    pointer = jnp.where(fits, state.pointer + number, 0)
+  slots = jnp.where(batch.where, slots, size)
+  placed = EmbeddingMemoryState(
+    # A batch in float64 that only takes the place of the memory keeps its precision.
+    embeddings=_scatter(state.embeddings.astype(batch.embeddings.dtype), slots, batch.embeddings),
+    labels=_scatter(state.labels, slots, batch.labels.astype(jnp.int32)),
+    filled=_scatter(state.filled, slots, batch.where),
+    pointer=pointer,
+    count=state.count,
+  )
+  return placed, slots
+
+
+def _scatter(array: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
+  return array.at[slots].set(values, mode="drop")
+
+
+def _counted(count: jax.Array, where: jax.Array) -> jax.Array:
+  return jnp.where(jnp.any(where), optax.safe_increment(count), count)
+
+
+def _is_integer(value: Any) -> bool:
+  return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _check_sizes(**sizes: Any) -> None:
+  for name, value in sizes.items():
+    if not _is_integer(value) or value < 1:
+      raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+
+
+def _check_given(maker: str, **arguments: Any) -> None:
+  missing = [name for name, value in arguments.items() if value is None]
+  if missing:
+    raise TypeError(_MISSING.format(maker=maker, names=", ".join(missing)))

@@ -1,0 +1,412 @@
+"""blackbox_ap_loss: parity with the authors' code, value and gradient by plain loops, memories, ties, masks, devices."""
+
+import functools
+
+import chex
+import golden_test
+import hypothesis
+from hypothesis import strategies as st
+import jax
+import jax.numpy as jnp
+import mapping
+import numpy as np
+import pytest
+
+from soprc_jax import embedding_memory, losses
+from soprc_jax.memory import Memory, StoredScores, reference_memory
+
+_NUM_CASES = int(golden_test._archive("black_box")["num_cases"])
+_LABELS = np.array([7, 2, 7, -5, 2, 7, 90, 2])  # three, three, one and one
+_STORED_LABELS = np.array([2, 7, 90, 7, 2])
+
+
+@functools.cache
+def _sequence_step(num_batches, batch_size, with_noise, dtype):
+  del dtype  # one state for each
+  memory = reference_memory(num_batches, batch_size)
+
+  def step(state, embeddings, labels, lambda_, interclass_coef, margin, noise):
+    options = {"margin": margin, "noise": noise} if with_noise else {}
+
+    def loss_fn(embeddings):
+      return losses.blackbox_ap_loss(
+        embeddings,
+        labels,
+        lambda_=lambda_,
+        interclass_coef=interclass_coef,
+        memory=memory.current(state),
+        ties="order",
+        **options,
+      )
+
+    value, gradient = jax.value_and_grad(loss_fn)(embeddings)
+    return value, gradient, memory.update(None, state, embeddings=embeddings, labels=labels)[1]
+
+  return memory.init(None), jax.jit(step)
+
+
+def _noise(golden, num_batches, stored):
+  """The stored |z|, with columns for the batches that are not there yet."""
+  if "absnoise_flat" not in golden:
+    return None
+  size, cross = len(golden["labels"]), golden["absnoise_cross"]
+  unused = np.zeros((size, (num_batches - stored) * size))
+  return np.concatenate([cross[:, :size], unused, cross[:, size:]], axis=1), golden["absnoise_flat"]
+
+
+def _check_golden(case, dtype, spoil=None):
+  hparams = golden_test._info("black_box", case)["hparams"]
+  hparams |= {spoil: hparams[spoil] * 1.01} if spoil else {}
+  num_batches, size = hparams["batch_memory"], len(golden_test._case("black_box", case, 0)["labels"])
+  with jax.enable_x64(dtype == jnp.float64):
+    state, step = _sequence_step(num_batches, size, hparams["margin"] > 0, dtype)
+    values = [jnp.asarray(hparams[name], dtype) for name in ("lambda_val", "interclass_coef", "margin")]
+    for t in range(int(golden_test._archive("black_box")[f"case{case}/num_steps"])):
+      golden = golden_test._case("black_box", case, t)
+      noise = _noise(golden, num_batches, int(state.num_stored))
+      value, gradient, state = step(state, jnp.asarray(golden["emb"], dtype), jnp.asarray(golden["labels"]), *values, noise)
+      assert value.dtype == dtype
+      golden_test._assert_matches(golden, float(value), np.asarray(gradient, np.float64), dtype)
+      assert int(state.num_stored) == golden["stored_batches_after"]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("case", range(_NUM_CASES))
+def test_matches_authors_code(case, dtype):
+  _check_golden(case, dtype)
+
+
+@pytest.mark.parametrize(("case", "spoil"), [(1, "lambda_val"), (1, "interclass_coef"), (5, "margin")])
+def test_a_corrupted_coefficient_is_noticed(case, spoil):
+  with pytest.raises(AssertionError):
+    _check_golden(case, jnp.float64, spoil)
+
+
+_value_and_grad = jax.jit(jax.value_and_grad(losses.blackbox_ap_loss))
+
+
+def _ranks(scores, relevant):
+  """1 to n in descending order, divided by n; relevant ones last among equals."""
+  order = sorted(range(len(scores)), key=lambda i: (-scores[i], relevant[i]))
+  ranks = np.empty(len(scores))
+  for place, i in enumerate(order):
+    ranks[i] = (place + 1) / len(scores)
+  return ranks
+
+
+def _ranking(scores, relevant, weight, lambda_):
+  """weight * (1 - AP) of one ranking, and the gradient of Pogancic et al. by its scores."""
+  ranks, number = _ranks(scores, relevant), relevant.sum() + 1e-5
+  incoming, total = np.zeros(len(scores)), 0.0
+  for i in np.flatnonzero(relevant):
+    within = sum(ranks[j] <= ranks[i] for j in np.flatnonzero(relevant)) / len(scores)
+    total += within / ranks[i]
+    incoming[i] = weight * within / ranks[i] ** 2 / number
+  return weight * (1 - total / number), -(ranks - _ranks(scores + lambda_ * incoming, relevant)) / (lambda_ + 1e-8)
+
+
+def _reference(
+  embeddings, labels, where=None, memory=None, lambda_=5.0, coef=0.9, include_self=True, noise=None, margin=0.0
+):
+  """Value and gradient, one query at a time, on the valid images only."""
+  kept = np.arange(len(labels)) if where is None else np.flatnonzero(where)
+  stored = () if memory is None else np.flatnonzero(memory.where)
+  x, memory_x = np.float64(embeddings), None if memory is None else np.float64(memory.embeddings)
+  queries, gradient, total = [], np.zeros(x.shape), 0.0
+  for q in kept:
+    others = [i for i in kept if include_self or i != q]
+    scores = np.array([x[q] @ x[i] for i in others] + [x[q] @ memory_x[i] for i in stored])
+    relevant = np.array([labels[i] == labels[q] for i in others] + [memory.labels[i] == labels[q] for i in stored])
+    if noise is not None:
+      scores = scores - margin * noise[0][q][[*others, *(len(labels) + i for i in stored)]] * (relevant - 0.5)
+    if relevant.sum() > include_self and not relevant.all():
+      queries.append((q, others, scores, relevant))
+  for q, others, scores, relevant in queries:
+    value, slope = _ranking(scores, relevant, (1 - coef) / len(queries), lambda_)
+    total += value
+    for i, s in zip(others, slope, strict=False):
+      gradient[q] += s * x[i]
+      gradient[i] += s * x[q]
+    for i, s in zip(stored, slope[len(others) :], strict=True):
+      gradient[q] += s * memory_x[i]
+  pairs = [(i, j) for i in kept for j in kept if include_self or i != j]
+  relevant = np.array([labels[i] == labels[j] for i, j in pairs], bool)
+  if any(labels[i] == labels[j] and i != j for i, j in pairs) and not relevant.all():
+    scores = np.array([x[i] @ x[j] for i, j in pairs])
+    if noise is not None:
+      scores = scores - margin * np.array([noise[1][i, j] for i, j in pairs]) * (relevant - 0.5)
+    value, slope = _ranking(scores, relevant, coef, lambda_)
+    total += value
+    for (i, j), s in zip(pairs, slope, strict=True):
+      gradient[i] += s * x[j]
+      gradient[j] += s * x[i]
+  return total, gradient
+
+
+@functools.cache
+def _jitted(**options):
+  def loss_fn(embeddings, labels, where, memory, lambda_, coef, margin, noise):
+    more = {} if noise is None else {"margin": margin, "noise": noise}
+    return losses.blackbox_ap_loss(
+      embeddings, labels, where=where, memory=memory, lambda_=lambda_, interclass_coef=coef, **more, **options
+    )
+
+  return jax.jit(jax.value_and_grad(loss_fn))
+
+
+def _run(embeddings, labels, where=None, memory=None, lambda_=5.0, coef=0.9, margin=0.0, noise=None, **options):
+  """In float64, so that near ties are ordered as in the loops."""
+  where = np.ones(len(labels), bool) if where is None else where
+  with jax.enable_x64(True):
+    arguments = (np.float64(embeddings), labels, where, memory, np.float64(lambda_), np.float64(coef), margin, noise)
+    value, gradient = _jitted(**options)(*jax.tree.map(jnp.asarray, arguments))
+    return float(value), np.asarray(gradient)
+
+
+def _check(got, want):
+  np.testing.assert_allclose(got[0], want[0], rtol=0, atol=1e-12)
+  np.testing.assert_allclose(got[1], want[1], rtol=0, atol=1e-12)
+
+
+def _unit(seed=0, count=8, dim=4):
+  vectors = np.random.default_rng(seed).standard_normal((count, dim)) + 0.5
+  return np.float32(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+def _memory(where=(1, 1, 1, 0, 1)):
+  return Memory(_unit(9, 5), _STORED_LABELS, np.array(where, bool))
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@hypothesis.given(
+  seed=st.integers(0, 10**6),
+  where=st.lists(st.booleans(), min_size=8, max_size=8),
+  lambda_=st.sampled_from([0.1, 1.0, 5.0]),
+  coef=st.sampled_from([0.0, 0.4, 0.9, 1.0]),
+)
+@hypothesis.settings(max_examples=20)
+def test_value_and_gradient_by_loops(include_self, seed, where, lambda_, coef):
+  labels, where = np.random.default_rng(seed).integers(0, 3, 8), np.array(where)
+  got = _run(_unit(seed), labels, where, lambda_=lambda_, coef=coef, include_self=include_self)
+  _check(got, _reference(_unit(seed), labels, where, lambda_=lambda_, coef=coef, include_self=include_self))
+  np.testing.assert_array_equal(got[1][~where], 0)
+
+
+def test_defaults():
+  value, gradient = _value_and_grad(_unit(), _LABELS)
+  want = _reference(_unit(), _LABELS)
+  np.testing.assert_allclose(value, want[0], rtol=1e-5)
+  np.testing.assert_allclose(gradient, want[1], atol=1e-6)
+  assert np.abs(gradient).max() > 1e-3
+
+
+@pytest.mark.parametrize("stored", [(0, 0, 0, 0, 0), (1, 1, 1, 0, 1)], ids=["empty", "filled"])
+def test_embedding_memory_extends_the_gallery_of_the_current_queries(stored):
+  memory, where = _memory(stored), np.array([1, 1, 1, 1, 0, 1, 1, 1], bool)
+  got = _run(_unit(), _LABELS, where, memory, coef=0.3)
+  _check(got, _reference(_unit(), _LABELS, where, memory, coef=0.3))
+  # An image of class 90 alone in the batch finds its positive in the memory.
+  alone = _run(_unit(), _LABELS, where, coef=0.3)
+  assert (abs(alone[0] - got[0]) > 1e-3) == any(stored)
+
+
+def test_batches_one_after_the_other_with_the_carried_memory():
+  memory = embedding_memory(12, 4)
+  state, seen = memory.init(None), np.zeros((0, 4), np.float32)
+  for seed in range(3):
+    embeddings = _unit(seed)
+    current = memory.current(state)
+    earlier = seen[-12:]
+    by_hand = Memory(earlier, np.tile(_LABELS, 3)[len(seen) - len(earlier) : len(seen)], np.ones(len(earlier), bool))
+    _check(_run(embeddings, _LABELS, memory=current, coef=0.5), _reference(embeddings, _LABELS, memory=by_hand, coef=0.5))
+    state = memory.update(None, state, embeddings=embeddings, labels=_LABELS)[1]
+    seen = np.concatenate([seen, embeddings])
+
+
+def test_no_gradient_into_the_memory():
+  @jax.jit
+  def loss_fn(stored):
+    return losses.blackbox_ap_loss(_unit(), _LABELS, memory=_memory()._replace(embeddings=stored))
+
+  np.testing.assert_array_equal(jax.grad(loss_fn)(_unit(9, 5)), 0)
+
+
+def test_the_reference_memory_mixes_the_rows_of_other_queries_in():
+  memory = reference_memory(2, 8)
+  state = memory.init(None)
+  state = memory.update(None, state, embeddings=_unit(1), labels=_LABELS[::-1].copy())[1]
+  got = _run(_unit(), _LABELS, memory=memory.current(state), coef=0.0)[0]
+  # By hand: query q of this batch takes the row of image q of the earlier one.
+  rows, labels = np.float64(_unit(1)) @ np.float64(_unit(1)).T, _LABELS[::-1]
+  x, total = np.float64(_unit()), 0.0
+  for q in range(8):
+    relevant = np.concatenate([_LABELS[q] == _LABELS, labels == labels[q]])
+    total += _ranking(np.concatenate([x @ x[q], rows[q]]), relevant, 1 / 8, 5.0)[0]
+  np.testing.assert_allclose(got, total, atol=1e-6)
+
+
+@pytest.mark.parametrize("memory", [None, _memory()], ids=["batch", "memory"])
+def test_margin_shifts_the_scores_by_the_given_noise(memory):
+  rng = np.random.default_rng(0)
+  noise = np.abs(rng.standard_normal((8, 8 if memory is None else 13))), np.abs(rng.standard_normal((8, 8)))
+  where = np.array([1, 1, 1, 1, 0, 1, 1, 1], bool)
+  got = _run(_unit(), _LABELS, where, memory, coef=0.4, margin=0.7, noise=noise)
+  _check(got, _reference(_unit(), _LABELS, where, memory, coef=0.4, margin=0.7, noise=noise))
+  assert abs(got[0] - _run(_unit(), _LABELS, where, memory, coef=0.4)[0]) > 1e-3
+
+
+def test_margin_draws_from_the_key_alone():
+  loss_fn = jax.jit(losses.blackbox_ap_loss)
+
+  def run(seed, margin):
+    return float(loss_fn(_unit(), _LABELS, margin=margin, key=jax.random.key(seed)))
+
+  assert run(0, 0.5) == run(0, 0.5)
+  assert run(0, 0.5) != run(1, 0.5)
+  np.testing.assert_allclose([run(0, 0.0), run(1, 0.0)], _value_and_grad(_unit(), _LABELS)[0], rtol=1e-6)
+  assert run(0, 50.0) > 0.4  # only the noise is left, and it always ranks negatives first
+
+
+def test_a_weight_on_the_loss_scales_the_gradient():
+  _, plain = _value_and_grad(_unit(), _LABELS)
+  weighted = jax.jit(jax.grad(lambda e: 7 * losses.blackbox_ap_loss(e, _LABELS)))(_unit())
+  np.testing.assert_allclose(weighted, 7 * plain, rtol=1e-5)
+
+
+@hypothesis.given(order=st.permutations(range(8)), seed=st.integers(0, 10**6))
+@hypothesis.settings(max_examples=20)
+def test_order_of_the_batch_changes_nothing(order, seed):
+  order, labels = np.array(order), np.random.default_rng(seed).integers(0, 3, 8)
+  value, gradient = _run(_unit(seed), labels)
+  _check(_run(_unit(seed)[order], labels[order]), (value, gradient[order]))
+  # With many exact ties too (scores 0 and 1), as far as the value goes.
+  axes = np.eye(4)[np.random.default_rng(seed).integers(0, 4, 8)]
+  value, gradient = _run(axes, labels)
+  np.testing.assert_allclose(_run(axes[order], labels[order])[0], value, rtol=0, atol=1e-12)
+  np.testing.assert_allclose(value, _reference(axes, labels)[0], rtol=0, atol=1e-12)
+  assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize(("labels", "in_order"), [([0, 0, 1], 0.0), ([0, 1, 0], 0.5)])
+def test_ties_are_pessimistic_or_as_they_stand(labels, in_order):
+  """Queries 0 and 1 or 2 have one positive each; for query 0 a negative scores the same, for the other it scores more."""
+  embeddings = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+  for ties, of_query_0 in (("pessimistic", 0.5), ("order", in_order)):
+    value, _ = _run(embeddings, np.array(labels), coef=0.0, include_self=False, ties=ties)
+    np.testing.assert_allclose(value, (of_query_0 + 0.5) / 2, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  ("labels", "where"),
+  [
+    pytest.param(np.arange(8), np.ones(8, bool), id="no_positives"),
+    pytest.param(np.zeros(8, int), np.ones(8, bool), id="one_class"),
+    pytest.param(_LABELS, np.zeros(8, bool), id="all_masked"),
+    pytest.param(_LABELS, np.arange(8) == 2, id="one_image_left"),
+  ],
+)
+def test_without_a_ranking_it_is_zero_without_gradient(labels, where):
+  for memory in (None, _memory((0, 0, 0, 0, 0))):
+    value, gradient = _run(_unit(), labels, where, memory)
+    assert value == 0
+    np.testing.assert_array_equal(gradient, 0)
+
+
+@pytest.mark.parametrize("embeddings", [np.zeros((8, 4)), np.full((8, 4), 0.5)], ids=["zero", "all_equal"])
+def test_a_collapsed_batch_is_finite_and_not_perfect(embeddings):
+  value, gradient = _run(embeddings, _LABELS)
+  np.testing.assert_allclose(value, _reference(embeddings, _LABELS)[0], atol=1e-12)
+  assert value > 0.5
+  assert np.isfinite(gradient).all()
+
+
+def test_a_perfect_ranking_costs_nothing_but_the_constant_of_the_denominator():
+  embeddings, labels = np.eye(4)[[0, 0, 1, 1, 2, 2, 3, 3]], np.array([0, 0, 1, 1, 2, 2, 3, 3])
+  value, gradient = _run(embeddings, labels, coef=0.5)
+  np.testing.assert_allclose(value, 0.5 * (1e-5 / 2 + 1e-5 / 16), rtol=1e-4)
+  np.testing.assert_array_equal(gradient, 0)
+
+
+def test_half_precision_is_computed_in_float32():
+  for dtype in (jnp.bfloat16, jnp.float16):
+    embeddings = jnp.asarray(_unit(), dtype)
+    value, _ = _value_and_grad(embeddings, _LABELS)
+    assert value.dtype == jnp.float32
+    np.testing.assert_allclose(value, _value_and_grad(embeddings.astype(jnp.float32), _LABELS)[0], rtol=1e-6)
+
+
+def test_vmap_over_batches():
+  batches = np.stack([_unit(seed) for seed in range(3)])
+  value, gradient = jax.jit(jax.vmap(_value_and_grad, in_axes=(0, None)))(batches, _LABELS)
+  for got, grad, batch in zip(value, gradient, batches, strict=True):
+    want = _reference(batch, _LABELS)
+    np.testing.assert_allclose(got, want[0], rtol=1e-5)
+    np.testing.assert_allclose(grad, want[1], atol=1e-6)
+
+
+def test_bad_options_are_named():
+  embeddings, memory = _unit(), embedding_memory(8, 4)
+  for options, message in (
+    ({"lambda_": 0.0}, "lambda_"),
+    ({"margin": -0.1}, "margin must lie"),
+    ({"margin": 0.1}, "margin needs key"),
+    ({"interclass_coef": 1.5}, "interclass_coef"),
+    ({"ties": "best"}, "ties must be one of"),
+    ({"memory": memory.lookahead(memory.init(None), embeddings, _LABELS)}, "pass current"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      losses.blackbox_ap_loss(embeddings, _LABELS, **options)
+  with pytest.raises(AssertionError):  # rows of a batch of another size
+    losses.blackbox_ap_loss(
+      embeddings, _LABELS, memory=StoredScores(*(np.zeros((4, 4), dtype) for dtype in (float, bool, bool)))
+    )
+
+
+@pytest.mark.parametrize(
+  ("kind", "which", "margin"), [("pmap", "embeddings", 0.1), ("pmap", "rows", 0.0), ("shard_map", "embeddings", 0.0)]
+)
+def test_two_devices_equal_one(kind, which, margin):
+  """Loss, gradient of a parameter and memory over two steps, with unequal masks and random shifts."""
+  rng = np.random.default_rng(0)
+  inputs, kernel = np.float32(rng.normal(size=(2, 8, 5))), np.float32(rng.normal(size=(5, 4)))
+  where = np.array([1, 1, 1, 1, 0, 1, 0, 1], bool)
+
+  def make(axis_name=None):
+    if which == "rows":
+      return reference_memory(1, 8, axis_name=axis_name)
+    return embedding_memory(11, 4, axis_name=axis_name)
+
+  def step(kernel, state, inputs, labels, where, axis_name=None):
+    memory = make(axis_name)
+
+    def loss_fn(kernel):
+      embeddings = inputs @ kernel
+      embeddings /= jnp.linalg.norm(embeddings, axis=1, keepdims=True)
+      loss = losses.blackbox_ap_loss(
+        embeddings,
+        labels,
+        interclass_coef=0.5,
+        margin=margin,
+        key=jax.random.key(3),
+        memory=memory.current(state),
+        where=where,
+        axis_name=axis_name,
+      )
+      return loss, embeddings
+
+    (loss, embeddings), gradient = jax.value_and_grad(loss_fn, has_aux=True)(kernel)
+    if axis_name is not None:
+      gradient = jax.lax.pmean(gradient, axis_name)
+    _, state = memory.update(None, state, embeddings=embeddings, labels=labels, where=where)
+    return loss, gradient, state
+
+  single, mapped = jax.jit(step), mapping.on_devices(functools.partial(step, axis_name=mapping.AXIS), kind)
+  expected = make().init(None)
+  state = mapping.replicate(expected)
+  for batch in inputs:
+    loss, gradient, expected = single(kernel, expected, batch, _LABELS, where)
+    got = mapped(mapping.replicate(kernel), state, *map(mapping.split, (batch, _LABELS, where)))
+    state = got[2]
+    chex.assert_trees_all_close((got[0], state), mapping.replicate((loss, expected)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(got[1], mapping.replicate(gradient), rtol=0, atol=1e-4 * np.abs(gradient).max())
+    assert np.abs(gradient).max() > 1e-4

@@ -1,0 +1,264 @@
+"""The command line: helpful mistakes, a run from start to results, evaluation of it."""
+
+import functools
+import json
+import subprocess
+import sys
+
+import numpy as np
+from PIL import Image
+import pytest
+import runs
+
+from soprc_jax.training import checkpoints, optimizers, workdir
+
+_TRAIN, _EVALUATE = "experiments.train", "experiments.evaluate"
+
+
+def _fails(module, *flags, cwd=runs.ROOT):
+  """The message of a command that must end with one: no traceback, exit status 1."""
+  done = runs.call(module, *flags, cwd=cwd)
+  assert done.returncode == 1, done.stdout + done.stderr
+  assert "Traceback" not in done.stderr
+  assert done.stderr.startswith("Error: ")
+  return done.stderr
+
+
+class TestMistakes:
+  @pytest.mark.parametrize("module", [_TRAIN, _EVALUATE])
+  def test_no_flags(self, module):
+    message = _fails(module)
+    assert "missing --config and --workdir" in message
+    assert f"python -m {module} --config=configs/glyphs.py --workdir=" in message
+
+  def test_no_workdir(self):
+    assert "missing --workdir" in _fails(_TRAIN, f"--config={runs.GLYPHS}")
+
+  @pytest.mark.parametrize("module", [_TRAIN, _EVALUATE])
+  def test_help(self, module):
+    done = runs.call(module, "--help")
+    assert "--config" in done.stdout
+    assert "--workdir" in done.stdout
+    assert f"python -m {module}" in done.stdout
+    assert "Traceback" not in done.stderr
+
+  @pytest.mark.parametrize(
+    ("flag", "hints"),
+    [
+      ("--config.model.wdith=8", ["model.wdith", "Did you mean 'model.width'", "embedding_dim"]),
+      ("--config.optin.name=adam", ["optin.name", "Did you mean 'optim"]),
+      ("--config.model.width=wide", ["width", "wide"]),
+      ("--config.model.width=0", ["model.width", ">= 1", "0"]),
+      ("--config.loss.prior.kind=true", ["loss.prior.kind", "frequency, scaled, batch, constant", "true"]),
+      ("--config.train.batch_size=18", ["train.batch_size", "16 or 20"]),
+      ("--config.loss.preset=papr", ["loss.preset", "paper", "authors"]),
+      ("--wrkdir=runs/x", ["wrkdir"]),
+      ("runs/x", ["unexpected argument 'runs/x'"]),
+    ],
+  )
+  def test_wrong_flag(self, tmp_path, flag, hints):
+    message = _fails(_TRAIN, f"--config={runs.GLYPHS}", f"--workdir={tmp_path / 'new'}", flag)
+    assert [hint for hint in hints if hint not in message] == []
+    assert not (tmp_path / "new").exists()  # refused before anything is written
+
+  def test_wrong_argument_of_the_config(self, tmp_path):
+    message = _fails(_TRAIN, f"--config={runs.GLYPHS}:tripelt", f"--workdir={tmp_path / 'new'}")
+    assert "tripelt" in message
+    assert "triplet" in message
+
+  def test_missing_config_file(self, tmp_path):
+    message = _fails(_TRAIN, "--config=configs/glifs.py", f"--workdir={tmp_path / 'new'}")
+    assert "there is no file 'configs/glifs.py'" in message
+    assert "configs/glyphs.py" in message
+    assert "repository root" in _fails(_TRAIN, "--config=configs/glyphs.py", "--workdir=new", cwd=tmp_path)
+
+  def test_batch_that_needs_more_classes_than_there_are(self, tmp_path):
+    message = _fails(_TRAIN, *runs.tiny_flags(tmp_path / "new", **{"train.batch_size": 8000}))
+    assert "2000 classes" in message
+    assert "lower batch_size" in message
+    # The corrected command must not be told that the folder belongs to another config.
+    workdir.claim(tmp_path / "new", runs.tiny_config())
+
+  def test_evaluation_of_a_folder_without_a_run(self, tmp_path):
+    assert "holds no run" in _fails(_EVALUATE, *runs.tiny_flags(tmp_path))
+
+  @pytest.mark.slow
+  def test_start_from_a_folder_without_a_run(self, tmp_path):
+    message = _fails(_TRAIN, *runs.tiny_flags(tmp_path / "new", **{"model.init_from": tmp_path / "missing"}))
+    assert str(tmp_path / "missing") in message
+    assert "holds no checkpoint" in message
+    workdir.claim(tmp_path / "new", runs.tiny_config())
+
+
+@functools.cache
+def _results():
+  return json.loads((runs.finished().workdir / workdir.RESULTS).read_text())
+
+
+class TestRun:
+  def test_results(self):
+    results = _results()
+    assert {"config", "steps", "images_per_second", "val", "test"} <= set(results)
+    assert results["steps"] == 24
+    assert results["config"] == json.loads((runs.finished().workdir / workdir.CONFIG).read_text())
+    assert results["images_per_second"] > 0
+    for split in ("val", "test"):
+      assert set(results[split]) >= {"mAUPRC", "recall@1", "recall@10", "num_queries", "num_skipped"}
+      assert 0 < results[split]["mAUPRC"] < 1
+      assert results[split]["recall@1"] <= results[split]["recall@10"] <= 1
+
+  def test_last_words(self):
+    lines = runs.finished().stdout.splitlines()
+    assert f"test: mAUPRC {_results()['test']['mAUPRC']:.4f}, recall@1 {_results()['test']['recall@1']:.4f}" in lines[0]
+    assert str(runs.finished().workdir / workdir.RESULTS) in lines[1]
+    assert "\r" not in runs.finished().stderr  # plain lines where there is no terminal
+    assert "step 24/24" in runs.finished().stderr
+
+  def test_one_line_a_step(self):
+    lines = list(workdir.read_metrics(runs.finished().workdir))
+    assert [line["step"] for line in lines] == list(range(1, 25))
+    schedule = optimizers.make_schedule(runs.tiny_config())
+    np.testing.assert_allclose([line["learning_rate"] for line in lines], [schedule(step) for step in range(24)])
+    for line in lines:
+      assert all(np.isfinite(value) for value in line.values())
+      assert ("val_mAUPRC" in line) == (line["step"] % 3 == 0)
+      assert ("soprc" in line) == (line["step"] > 6)
+
+  def test_the_best_network_on_val_is_tested(self):
+    lines = list(workdir.read_metrics(runs.finished().workdir))
+    best = max((line for line in lines if "val_mAUPRC" in line), key=lambda line: line["val_mAUPRC"])
+    assert _results()["tested_step"] == best["step"]
+    assert _results()["val"]["mAUPRC"] == best["val_mAUPRC"]
+
+  def test_newest_checkpoints_are_kept(self):
+    kept = sorted(int(path.name) for path in (runs.finished().workdir / checkpoints.NEWEST).iterdir())
+    assert kept == [20, 24]
+    assert [path.name for path in (runs.finished().workdir / checkpoints.BEST).iterdir()] == [
+      str(_results()["tested_step"])
+    ]
+
+  def test_pictures_and_tensorboard(self):
+    for name in ("convergence.png", "pr_curve.png"):
+      with Image.open(runs.finished().workdir / name) as picture:
+        picture.load()
+        assert min(picture.size) > 300
+        assert len(picture.convert("L").histogram()) > len(set(picture.convert("L").histogram())) > 10
+    assert list((runs.finished().workdir / "tensorboard").glob("events.out.tfevents.*"))
+    with np.load(runs.finished().workdir / "pr_curve.npz") as curve:
+      assert np.all(np.diff(curve["recall"]) <= 0)
+
+  def test_other_config_is_refused_and_nothing_changes(self):
+    folder = runs.finished().workdir
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    message = _fails(_TRAIN, *runs.tiny_flags(folder, **{"loss.tau1": 0.5}))
+    assert "loss.tau1: 0.03 there, 0.5 here" in message
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+class TestEvaluate:
+  def test_gives_the_test_metrics_of_the_run(self):
+    folder = runs.finished().workdir
+    done = runs.call(_EVALUATE, *runs.tiny_flags(folder))
+    assert done.returncode == 0, done.stderr
+    values = json.loads((folder / "evaluation_test.json").read_text())
+    assert values.pop("checkpoint_step") == _results()["tested_step"]
+    assert values == _results()["test"]
+    assert done.stdout.startswith("test: mAUPRC")
+
+  def test_other_config_is_refused(self):
+    message = _fails(_EVALUATE, *runs.tiny_flags(runs.finished().workdir, **{"model.width": 8}))
+    assert "model.width: 4 there, 8 here" in message
+
+  @pytest.mark.slow
+  def test_newest_network_on_val(self):
+    folder = runs.finished().workdir
+    done = runs.call(_EVALUATE, *runs.tiny_flags(folder), "--split=val", "--checkpoint=newest")
+    assert done.returncode == 0, done.stderr
+    values = json.loads((folder / "evaluation_val.json").read_text())
+    last = list(workdir.read_metrics(folder))[-1]
+    assert values["checkpoint_step"] == 24
+    assert values["mAUPRC"] == last["val_mAUPRC"]
+
+
+class TestLargerRuns:
+  """Minutes."""
+
+  @pytest.mark.slow
+  @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+  def test_resnet50(self, tmp_path, dtype):
+    flags = runs.tiny_flags(
+      tmp_path,
+      steps=3,
+      warmup_steps=0,
+      **{
+        "model.name": "resnet50",
+        "model.stem": "imagenet",
+        "model.dtype": dtype,
+        "data.image_size": 32,
+        "eval.image_size": 32,
+        "data.val_share": 0.01,
+        "data.train_share": 0.98,
+      },
+    )
+    done = runs.call(_TRAIN, *flags)
+    assert done.returncode == 0, done.stderr
+    lines = list(workdir.read_metrics(tmp_path))
+    assert len(lines) == 3
+    assert all(np.isfinite(value) for line in lines for value in line.values())
+
+  @pytest.mark.slow
+  def test_starting_from_the_network_of_another_run(self, tmp_path):
+    flags = runs.tiny_flags(
+      tmp_path, steps=1, warmup_steps=0, **{"model.init_from": runs.finished().workdir, "optim.learning_rate": 0.0}
+    )
+    done = runs.call(_TRAIN, *flags)
+    assert done.returncode == 0, done.stderr
+    got, want = runs.states(tmp_path), runs.states(runs.finished().workdir)
+    params = [path for path in want if path.startswith(f"{checkpoints.BEST}.params")]
+    assert params
+    for path in params:
+      np.testing.assert_array_equal(got[path], want[path])
+
+  @pytest.mark.slow
+  def test_batches_in_two_processes_change_nothing(self, tmp_path):
+    done = runs.call(_TRAIN, *runs.tiny_flags(tmp_path, **{"data.workers": 2}))
+    assert done.returncode == 0, done.stderr
+    assert runs.metrics(tmp_path) == runs.metrics(runs.finished().workdir)
+
+
+_IMPORTS = """
+import sys
+import {module}
+from absl import flags
+from jax._src import xla_bridge
+
+defined = [name for name in flags.FLAGS.flags_by_module_dict() if "soprc_jax" in name or "experiments" in name]
+assert not defined, defined
+assert not flags.FLAGS.is_parsed()
+assert not xla_bridge.backends_are_initialized()
+heavy = [name for name in {heavy} if name in sys.modules]
+assert not heavy, heavy
+flags.DEFINE_string("config", None, "")
+flags.DEFINE_string("workdir", None, "")
+flags.FLAGS(["program", "--workdir=x"])
+"""
+_TRAIN_ONLY = ("flax", "orbax", "grain", "ml_collections", "tensorboardX", "PIL", "matplotlib", "tensorflow", "torch")
+
+
+class TestImport:
+  @pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+      ("soprc_jax", _TRAIN_ONLY),
+      ("soprc_jax.losses", _TRAIN_ONLY),
+      ("soprc_jax.models", ("tensorflow",)),
+      ("soprc_jax.data.pipeline", ("tensorflow",)),
+      ("soprc_jax.training.loop", ("tensorflow",)),
+    ],
+  )
+  def test_library_defines_no_flags_and_touches_no_device(self, module, heavy):
+    code = _IMPORTS.format(module=module, heavy=heavy)
+    done = subprocess.run(
+      [sys.executable, "-W", "error", "-c", code], cwd=runs.ROOT, env=runs.environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr

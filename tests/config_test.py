@@ -1,0 +1,318 @@
+"""Configs: every file and argument resolves, bad values are named, presets are those of the design."""
+
+import json
+import math
+import runpy
+
+import pytest
+import runs
+
+from soprc_jax.training import config as config_lib
+
+_FILES = sorted((runs.ROOT / "configs").glob("[!_]*.py"))
+
+
+def _with(config, values):
+  """The config with dotted keys set, as flags do it."""
+  for key, value in values.items():
+    *parents, leaf = key.split(".")
+    node = config
+    for parent in parents:
+      node = node[parent]
+    assert leaf in node, key
+    with node.ignore_type():
+      node[leaf] = value
+  return config
+
+
+def _resolved(**values):
+  return config_lib.resolve(_with(config_lib.default_config(), {key.replace("__", "."): v for key, v in values.items()}))
+
+
+def _leaves(tree):
+  for value in tree.values():
+    yield from _leaves(value) if isinstance(value, dict) else [value]
+
+
+def _arguments():
+  """Every argument of every config file, alone, and none."""
+  cases = []
+  for file in _FILES:
+    names = ["", *runpy.run_path(str(file))["ARGUMENTS"]]
+    cases += [pytest.param(file, name, id=f"{file.stem}:{name}") for name in names]
+  return cases
+
+
+def _glyphs(argument):
+  return config_lib.resolve(runpy.run_path(str(runs.ROOT / "configs" / "glyphs.py"))["get_config"](argument))
+
+
+class TestConfigFiles:
+  @pytest.mark.parametrize(("file", "argument"), _arguments())
+  def test_every_argument_resolves(self, file, argument):
+    config = config_lib.resolve(runpy.run_path(str(file))["get_config"](argument))
+    assert "presets" not in config
+    assert None not in list(_leaves(config.to_dict()))
+    assert json.loads(config_lib.to_json(config))["train"]["steps"] == config.train.steps
+    with pytest.raises(AttributeError):
+      config.optim.learning_rat = 0.1
+
+  @pytest.mark.parametrize(("file", "argument"), _arguments())
+  def test_docstring_tells_the_arguments(self, file, argument):
+    text = runpy.run_path(str(file))["__doc__"]
+    assert f"--config=configs/{file.name}" in text
+    name = argument.rstrip("0123456789")  # ablation1 .. ablation5
+    assert name in text
+
+  @pytest.mark.parametrize("file", _FILES, ids=lambda file: file.stem)
+  def test_unknown_argument_lists_the_known_ones(self, file):
+    module = runpy.run_path(str(file))
+    with pytest.raises(ValueError, match="nonsense") as error:
+      module["get_config"]("nonsense")
+    assert all(name in str(error.value) for name in module["ARGUMENTS"])
+
+  def test_arguments_can_be_joined(self):
+    config = _glyphs("finetune,triplet")
+    assert (config.loss.name, config.model.freeze_bn) == ("triplet", True)
+
+  # The rows of the paper's Table 2: prior of the batch?, v, semi-variance term?, optimizer.
+  @pytest.mark.parametrize(
+    ("row", "biased", "v", "variance", "optimizer"),
+    [
+      (1, True, "batch", False, "sgd"),
+      (2, False, "batch", False, "sgd"),
+      (3, False, "carried", False, "sgd"),
+      (4, False, "carried", True, "sgd"),
+      (5, False, "carried", True, "adam"),
+    ],
+  )
+  def test_ablation_rows(self, row, biased, v, variance, optimizer):
+    config = _glyphs(f"ablation{row}")
+    assert (config.loss.prior.kind == "batch") == biased
+    assert config.loss.v == v
+    assert (config.loss.lambda1, config.loss.lambda2) == ((1.0, 5.0) if variance else (0.0, 0.0))
+    assert config.optim.name == optimizer
+
+
+# key, bad value, what the message must name beside both.
+_BAD = [
+  ("seed", -1, ">= 0"),
+  ("data.source", "imagenet", "glyphs"),
+  ("data.augmentation", "mixup", "affine"),
+  ("data.image_size", 0, ">= 1"),
+  ("data.small_classes", "ignore", "mask, repeat, drop"),
+  ("data.train_share", 0.0, "> 0"),
+  ("data.train_share", 1.5, "<= 1"),
+  ("data.train_share", math.nan, "> 0"),
+  ("data.val_share", 0.0, "> 0"),
+  ("data.val_share", 0.5, "below 1"),
+  ("data.workers", -1, ">= 0"),
+  ("data.prefetch", 0, ">= 1"),
+  ("model.name", "resnet9", "resnet50"),
+  ("model.stem", "tiny", "small"),
+  ("model.stem_stride", 3, "1, 2"),
+  ("model.width", 0, ">= 1"),
+  ("model.embedding_dim", 0, ">= 1"),
+  ("model.dtype", "float16", "bfloat16"),
+  ("loss.name", "softmax", "soprc"),
+  ("loss.preset", "papr", "paper"),
+  ("loss.v", "memory", "carried, batch"),
+  ("loss.tau1", 0.0, "> 0"),
+  ("loss.tau1", math.inf, "> 0"),
+  ("loss.tau2", -0.001, "> 0"),
+  ("loss.tau1_start", -0.1, ">= 0"),
+  ("loss.beta", 0.0, "> 0"),
+  ("loss.beta", 1.5, "<= 1"),
+  ("loss.num_points", 0, ">= 1"),
+  ("loss.lambda1", -1.0, ">= 0"),
+  ("loss.lambda2", math.nan, ">= 0"),
+  ("loss.self_weight", -0.5, ">= 0"),
+  ("loss.self_weight", 2.0, "<= 1"),
+  ("loss.initial_v", "ones", "debiased, uniform"),
+  ("loss.grid", "blok", "blocks"),
+  ("loss.average_over", "active", "selected, all"),
+  ("loss.pool", "class", "batch, list"),
+  ("loss.prior.kind", "true", "frequency"),
+  ("loss.prior.value", 30.0, "<= 1"),  # a percentage
+  ("loss.prior.value", 0.0, "> 0"),
+  ("loss.prior.start", 1.5, "<= 1"),
+  ("loss.triplet.margin", -0.1, ">= 0"),
+  ("optim.name", "lion", "sgd, adam"),
+  ("optim.learning_rate", -0.1, ">= 0"),
+  ("optim.learning_rate", math.nan, ">= 0"),
+  ("optim.schedule", "linear", "cosine"),
+  ("optim.milestones", (300, 100), "ascend"),
+  ("optim.decay_factor", -1.0, ">= 0"),
+  ("optim.ramp_steps", -1, ">= 0"),
+  ("optim.momentum", 1.5, "<= 1"),
+  ("optim.weight_decay", -1e-4, ">= 0"),
+  ("optim.head_multiplier", -1.0, ">= 0"),
+  ("warmup.steps", -1, ">= 0"),
+  ("warmup.loss", "soprc", "state of its own"),
+  ("warmup.learning_rate", -1.0, ">= 0"),
+  ("train.steps", -1, ">= 0"),
+  ("train.steps", 0, "at least 1"),
+  ("train.batch_size", 226, "224 or 228"),
+  ("train.batch_size", 4, "8 or 12"),
+  ("train.per_class", 1, "at least 2"),
+  ("train.microbatch", 8, "not implemented"),
+  ("eval.every", -1, ">= 0"),
+  ("eval.image_size", 0, ">= 1"),
+  ("eval.batch_size", 0, ">= 1"),
+  ("eval.block_size", 0, ">= 1"),
+  ("eval.ks", (0, 10), ">= 1"),
+  ("eval.ks", (), ">= 1"),
+  ("checkpoint.every", -1, ">= 0"),
+  ("checkpoint.keep", 0, ">= 1"),
+  ("log.line_every", 0, ">= 1"),
+]
+
+
+class TestCheck:
+  @pytest.mark.parametrize(("key", "value", "hint"), _BAD, ids=[f"{key}={value}" for key, value, _ in _BAD])
+  def test_bad_value_is_named_with_what_is_allowed(self, key, value, hint):
+    with pytest.raises(ValueError, match=key.replace(".", r"\.")) as error:
+      config_lib.resolve(_with(config_lib.default_config(), {key: value}))
+    line = next(line for line in str(error.value).splitlines() if key in line)
+    assert hint in line
+    if key not in ("data.val_share", "train.steps", "eval.ks"):
+      assert str(value) in line
+
+  def test_all_problems_are_told_at_once(self):
+    with pytest.raises(ValueError, match="config") as error:
+      _resolved(model__width=0, optim__name="lion", loss__tau1=-1.0)
+    assert all(key in str(error.value) for key in ("model.width", "optim.name", "loss.tau1"))
+
+  def test_values_at_the_edge_are_allowed(self):
+    _resolved(
+      loss__beta=1.0,
+      loss__self_weight=1.0,
+      loss__prior__value=1.0,
+      optim__momentum=0.0,
+      optim__learning_rate=0.0,
+      loss__lambda1=0.0,
+      eval__every=0,
+      checkpoint__every=0,
+      train__batch_size=8,
+      warmup__steps=3,
+      train__steps=0,
+    )
+
+  def test_prior_value_plays_no_role_in_kinds_without_one(self):
+    for kind in ("frequency", "batch"):
+      assert _resolved(loss__prior__kind=kind, loss__prior__value=0.0).loss.prior.kind == kind
+
+  def test_every_numeric_key_is_checked(self):
+    # A key that is added without a check would take any nonsense until a run fails hours later.
+    unchecked = []
+    for key, value in _numbers(config_lib.default_config().to_dict()):
+      if key.startswith("presets."):
+        continue
+      config = _with(config_lib.default_config(), {key: math.nan if isinstance(value, float) else -3})
+      try:
+        config_lib.resolve(config)
+        unchecked.append(key)
+      except ValueError:
+        pass
+    assert unchecked == []
+
+
+def _numbers(tree, prefix=""):
+  for name, value in tree.items():
+    if isinstance(value, dict):
+      yield from _numbers(value, f"{prefix}{name}.")
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+      yield prefix + name, value
+
+
+# The table of the design (section 2): what a preset decides.
+_PRESETS = {
+  "default": {
+    "tpr_gradient": False,
+    "self_weight": -1,
+    "initial_v": "debiased",
+    "grid": "midpoints",
+    "average_over": "selected",
+    "pool": "batch",
+    "mean_gradient": True,
+    "prior.kind": "scaled",
+  },
+  "paper": {
+    "tpr_gradient": True,
+    "self_weight": 0,
+    "initial_v": "uniform",
+    "grid": "midpoints",
+    "average_over": "all",
+    "pool": "list",
+    "prior.kind": "frequency",
+  },
+  "authors": {
+    "tpr_gradient": False,
+    "self_weight": -1,
+    "initial_v": "uniform",
+    "grid": "blocks",
+    "average_over": "selected",
+    "pool": "batch",
+    "mean_gradient": True,
+    "prior.kind": "scaled",
+  },
+}
+
+
+class TestPresets:
+  @pytest.mark.parametrize("preset", config_lib.PRESETS)
+  def test_resolves_to_the_design(self, preset):
+    loss = _resolved(loss__preset=preset).loss
+    got = {key: loss.prior.kind if key == "prior.kind" else loss[key] for key in _PRESETS[preset]}
+    assert got == _PRESETS[preset]
+
+  @pytest.mark.parametrize(
+    ("preset", "key", "value"),
+    [
+      ("paper", "tpr_gradient", False),
+      ("default", "self_weight", 0.0),
+      ("authors", "grid", "midpoints"),
+      ("paper", "initial_v", "debiased"),
+      ("authors", "mean_gradient", False),
+      ("default", "pool", "list"),
+      ("paper", "prior__kind", "constant"),
+      ("authors", "prior__value", 0.01),
+    ],
+  )
+  def test_a_value_set_by_hand_wins(self, preset, key, value):
+    extra = {"loss__prior__value": 0.5} if value == "constant" else {}
+    loss = _resolved(loss__preset=preset, **{f"loss__{key}": value}, **extra).loss
+    assert (loss.prior[key.removeprefix("prior__")] if "prior" in key else loss[key]) == value
+
+  def test_a_start_of_zero_by_hand_wins_over_the_config_files(self):
+    config = runpy.run_path(str(runs.ROOT / "configs" / "glyphs.py"))["get_config"]("")
+    assert config_lib.resolve(config).loss.prior.start > 0
+    assert config_lib.resolve(_with(config, {"loss.prior.start": 0.0})).loss.prior.start == 0
+
+  def test_the_input_is_left_alone(self):
+    config = config_lib.default_config()
+    before = config.to_dict()
+    config_lib.resolve(config)
+    assert config.to_dict() == before
+
+
+class TestDifferences:
+  def _dicts(self, **values):
+    return json.loads(config_lib.to_json(_resolved())), json.loads(config_lib.to_json(_resolved(**values)))
+
+  def test_same(self):
+    assert config_lib.differences(*self._dicts()) == []
+
+  def test_each_key_that_differs_is_listed_with_both_values(self):
+    here, there = self._dicts(optim__learning_rate=0.5, model__width=8, eval__ks=(1, 2))
+    lines = config_lib.differences(here, there)
+    assert [line.split(":")[0] for line in lines] == ["eval.ks", "model.width", "optim.learning_rate"]
+    assert "0.5 there, 0.01 here" in lines[2]
+
+  @pytest.mark.parametrize(("key", "value"), [("data__workers", 3), ("data__prefetch", 9), ("log__progress", False)])
+  def test_keys_that_change_no_result_may_differ(self, key, value):
+    assert config_lib.differences(*self._dicts(**{key: value})) == []
+
+  def test_a_key_that_only_one_has(self):
+    assert config_lib.differences({"a": {"b": 1}}, {"a": {}}) == ["a.b: None there, 1 here"]
+    assert config_lib.differences({"a": {}}, {"a": {"b": 1}}) == ["a.b: 1 there, None here"]

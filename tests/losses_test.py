@@ -1,0 +1,274 @@
+"""The stateless losses that the paper compares with: parity with the authors' code, and one list of questions for all."""
+
+from collections.abc import Callable
+import functools
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import mapping
+import numpy as np
+import pytest
+
+from soprc_jax import losses
+
+_GOLDENS = pathlib.Path(__file__).parent / "goldens"
+
+
+class Case(NamedTuple):
+  """How an archive of golden values maps to one of our losses.
+
+  Attributes:
+    loss_fn: ``(embeddings, labels, **arguments, **static)``.
+    arguments: hyperparameters of the archive -> traced arguments.
+    static: hyperparameters of the archive -> static arguments.
+  """
+
+  loss_fn: Callable[..., Any]
+  arguments: Callable[[dict[str, Any]], dict[str, float]] = lambda hparams: {}
+  static: Callable[[dict[str, Any]], dict[str, Any]] = lambda hparams: {}
+
+
+_CASES = {
+  "contrastive": Case(
+    losses.contrastive_loss,
+    lambda h: {"negative_margin": h["thres"][0], "positive_margin": h["thres"][1]},
+    lambda h: {"average_active": bool(h.get("norm", False))},
+  ),
+  "triplet": Case(losses.triplet_loss, lambda h: {"margin": h["thres"]}, lambda h: {"max_positives": 3}),
+  "multi_similarity": Case(
+    losses.multi_similarity_loss, lambda h: {"alpha": h["alpha"], "beta": h["beta"], "base": h["thres"]}
+  ),
+  "smooth_ap": Case(losses.smooth_ap_loss, lambda h: {"tau": h["anneal"]}, lambda h: {"max_positives": 3}),
+  "fast_ap": Case(losses.fast_ap_loss, static=lambda h: {"num_bins": h["num_bins"]}),
+  "list_wise": Case(losses.listwise_ap_loss, static=lambda h: {"num_bins": h["nq"]}),
+  "auc_huber": Case(losses.auroc_loss, lambda h: {"tau": h["temp"]}, lambda h: {"surrogate": "huber", "max_positives": 3}),
+  "auc_lg": Case(losses.auroc_loss, static=lambda h: {"surrogate": "logistic", "max_positives": 3}),
+  "auc_sgm": Case(losses.auroc_loss, lambda h: {"tau": h["temp"]}, lambda h: {"surrogate": "sigmoid", "max_positives": 3}),
+}
+
+
+@functools.cache
+def _archive(name):
+  with np.load(_GOLDENS / f"{name}.npz") as archive:
+    return {key: archive[key] for key in archive.files}
+
+
+@functools.cache
+def _compiled(name, static):
+  """One compilation for each shape and dtype: what can be traced is an argument."""
+  return jax.jit(jax.value_and_grad(functools.partial(_CASES[name].loss_fn, **dict(static))))
+
+
+def _golden(name, index):
+  prefix = f"case{index}/"
+  arrays = {key[len(prefix) :]: value for key, value in _archive(name).items() if key.startswith(prefix)}
+  arrays.setdefault("emb", _archive("batch_large")["emb"])
+  return arrays, json.loads(str(arrays["info"]))["hparams"]
+
+
+def _check_golden(name, index, dtype, spoil=1.0):
+  """Asserts parity of one case; ``spoil`` scales the hyperparameters to see that this can fail."""
+  golden, hparams = _golden(name, index)
+  case = _CASES[name]
+  static = tuple(sorted(case.static(hparams).items()))
+  with jax.enable_x64(dtype == jnp.float64):
+    embeddings = jnp.asarray(golden["emb"], dtype)
+    arguments = {key: jnp.asarray(value * spoil, dtype) for key, value in case.arguments(hparams).items()}
+    value, gradient = _compiled(name, static)(embeddings, jnp.asarray(golden["labels"]), **arguments)
+    assert value.dtype == dtype
+    value, gradient = float(value), np.asarray(gradient, np.float64)
+  suffix, value_tol, gradient_tol = ("_f32", 1e-4, 1e-4) if dtype == jnp.float32 else ("", 1e-9, 1e-7)
+  if golden["loss_stable" + suffix]:
+    scale = max(1.0, abs(float(golden["loss64"])))  # contrastive sums: up to 500
+    np.testing.assert_allclose(value, golden["loss64"], rtol=0, atol=value_tol * scale)
+  expected = golden["grad64"] * float(golden.get("true_scale", 1.0))
+  points = golden["emb"].astype(np.float64)
+  atol = gradient_tol * max(np.abs(expected).max(), 1e-12)
+  raw, tangential = golden["grad_stable" + suffix], golden["tan_stable" + suffix]
+  if (name, dtype) != ("list_wise", jnp.float32):
+    # A query's similarity 1 to itself is the kink of list_wise's first bin: in float32 the radial part is arbitrary.
+    np.testing.assert_allclose(gradient[raw], expected[raw], rtol=0, atol=atol)
+  got, expected = _tangential(gradient, points), _tangential(expected, points)
+  np.testing.assert_allclose(got[tangential], expected[tangential], rtol=0, atol=atol)
+
+
+def _tangential(gradient, embeddings):
+  return gradient - np.sum(gradient * embeddings, axis=1, keepdims=True) * embeddings
+
+
+_ALL_CASES = [(name, index) for name in _CASES for index in range(int(_archive(name)["num_cases"]))]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize(("name", "index"), _ALL_CASES)
+def test_matches_authors_code(name, index, dtype):
+  _check_golden(name, index, dtype)
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    name
+    for name in _CASES
+    if _CASES[name].arguments({"thres": (1, 1), **dict.fromkeys(("alpha", "beta", "anneal", "temp"), 1)})
+  ],
+)
+def test_a_corrupted_coefficient_is_noticed(name):
+  with pytest.raises(AssertionError):
+    _check_golden(name, 1, jnp.float64, spoil=1.001)
+
+
+@pytest.mark.parametrize(("name", "bins"), [("fast_ap", "num_bins"), ("list_wise", "nq")])
+def test_a_corrupted_number_of_bins_is_noticed(name, bins, monkeypatch):
+  real = _CASES[name]
+  monkeypatch.setitem(_CASES, name, real._replace(static=lambda h: {"num_bins": h[bins] + 1}))
+  with pytest.raises(AssertionError):
+    _check_golden(name, 1, jnp.float64)
+
+
+# From here on one list of questions for all losses, with their defaults.
+
+_LOSSES = {
+  "contrastive": losses.contrastive_loss,
+  "contrastive_active": functools.partial(losses.contrastive_loss, average_active=True),
+  "triplet": losses.triplet_loss,
+  "multi_similarity": losses.multi_similarity_loss,
+  "smooth_ap": losses.smooth_ap_loss,
+  "smooth_ap_without_self": functools.partial(losses.smooth_ap_loss, include_self=False),
+  "fast_ap": losses.fast_ap_loss,
+  "listwise_ap": losses.listwise_ap_loss,
+  "auroc_huber": losses.auroc_loss,
+  "auroc_logistic": functools.partial(losses.auroc_loss, surrogate="logistic"),
+  "auroc_sigmoid": functools.partial(losses.auroc_loss, surrogate="sigmoid"),
+}
+_LABELS = np.array([7, 2, 7, -5, 2, 7, 90, 2])  # unsorted; three, three, one and one
+_each_loss = pytest.mark.parametrize("name", list(_LOSSES))
+
+
+@functools.cache
+def _jitted(name):
+  return jax.jit(jax.value_and_grad(lambda e, y, w: _LOSSES[name](e, y, where=w)))
+
+
+def _run(name, embeddings, labels, where=None):
+  where = np.ones(len(labels), bool) if where is None else where
+  value, gradient = _jitted(name)(jnp.asarray(embeddings), jnp.asarray(labels), jnp.asarray(where))
+  return float(value), np.asarray(gradient)
+
+
+def _embeddings(count=8, dim=4, seed=0):
+  vectors = np.random.default_rng(seed).standard_normal((count, dim)) + 0.5
+  return np.float32(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+@_each_loss
+def test_permutation_of_the_batch_changes_nothing(name):
+  embeddings, order = _embeddings(), np.random.default_rng(1).permutation(8)
+  value, gradient = _run(name, embeddings, _LABELS)
+  permuted_value, permuted_gradient = _run(name, embeddings[order], _LABELS[order])
+  np.testing.assert_allclose(permuted_value, value, rtol=1e-5)
+  np.testing.assert_allclose(permuted_gradient, gradient[order], atol=1e-5 * max(np.abs(gradient).max(), 1))
+  assert value > 0
+  assert np.abs(gradient).max() > 0
+
+
+@_each_loss
+def test_masked_images_are_as_if_they_were_not_there(name):
+  embeddings, where = _embeddings(), np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)
+  value, gradient = _run(name, embeddings, _LABELS, where)
+  expected_value, expected_gradient = jax.value_and_grad(_LOSSES[name])(
+    jnp.asarray(embeddings[where]), jnp.asarray(_LABELS[where])
+  )
+  np.testing.assert_allclose(value, expected_value, rtol=1e-5)
+  # Tangential parts: a query's similarity to itself lies on a kink of listwise_ap.
+  got = _tangential(gradient[where], embeddings[where])
+  expected = _tangential(np.asarray(expected_gradient), embeddings[where])
+  np.testing.assert_allclose(got, expected, atol=1e-5 * max(np.abs(gradient).max(), 1))
+  assert not gradient[~where].any()
+
+
+@_each_loss
+@pytest.mark.parametrize(
+  ("labels", "scale"),
+  [
+    pytest.param(np.zeros(8, int), 1.0, id="one_class"),
+    pytest.param(np.arange(8), 1.0, id="no_positives"),
+    pytest.param(_LABELS, 0.0, id="zero_embeddings"),
+  ],
+)
+def test_degenerate_batches_are_finite(name, labels, scale):
+  value, gradient = _run(name, scale * _embeddings(), labels)
+  assert np.isfinite(value)
+  assert np.isfinite(gradient).all()
+
+
+@_each_loss
+def test_all_embeddings_equal_is_finite_and_ranks_nothing_perfectly(name):
+  value, gradient = _run(name, np.tile(_embeddings(1), (8, 1)), _LABELS)
+  assert value > 0
+  assert np.isfinite(gradient).all()
+
+
+@_each_loss
+def test_bfloat16_embeddings_are_promoted(name):
+  embeddings = jnp.asarray(_embeddings(), jnp.bfloat16)
+  value = _LOSSES[name](embeddings, jnp.asarray(_LABELS))
+  assert value.dtype == jnp.float32
+  np.testing.assert_allclose(value, _LOSSES[name](embeddings.astype(jnp.float32), jnp.asarray(_LABELS)), rtol=1e-6)
+
+
+@_each_loss
+def test_vmap_and_concrete_labels_equal_the_jitted_value(name):
+  batches = np.stack([_embeddings(seed=seed) for seed in range(3)])
+  mapped = jax.vmap(lambda e: _LOSSES[name](e, jnp.asarray(_LABELS)))(batches)
+  np.testing.assert_allclose(mapped, [_run(name, batch, _LABELS)[0] for batch in batches], rtol=1e-5)
+
+
+@_each_loss
+def test_two_devices_equal_one(name):
+  embeddings, where = _embeddings(), np.array([1, 1, 1, 1, 0, 1, 1, 1], bool)
+  value, gradient = _run(name, embeddings, _LABELS, where)
+
+  def shard(e, y, w):
+    # The gradient of a parameter that every device holds: here one scale for each coordinate.
+    loss_fn = lambda scale: _LOSSES[name](e * scale, y, where=w, axis_name=mapping.AXIS)  # noqa: E731
+    loss, grad = jax.value_and_grad(loss_fn)(jnp.ones((1, 4)))
+    return loss, jax.lax.pmean(grad, mapping.AXIS)
+
+  got = mapping.on_devices(shard, "pmap")(*(mapping.split(array) for array in (embeddings, _LABELS, where)))
+  np.testing.assert_allclose(got[0], [value, value], rtol=1e-5)
+  expected = np.sum(gradient * embeddings, axis=0, keepdims=True)
+  np.testing.assert_allclose(got[1][0], expected, atol=1e-4 * max(np.abs(expected).max(), 1e-3))
+
+
+@pytest.mark.parametrize(
+  ("make", "message"),
+  [
+    (lambda: losses.auroc_loss(_embeddings(), _LABELS, surrogate="hinge"), "surrogate must be one of"),
+    (lambda: losses.auroc_loss(_embeddings(), _LABELS, tau=0.0), r"tau must lie in \(0, inf\], got 0"),
+    (lambda: losses.smooth_ap_loss(_embeddings(), _LABELS, tau=-1.0), "tau must lie in"),
+    (lambda: losses.multi_similarity_loss(_embeddings(), _LABELS, alpha=0.0), "alpha must lie in"),
+    (lambda: losses.fast_ap_loss(_embeddings(), _LABELS, num_bins=0), "num_bins must be at least 1"),
+    (lambda: losses.listwise_ap_loss(_embeddings(), _LABELS, num_bins=1), "num_bins must be at least 2"),
+  ],
+)
+def test_bad_hyperparameters_are_named(make, message):
+  with pytest.raises(ValueError, match=message):
+    make()
+
+
+@pytest.mark.parametrize("name", ["smooth_ap", "fast_ap", "listwise_ap"])
+@pytest.mark.parametrize("known", [True, False], ids=["concrete_labels", "traced_labels"])
+def test_memory_at_batch_1024(name, known):
+  labels = np.repeat(np.arange(256), 4)
+  embeddings = jax.ShapeDtypeStruct((1024, 512), jnp.float32)
+  if known:
+    compiled = jax.jit(jax.value_and_grad(lambda e: _LOSSES[name](e, labels))).lower(embeddings).compile()
+  else:
+    loss = jax.jit(jax.value_and_grad(_LOSSES[name]))
+    compiled = loss.lower(embeddings, jax.ShapeDtypeStruct((1024,), jnp.int32)).compile()
+  # One cubic tensor would be 4 GiB.
+  assert compiled.memory_analysis().temp_size_in_bytes < 2**30

@@ -1,0 +1,225 @@
+"""Objectives: the prior and its kinds, schedules, and SOPRC's loss put together from the public functions."""
+
+from absl.testing import parameterized
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from soprc_jax import interpolate_scores, losses, retrieval_lists, semi_variance, soprc_loss, tracking
+from soprc_jax.training import config as config_lib
+from soprc_jax.training import objectives
+
+_COUNTS = np.array([4, 8, 2, 6])
+_LABELS = np.array([0, 1, 0, 3, 1, 1])
+_ROWS, _DIM = len(_LABELS), 5
+
+
+def _loss_config(**values):
+  config = config_lib.default_config()
+  values = {f"loss.{key.replace('__', '.')}": value for key, value in values.items()}
+  config.update_from_flattened_dict({"loss.num_points": 6, **values})
+  return config_lib.resolve(config).loss
+
+
+def _setting(num_steps=10):
+  return objectives.Setting(class_counts=_COUNTS, num_steps=num_steps, max_positives=2, axis_name=None)
+
+
+def _embeddings(seed=0):
+  vectors = np.random.default_rng(seed).standard_normal((_ROWS, _DIM))
+  return jnp.float32(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+def _inputs(objective, *, step=0, where=None, updates=2):
+  """Inputs after some updates of the carried state with other scores."""
+  tx = optax.chain(objective.tracker, optax.identity())
+  state = tx.init({"w": jnp.zeros(1)})
+  where = jnp.ones(_ROWS, bool) if where is None else jnp.array(where)
+  for seed in range(1, updates + 1):
+    inputs = objectives.Inputs(_embeddings(seed), jnp.array(_LABELS), where, jnp.int32(0), state)
+    _, state = tx.update({"w": jnp.zeros(1)}, state, **objective.compute(inputs).update_args)
+  return objectives.Inputs(_embeddings(0), jnp.array(_LABELS), where, jnp.int32(step), state), tx
+
+
+def _found(where=None):
+  return retrieval_lists(_embeddings(0), _LABELS, max_positives=2, where=where)
+
+
+class LogLinearTest(chex.TestCase):
+  def test_values(self):
+    schedule = objectives.log_linear(0.5, 0.005, 100)
+    got = [float(schedule(step)) for step in (0, 50, 100, 1000)]
+    np.testing.assert_allclose(got, [0.5, 0.05, 0.005, 0.005], rtol=1e-5)
+    np.testing.assert_allclose(schedule(25), 0.5 ** (3 / 4) * 0.005 ** (1 / 4), rtol=1e-5)
+
+  def test_zero_start_means_constant(self):
+    schedule = objectives.log_linear(0.0, 0.3, 100)
+    np.testing.assert_allclose([schedule(0), schedule(70)], 0.3, rtol=1e-6)
+
+  def test_ends_of_several_queries(self):
+    ends = jnp.array([0.1, 0.001])
+    np.testing.assert_allclose(objectives.log_linear(0.4, ends, 10)(5), np.sqrt(0.4 * np.array([0.1, 0.001])), rtol=1e-5)
+
+  def test_phase_of_no_steps_is_finite(self):
+    self.assertTrue(np.isfinite(objectives.log_linear(0.4, 0.1, 0)(0)))
+
+
+class PriorTest(chex.TestCase):
+  def _prior(self, step=0, where=None, **values):
+    config = _loss_config(**{f"prior__{key}": value for key, value in values.items()}).prior
+    return objectives.make_prior(config, _setting())(jnp.int32(step), jnp.array(_LABELS), _found(where))
+
+  def test_frequency_is_the_share_of_the_query_positives(self):
+    # c - 1 positives among the N - 1 other training images, N = 20.
+    want = (_COUNTS[_LABELS] - 1) / 19
+    np.testing.assert_allclose(self._prior(kind="frequency"), want, rtol=1e-6)
+
+  def test_scaled_by_the_largest_class(self):
+    np.testing.assert_allclose(self._prior(kind="scaled", value=0.1), 0.1 * _COUNTS[_LABELS] / 8, rtol=1e-6)
+
+  def test_constant(self):
+    np.testing.assert_allclose(self._prior(kind="constant", value=0.03), np.full(_ROWS, 0.03), rtol=1e-6)
+
+  def test_batch_is_each_lists_own_share(self):
+    np.testing.assert_allclose(self._prior(kind="batch")[:3], [1 / 5, 2 / 5, 1 / 5], rtol=1e-6)
+
+  def test_batch_does_not_count_masked_images(self):
+    where = np.array([1, 1, 1, 0, 1, 0], bool)
+    np.testing.assert_allclose(self._prior(kind="batch", where=where)[:3], [1 / 3] * 3, rtol=1e-6)
+
+  def test_start_goes_log_linearly_to_each_querys_own(self):
+    end = np.float64(self._prior(kind="scaled", value=0.1))
+    got = [self._prior(step, kind="scaled", value=0.1, start=0.5) for step in (0, 5, 10, 99)]
+    np.testing.assert_allclose(got, [np.full(_ROWS, 0.5), np.sqrt(0.5 * end), end, end], rtol=1e-5)
+
+  def test_is_positive_for_a_class_of_one_image_and_a_list_without_positives(self):
+    setting = _setting()._replace(class_counts=np.array([1, 8, 2, 6]))
+    for kind in objectives.PRIOR_KINDS:
+      prior = objectives.make_prior(_loss_config(prior__kind=kind, prior__value=0.1).prior, setting)
+      values = prior(jnp.int32(0), jnp.array(_LABELS), _found())
+      self.assertTrue(np.all(np.asarray(values) > 0), kind)
+
+
+class SoprcTest(chex.TestCase):
+  """What the objective minimises, put together by hand."""
+
+  def _risk(self, config, v, prior, tau1):
+    found = _found()
+    return soprc_loss(
+      found.positive_scores,
+      found.negative_scores,
+      v,
+      prior=prior,
+      tau1=tau1,
+      tau2=config.tau2,
+      positive_where=found.positive_where,
+      negative_where=found.negative_where,
+      self_weight=None if config.self_weight == -1 else config.self_weight,
+      tpr_gradient=config.tpr_gradient,
+    )
+
+  def _variance(self, config):
+    found = _found()
+    return semi_variance(
+      found.positive_scores,
+      found.negative_scores,
+      lambda1=config.lambda1,
+      lambda2=config.lambda2,
+      positive_where=found.positive_where,
+      negative_where=found.negative_where,
+      average_over=config.average_over,
+      pool=config.pool,
+      mean_gradient=config.mean_gradient,
+    )
+
+  @parameterized.parameters(*config_lib.PRESETS)
+  def test_presets(self, preset):
+    config = _loss_config(preset=preset, lambda1=0.5, lambda2=2.0)
+    objective = objectives.make_objective("soprc", config, _setting())
+    inputs, tx = _inputs(objective)
+    outputs = objective.compute(inputs)
+    _, after = tx.update({"w": jnp.zeros(1)}, inputs.opt_state, **outputs.update_args)
+    stored = tracking.find_state(after)
+    prior = {"default": 0.1 * _COUNTS / 8, "authors": 0.1 * _COUNTS / 8, "paper": (_COUNTS - 1) / 19}[preset]
+    want = self._risk(config, stored.v[_LABELS], prior[_LABELS].astype(np.float32), config.tau1)
+    np.testing.assert_allclose(outputs.metrics["soprc"], want, rtol=1e-5)
+    np.testing.assert_allclose(outputs.loss, want + self._variance(config), rtol=1e-5)
+    # The start: debiased weights grow from 0, an explicit start has 1.
+    visited = (1 - 0.9**3) if preset == "default" else 1.0
+    np.testing.assert_allclose(stored.weight[:2], visited, rtol=1e-5)
+
+  def test_v_of_the_batch_carries_nothing(self):
+    config = _loss_config(v="batch")
+    objective = objectives.make_objective("soprc", config, _setting())
+    inputs, _ = _inputs(objective)
+    outputs = objective.compute(inputs)
+    found = _found()
+    v = interpolate_scores(found.positive_scores, num_points=6, bounds=(-1, 1), where=found.positive_where)
+    want = self._risk(config, v, np.float32(0.1 * _COUNTS / 8)[_LABELS], config.tau1)
+    np.testing.assert_allclose(outputs.metrics["soprc"], want, rtol=1e-5)
+    self.assertEqual(outputs.update_args, {})
+    self.assertEqual(objective.idle_args(inputs), {})
+    self.assertEmpty(jax.tree.leaves(inputs.opt_state))
+
+  def test_tau1_schedule(self):
+    config = _loss_config(tau1=0.03, tau1_start=0.3, lambda1=0.0, lambda2=0.0)
+    objective = objectives.make_objective("soprc", config, _setting())
+    losses_by_step = []
+    for step, tau1 in ((0, 0.3), (5, 0.09486833), (10, 0.03)):
+      inputs, _ = _inputs(objective, step=step)
+      outputs = objective.compute(inputs)
+      np.testing.assert_allclose(outputs.metrics["tau1"], tau1, rtol=1e-5)
+      losses_by_step.append(float(outputs.loss))
+    self.assertLen(set(losses_by_step), 3)
+
+  def test_without_lambdas_the_variance_is_left_out(self):
+    objective = objectives.make_objective("soprc", _loss_config(lambda1=0.0, lambda2=0.0), _setting())
+    outputs = objective.compute(_inputs(objective)[0])
+    self.assertNotIn("semi_variance", outputs.metrics)
+    self.assertEqual(outputs.loss, outputs.metrics["soprc"])
+
+  def test_idle_arguments_leave_rows_and_weights_alone(self):
+    objective = objectives.make_objective("soprc", _loss_config(), _setting())
+    inputs, tx = _inputs(objective)
+    _, after = tx.update({"w": jnp.zeros(1)}, inputs.opt_state, **objective.idle_args(inputs))
+    before, after = tracking.find_state(inputs.opt_state), tracking.find_state(after)
+    np.testing.assert_array_equal(after.v, before.v)
+    np.testing.assert_array_equal(after.weight, before.weight)
+
+  def test_valid_lists_are_counted(self):
+    objective = objectives.make_objective("soprc", _loss_config(), _setting())
+    where = [True, True, True, True, True, False]
+    for mask, want in ((None, 5), (where, 4), ([False] * 6, 0)):
+      outputs = objective.compute(_inputs(objective, where=mask)[0])
+      self.assertEqual(outputs.metrics["valid_lists"], want)
+      self.assertTrue(np.isfinite(outputs.loss))
+
+
+class OtherObjectivesTest(chex.TestCase):
+  def test_triplet(self):
+    config = _loss_config(triplet__margin=0.3)
+    objective = objectives.make_objective("triplet", config, _setting())
+    where = np.array([1, 1, 1, 1, 1, 0], bool)
+    inputs, _ = _inputs(objective, where=where)
+    want = losses.triplet_loss(_embeddings(0), _LABELS, margin=0.3, where=where)
+    np.testing.assert_allclose(objective.compute(inputs).loss, want, rtol=1e-6)
+
+  @parameterized.parameters(*objectives.LOSSES)
+  def test_every_loss_gives_a_finite_scalar_and_gradient(self, name):
+    objective = objectives.make_objective(name, _loss_config(), _setting())
+    inputs, _ = _inputs(objective)
+
+    def loss(embeddings):
+      return objective.compute(inputs._replace(embeddings=embeddings)).loss
+
+    value, grad = jax.jit(jax.value_and_grad(loss))(inputs.embeddings)
+    self.assertEqual(value.shape, ())
+    self.assertEqual(value.dtype, jnp.float32)
+    chex.assert_tree_all_finite((value, grad))
+    self.assertTrue(np.any(np.asarray(grad) != 0))
+
+  def test_unknown_name_lists_the_losses(self):
+    with self.assertRaisesRegex(ValueError, "soprc"):
+      objectives.make_objective("softmax", _loss_config(), _setting())

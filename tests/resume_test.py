@@ -1,0 +1,101 @@
+"""Resume equals uninterrupted: SIGKILL at any moment and the same command again end with the same bits."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import runs
+
+from soprc_jax.training import checkpoints
+
+
+def _assert_same_run(folder, other):
+  """Everything but wall-clock times: parameters, optimizer, v, val and test metrics, every line of the log."""
+  assert runs.metrics(folder) == runs.metrics(other)
+  got, want = runs.states(folder), runs.states(other)
+  assert got.keys() == want.keys()
+  assert any(".v" in path for path in want)
+  differ = [path for path in want if got[path].dtype != want[path].dtype or got[path].tobytes() != want[path].tobytes()]
+  assert differ == []
+  results, wanted = (json.loads((path / "results.json").read_text()) for path in (folder, other))
+  for key in ("steps", "tested_step", "val", "test", "config"):
+    assert results[key] == wanted[key]
+  with np.load(folder / "pr_curve.npz") as curve, np.load(other / "pr_curve.npz") as wanted_curve:
+    for key in wanted_curve.files:
+      np.testing.assert_array_equal(curve[key], wanted_curve[key])
+
+
+def _checkpoints(folder):
+  """Steps of the finished checkpoints."""
+  return sorted(int(path.name) for path in (folder / checkpoints.NEWEST).glob("*") if path.name.isdigit())
+
+
+def _logged(folder):
+  path = folder / "metrics.jsonl"
+  return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_killed_twice(tmp_path):
+  folder = tmp_path / "run"
+  flags = runs.tiny_flags(folder)
+  # While the main phase compiles: steps 5 and 6 are in the log, the newest checkpoint is of step 4.
+  assert runs.start_and_kill(flags, lambda _: _logged(folder) >= 6)
+  assert (_checkpoints(folder), _logged(folder)) == ([4], 6)
+  # Amid the main phase: v is not what it was at the start.
+  assert runs.start_and_kill(flags, lambda _: _checkpoints(folder)[-1:] >= [8])
+  assert 8 <= _checkpoints(folder)[-1] < 24
+  done = runs.call("experiments.train", *flags)
+  assert done.returncode == 0, done.stderr
+  assert "Going on from step" in done.stderr
+  _assert_same_run(folder, runs.finished().workdir)
+
+
+@pytest.mark.slow
+def test_killed_ten_times_at_random_moments(tmp_path):
+  reference = runs.finished(quick=False)
+  # Spread over the whole run: start-up, compilation, steps, checkpoints, test. One draw in each tenth, in random order.
+  rng = np.random.default_rng(0)
+  delays = reference.seconds * (rng.permutation(10) + rng.random(10)) / 10
+  compared = 0
+  folder = tmp_path / "run0"
+  for delay in delays:
+    while not runs.start_and_kill(runs.tiny_flags(folder), lambda seconds, delay=delay: seconds >= delay, quick=False):
+      # It went on from a checkpoint and was done before the moment came: compare, and kill a new run then.
+      _assert_same_run(folder, reference.workdir)
+      compared += 1
+      folder = tmp_path / f"run{compared}"
+      delay *= 0.95  # a new run may be faster than the reference, too
+    print(f"killed {folder.name} after {delay:.1f} s: checkpoints {_checkpoints(folder)}, {_logged(folder)} lines")
+  assert not runs.start_and_kill(runs.tiny_flags(folder), lambda _: False, quick=False)
+  _assert_same_run(folder, reference.workdir)
+
+
+@pytest.mark.slow
+def test_goes_on_with_other_workers_and_a_damaged_compile_cache(tmp_path):
+  folder = tmp_path / "run"
+  assert runs.start_and_kill(runs.tiny_flags(folder), lambda _: _checkpoints(folder)[-1:] >= [12])
+  # JAX writes its cache in place: a kill can leave half a file.
+  entries = [path for path in (folder / ".jax_cache").iterdir() if path.is_file()]
+  assert entries
+  for path in entries:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+  done = runs.call("experiments.train", *runs.tiny_flags(folder, **{"data.workers": 2}))
+  assert done.returncode == 0, done.stderr
+  reference = runs.finished().workdir
+  assert runs.metrics(folder) == runs.metrics(reference)
+  assert (
+    json.loads((folder / "results.json").read_text())["test"]
+    == json.loads((reference / "results.json").read_text())["test"]
+  )
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path):
+  # From another directory, with a relative workdir.
+  reference = runs.finished().workdir
+  shutil.copytree(reference, tmp_path / "copied")
+  done = runs.call("experiments.train", *runs.tiny_flags("copied"), cwd=tmp_path)
+  assert done.returncode == 0, done.stderr
+  assert (tmp_path / "copied" / "metrics.jsonl").read_bytes() == (reference / "metrics.jsonl").read_bytes()
+  _assert_same_run(tmp_path / "copied", reference)
+  assert sorted(path.name for path in tmp_path.iterdir()) == ["copied"]

@@ -1,0 +1,140 @@
+"""Small runs for the tests of training, of the command line and of resuming, in this process or in others."""
+
+import atexit
+import functools
+import os
+import pathlib
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from soprc_jax.training import build, checkpoints, loop, workdir
+from soprc_jax.training import config as config_lib
+
+ROOT = pathlib.Path(__file__).parent.parent
+GLYPHS = str(ROOT / "configs" / "glyphs.py")
+
+# A network and splits so small that start-up and compilation take nearly all the time.
+TINY = {
+  "model.width": 4,
+  "model.embedding_dim": 16,
+  "data.image_size": 16,
+  "data.train_share": 0.9,
+  "data.val_share": 0.05,
+  "loss.num_points": 20,
+  "train.batch_size": 16,
+  "eval.image_size": 16,
+  "eval.every": 3,
+  "eval.ks": (1, 10),
+  "checkpoint.every": 4,
+}
+# Compiles in half the time; the same numbers in every process that has it.
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
+
+
+def tiny_config(*, steps=18, warmup_steps=6, **values):
+  """The resolved config of a tiny run on glyphs; keys with dots set others."""
+  config = runpy.run_path(GLYPHS)["get_config"]("")
+  config.update_from_flattened_dict(TINY | {"train.steps": steps, "warmup.steps": warmup_steps} | values)
+  return config_lib.resolve(config)
+
+
+def tiny_flags(folder, *, steps=18, warmup_steps=6, **values):
+  """The flags of the same run."""
+  values = TINY | {"train.steps": steps, "warmup.steps": warmup_steps} | values
+  return [f"--config={GLYPHS}", f"--workdir={folder}", *(f"--config.{key}={value}" for key, value in values.items())]
+
+
+def environment(devices=1, **extra):
+  """The environment of a user with ``devices`` CPU devices, whatever the test session has set."""
+  kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+  return kept | {
+    "JAX_PLATFORMS": "cpu",
+    "PYTHONPATH": str(ROOT),
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    **extra,
+  }
+
+
+def call(module, *flags, cwd=ROOT, env=None):
+  """Runs ``python -m module`` to its end."""
+  return subprocess.run(
+    [sys.executable, "-m", module, *flags],
+    cwd=cwd,
+    env=env or environment(**QUICK),
+    capture_output=True,
+    text=True,
+    timeout=900,
+  )
+
+
+class Finished(NamedTuple):
+  """A run that nothing interrupted."""
+
+  workdir: pathlib.Path
+  seconds: float
+  stdout: str
+  stderr: str
+
+
+@functools.cache
+def finished(quick=True):
+  """The tiny run, uninterrupted, shared by all tests: they leave its folder as it is."""
+  folder = pathlib.Path(tempfile.mkdtemp(prefix="soprc_jax_run_"))
+  atexit.register(shutil.rmtree, folder, ignore_errors=True)
+  began = time.perf_counter()
+  done = call("experiments.train", *tiny_flags(folder / "run"), env=environment(**(QUICK if quick else {})))
+  assert done.returncode == 0, done.stderr
+  return Finished(folder / "run", time.perf_counter() - began, done.stdout, done.stderr)
+
+
+def start_and_kill(flags, due, *, quick=True):
+  """Starts ``experiments.train`` and sends SIGKILL as soon as ``due(seconds)``; False if it finished before."""
+  with tempfile.TemporaryFile("w+") as output:
+    process = subprocess.Popen(
+      [sys.executable, "-m", "experiments.train", *flags],
+      cwd=ROOT,
+      env=environment(**(QUICK if quick else {})),
+      stdout=output,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+    )
+    began = time.perf_counter()
+    while process.poll() is None:
+      if due(time.perf_counter() - began):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return process.returncode == -signal.SIGKILL
+      time.sleep(0.005)
+    output.seek(0)
+    assert process.returncode == 0, output.read()
+    return False
+
+
+def metrics(folder):
+  """The lines of metrics.jsonl without the wall-clock fields, as text, so that a single bit shows."""
+  lines = workdir.read_metrics(folder)
+  return [repr({name: value for name, value in line.items() if name not in loop.CLOCK_FIELDS}) for line in lines]
+
+
+def states(folder):
+  """The states in the newest and the best checkpoint: all leaves by path, v among them."""
+  config = tiny_config()
+  parts = build.make_parts(config, build.make_data(config))
+  like = jax.eval_shape(functools.partial(build.make_state, config, parts))
+  found = {}
+  for kind in (checkpoints.NEWEST, checkpoints.BEST):
+    store = checkpoints.Store(folder / kind, keep=2)
+    state, _ = store.restore(like)
+    store.close()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+      found[kind + jax.tree_util.keystr(path)] = np.asarray(leaf)
+  return found
