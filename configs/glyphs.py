@@ -4,7 +4,8 @@ python -m experiments.train --config=configs/glyphs.py --workdir=runs/glyphs
 
 Arguments, joined by commas, change the run: ``--config=configs/glyphs.py:authors`` or ``:finetune,triplet``.
 
-* ``triplet``: the triplet loss instead of SOPRC;
+* ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``, ``smooth_ap``, ``fast_ap``, ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss
+  instead of SOPRC;
 * ``paper``, ``authors``: the preset of that name (README, errata) with its prior and semi-variance term;
 * ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2: (1) biased prior, v of the batch; (2) unbiased prior, v of the batch;
   (3) carried v; (4) with the semi-variance term; (5) the same with Adam. Rows 1 to 4 use SGD;
@@ -15,6 +16,7 @@ Arguments, joined by commas, change the run: ``--config=configs/glyphs.py:author
 from collections.abc import Callable
 from typing import Any
 
+from soprc_jax.training import baselines
 from soprc_jax.training import config as config_lib
 
 
@@ -26,7 +28,7 @@ def get_config(arg: str = "") -> Any:
   # From random weights a small prior starves the gradient; once the network ranks, a small one is better.
   config.presets.default.prior.update({"kind": "constant", "value": 0.03, "start": 0.5})
   config.loss.update({"tau1": 0.03, "lambda1": 0.0, "lambda2": 0.0})
-  config.optim.update({"name": "adam", "learning_rate": 4e-3, "schedule": "cosine", "weight_decay": 0.0})
+  config.optim.update({"name": "adam", "learning_rate": 0.016, "schedule": "cosine", "weight_decay": 0.0})
   config.train.steps = 600
   config.eval.update({"every": 100, "image_size": 32})
   config.checkpoint.every = 100
@@ -37,8 +39,11 @@ def get_config(arg: str = "") -> Any:
   return config
 
 
-def _triplet(config: Any) -> None:
-  config.loss.name = "triplet"
+def _loss(name: str) -> Callable[[Any], None]:
+  def change(config: Any) -> None:
+    config.loss.name = name
+
+  return change
 
 
 def _preset(name: str) -> Callable[[Any], None]:
@@ -78,7 +83,7 @@ def _smoke(config: Any) -> None:
 
 
 ARGUMENTS: dict[str, Callable[[Any], None]] = {
-  "triplet": _triplet,
+  **{name: _loss(name) for name in baselines.LOSSES},
   "paper": _preset("paper"),
   "authors": _preset("authors"),
   **{f"ablation{row}": _ablation(row) for row in range(1, 6)},

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from soprc_jax import estimators, lists, losses
+from soprc_jax import estimators, lists, losses, memory
 from soprc_jax.training.protocol import Inputs, Objective, Outputs, Setting
 
 LossFn = Callable[..., jax.Array]
@@ -57,6 +57,64 @@ def _average_precision(config: Any, setting: Setting) -> Objective:
   return stateless(loss_fn, setting)
 
 
+def _xbm(config: Any, setting: Setting) -> Objective:
+  """Contrastive loss against the embeddings of earlier batches; the memory is carried like v."""
+  options = config.xbm
+  tracker = memory.embedding_memory(
+    options.memory_size,
+    setting.embedding_dim,
+    axis_name=setting.axis_name,
+    start_after=options.start_after,
+    overflow=options.overflow,
+  )
+
+  def compute(inputs: Inputs) -> Outputs:
+    seen = tracker.lookahead(inputs.opt_state, inputs.embeddings, inputs.labels, inputs.where)
+    loss = losses.xbm_contrastive_loss(
+      inputs.embeddings,
+      inputs.labels,
+      seen,
+      negative_margin=options.negative_margin,
+      include_self=options.include_self,
+      where=inputs.where,
+      axis_name=setting.axis_name,
+    )
+    return Outputs(loss, _memory_args(inputs, inputs.where), {"memory_filled": jnp.mean(seen.where.astype(jnp.float32))})
+
+  return Objective(tracker, compute, _idle_memory_args)
+
+
+def _blackbox(config: Any, setting: Setting) -> Objective:
+  """BlackBox AP, with the embeddings of earlier batches in the gallery."""
+  options = config.blackbox
+  tracker = memory.embedding_memory(options.memory_size, setting.embedding_dim, axis_name=setting.axis_name)
+
+  def compute(inputs: Inputs) -> Outputs:
+    loss = losses.blackbox_ap_loss(
+      inputs.embeddings,
+      inputs.labels,
+      lambda_=options.lambda_,
+      margin=options.margin,
+      interclass_coef=options.interclass_coef,
+      memory=tracker.current(inputs.opt_state),
+      key=jax.random.fold_in(jax.random.key(setting.seed), inputs.step),
+      include_self=options.include_self,
+      where=inputs.where,
+      axis_name=setting.axis_name,
+    )
+    return Outputs(loss, _memory_args(inputs, inputs.where), {})
+
+  return Objective(tracker, compute, _idle_memory_args)
+
+
+def _memory_args(inputs: Inputs, where: jax.Array) -> dict[str, Any]:
+  return {"embeddings": inputs.embeddings, "labels": inputs.labels, "where": where}
+
+
+def _idle_memory_args(inputs: Inputs) -> dict[str, Any]:
+  return _memory_args(inputs, jnp.zeros_like(inputs.where))
+
+
 LOSSES: Mapping[str, Callable[[Any, Setting], Objective]] = {
   "ap": _average_precision,
   "contrastive": _by_options("contrastive", losses.contrastive_loss),
@@ -66,5 +124,7 @@ LOSSES: Mapping[str, Callable[[Any, Setting], Objective]] = {
   "fast_ap": _by_options("fast_ap", losses.fast_ap_loss),
   "listwise_ap": _by_options("listwise_ap", losses.listwise_ap_loss),
   "auroc": _by_options("auroc", losses.auroc_loss, bounded=True),
+  "xbm": _xbm,
+  "blackbox": _blackbox,
 }
-CARRIED: tuple[str, ...] = ()
+CARRIED = ("xbm", "blackbox")

@@ -120,6 +120,8 @@ def make_parts(config: Any, data: Data) -> Parts:
     num_steps=config.train.steps,
     max_positives=config.train.per_class - 1,
     axis_name=parallel.AXIS_NAME,
+    embedding_dim=config.model.embedding_dim,
+    seed=config.seed,
   )
   main = objectives.make_objective(config.loss.name, config.loss, setting)
   warmup_setting = setting._replace(num_steps=config.warmup.steps)

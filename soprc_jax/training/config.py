@@ -85,6 +85,12 @@ def default_config() -> Any:
       "fast_ap": ConfigDict({"num_bins": 10}),
       "listwise_ap": ConfigDict({"num_bins": 20, "include_self": True}),
       "auroc": ConfigDict({"surrogate": "huber", "tau": 0.1, "include_self": True}),
+      "xbm": ConfigDict(
+        {"memory_size": 4096, "start_after": 0, "negative_margin": 0.5, "include_self": False, "overflow": "ring"}
+      ),
+      "blackbox": ConfigDict(
+        {"lambda_": 5.0, "margin": 0.0, "interclass_coef": 0.9, "memory_size": 1024, "include_self": True}
+      ),
       "custom": ConfigDict(),  # options of a loss of your own, loss.name=package.module:function
     }
   )
@@ -222,6 +228,13 @@ def check(config: Any) -> list[str]:
   for key in ("tau1", "tau2", "multi_similarity.alpha", "multi_similarity.beta", "smooth_ap.tau", "auroc.tau"):
     number(f"loss.{key}", 0, open_low=True)
   number("loss.fast_ap.num_bins", 1)
+  number("loss.blackbox.lambda_", 0, open_low=True)
+  number("loss.blackbox.interclass_coef", 0, 1)
+  number("loss.xbm.start_after", 0)
+  choice("loss.xbm.overflow", ("ring", "tail"))
+  for name in ("xbm", "blackbox"):
+    if config.loss.name == name:
+      number(f"loss.{name}.memory_size", config.train.batch_size)
   number("loss.listwise_ap.num_bins", 2)
   for key in ("loss.tau1_start", "loss.lambda1", "loss.lambda2", "loss.triplet.margin", "optim.weight_decay"):
     number(key, 0)

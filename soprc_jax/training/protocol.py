@@ -62,9 +62,13 @@ class Setting(NamedTuple):
     num_steps: steps of the phase, for schedules.
     max_positives: largest number of positives of a query in a batch.
     axis_name: mapped axis of the devices.
+    embedding_dim: width of the embedding.
+    seed: seed of the run, for losses that draw random numbers.
   """
 
   class_counts: np.ndarray
   num_steps: int
   max_positives: int
   axis_name: str | None
+  embedding_dim: int = 512
+  seed: int = 0
