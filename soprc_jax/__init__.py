@@ -1,6 +1,6 @@
 """SOPRC: stochastic optimization of the area under the precision-recall curve, in JAX.
 
-The core is pure functions and one optax transform; it defines no flags and touches no device on import.
+The core is pure functions and optax transforms; it defines no flags and touches no device on import.
 Paper: Wen et al., "Exploring the Algorithm-Dependent Generalization of AUPRC Optimization with List Stability", NeurIPS 2022.
 """
 
