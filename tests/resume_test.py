@@ -51,22 +51,36 @@ def test_killed_twice(tmp_path):
   _assert_same_run(folder, runs.finished().workdir)
 
 
+def _by_clock(rng, folder, seconds):
+  """A moment in the whole duration of a run: start-up, compilation, steps, test."""
+  del folder
+  delay = rng.uniform(0, seconds)
+  return lambda elapsed: elapsed >= delay
+
+
+def _by_step(rng, folder, seconds):
+  """A moment just after the log has grown: amid steps, evaluation, checkpoints, pictures."""
+  del seconds
+  lines, delay, reached = _logged(folder) + rng.integers(1, 16), rng.uniform(0, 0.5), []
+
+  def due(elapsed):
+    if _logged(folder) >= lines:
+      reached.append(elapsed)
+    return bool(reached) and elapsed >= reached[0] + delay
+
+  return due
+
+
 @pytest.mark.slow
 def test_killed_ten_times_at_random_moments(tmp_path):
-  reference = runs.finished(quick=False)
-  # Spread over the whole run: start-up, compilation, steps, checkpoints, test. One draw in each tenth, in random order.
-  rng = np.random.default_rng(0)
-  delays = reference.seconds * (rng.permutation(10) + rng.random(10)) / 10
-  compared = 0
+  reference, rng = runs.finished(quick=False), np.random.default_rng(0)
   folder = tmp_path / "run0"
-  for delay in delays:
-    while not runs.start_and_kill(runs.tiny_flags(folder), lambda seconds, delay=delay: seconds >= delay, quick=False):
-      # It went on from a checkpoint and was done before the moment came: compare, and kill a new run then.
+  for kill, moment in enumerate([_by_clock, _by_step] * 5):
+    while not runs.start_and_kill(runs.tiny_flags(folder), moment(rng, folder, reference.seconds), quick=False):
+      # It was done before the moment came: compare, and kill a new run.
       _assert_same_run(folder, reference.workdir)
-      compared += 1
-      folder = tmp_path / f"run{compared}"
-      delay *= 0.95  # a new run may be faster than the reference, too
-    print(f"killed {folder.name} after {delay:.1f} s: checkpoints {_checkpoints(folder)}, {_logged(folder)} lines")
+      folder = folder.with_name(f"{folder.name}_{kill}")
+    print(f"kill {kill} of {folder.name}: checkpoints {_checkpoints(folder)}, {_logged(folder)} lines in the log")
   assert not runs.start_and_kill(runs.tiny_flags(folder), lambda _: False, quick=False)
   _assert_same_run(folder, reference.workdir)
 
