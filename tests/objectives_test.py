@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from quick import quick_compilation  # noqa: F401
 
 from soprc_jax import interpolate_scores, losses, retrieval_lists, semi_variance, soprc_loss, tracking
 from soprc_jax.training import config as config_lib
@@ -24,7 +25,7 @@ def _loss_config(**values):
 
 
 def _setting(num_steps=10):
-  return objectives.Setting(class_counts=_COUNTS, num_steps=num_steps, max_positives=2, axis_name=None)
+  return objectives.Setting(class_counts=_COUNTS, num_steps=num_steps, max_positives=2, axis_name=None, embedding_dim=_DIM)
 
 
 def _embeddings(seed=0):

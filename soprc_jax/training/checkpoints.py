@@ -68,8 +68,8 @@ class Store:
         meta=ocp.args.JsonRestore(),
       ),
     )
-    state = TrainState(**_arrays(found["network"]), **_arrays(found["training"]))
-    return state, found["meta"]
+    parts = _checked(found["network"], network), _checked(found["training"], rest)
+    return TrainState(**parts[0], **parts[1]), found["meta"]
 
   def restore_network(self, like: TrainState) -> dict[str, Any]:
     """Only ``params`` and ``batch_stats`` of the newest checkpoint, in the structure of ``like``."""
@@ -78,7 +78,7 @@ class Store:
       raise FileNotFoundError(f"no checkpoint in {self._manager.directory}")
     network, _ = _parts(jax.tree.map(_abstract, like))
     args = ocp.args.Composite(network=ocp.args.StandardRestore(network))
-    return _arrays(self._manager.restore(step, args=args)["network"])
+    return _checked(self._manager.restore(step, args=args)["network"], network)
 
   def close(self) -> None:
     """Waits for what is being written and releases the folder."""
@@ -120,5 +120,22 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)
 
 
-def _arrays(tree: Any) -> Any:
-  return jax.tree.map(np.asarray, tree)
+def _checked(found: Any, wanted: Any) -> Any:
+  """The restored tree as numpy; Orbax compares its structure with the target, but not the shapes of numpy leaves.
+
+  Raises:
+    ValueError: names each array of another shape or dtype.
+  """
+  wrong = []
+
+  def leaf(path: Any, array: Any, target: jax.ShapeDtypeStruct) -> np.ndarray:
+    array = np.asarray(array)
+    if array.shape != target.shape or array.dtype != target.dtype:
+      name = jax.tree_util.keystr(path, simple=True, separator=".")
+      wrong.append(f"  {name}: {array.dtype}{list(array.shape)} there, {target.dtype}{list(target.shape)} wanted")
+    return array
+
+  tree = jax.tree_util.tree_map_with_path(leaf, found, wanted)
+  if wrong:
+    raise ValueError("the checkpoint has arrays of another shape:\n" + "\n".join(wrong))
+  return tree

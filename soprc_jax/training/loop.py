@@ -32,7 +32,6 @@ def train(config: Any, workdir: Path) -> dict[str, Any]:
     ValueError: the config does not fit the data, the devices, or the run in ``workdir``.
   """
   parallel.check_batch_size("train.batch_size", config.train.batch_size)
-  workdir_lib.claim(workdir, config)
   run = _Run(config, workdir)
   try:
     run.train()
@@ -46,18 +45,22 @@ class _Run:
 
   def __init__(self, config: Any, workdir: Path):
     self.config, self.workdir = config, workdir
+    is_new = workdir_lib.check(workdir, config)
     self.data = build.make_data(config)
     self.parts = build.make_parts(config, self.data)
     self.num_steps = config.warmup.steps + config.train.steps
+    initial = build.make_state(config, self.parts)
+    start = build.load_initial_network(config, initial) if is_new else None
+    # Only now: a mistake above leaves no folder behind that would refuse the corrected command.
+    workdir_lib.claim(workdir, config)
     self.newest = checkpoints.Store(workdir / checkpoints.NEWEST, keep=config.checkpoint.keep)
     self.best = checkpoints.Store(workdir / checkpoints.BEST)
     self.embed = evaluation.make_embed(
       self.parts.model, batch_size=config.eval.batch_size, image_size=config.eval.image_size
     )
     self.meta = {"labels": [[label, row] for label, row in self.data.rows.items()]}
-    initial = build.make_state(config, self.parts)
     if self.newest.latest_step() is None:
-      state = build.load_initial_network(config, initial)
+      state = build.load_initial_network(config, initial) if start is None else start
     else:
       state, meta = self.newest.restore(initial)
       if meta["labels"] != self.meta["labels"]:

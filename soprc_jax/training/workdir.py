@@ -13,30 +13,40 @@ METRICS = "metrics.jsonl"
 RESULTS = "results.json"
 
 
-def claim(workdir: Path, config: Any) -> None:
-  """Makes the folder and writes the config into it, or checks that it holds a run of the same config.
+def check(workdir: Path, config: Any) -> bool:
+  """Whether the folder is free, changing nothing; False if it holds a run of the same config, to go on with.
 
   Raises:
     ValueError: it holds a run of another config, or other files.
   """
-  workdir.mkdir(parents=True, exist_ok=True)
-  path = workdir / CONFIG
-  text = config_lib.to_json(config)
-  if not path.exists():
+  if not workdir.exists():
+    return True
+  if not (workdir / CONFIG).exists():
     others = sorted(entry.name for entry in workdir.iterdir() if not entry.name.startswith("."))
     if others:
       raise ValueError(
         f"--workdir={workdir} is not empty and holds no {CONFIG} ({', '.join(others[:5])}): choose a new folder"
       )
-    write_atomically(path, text)
-    return
+    return True
   there = read_config(workdir)
-  lines = config_lib.differences(json.loads(text), there)
+  lines = config_lib.differences(json.loads(config_lib.to_json(config)), there)
   if lines:
     raise ValueError(
       f"--workdir={workdir} holds a run of another config; choose another folder, or the same config to go on with it:\n"
       + "\n".join(f"  {line}" for line in lines)
     )
+  return False
+
+
+def claim(workdir: Path, config: Any) -> None:
+  """Makes the folder and writes the config into it, unless it holds a run of the same config.
+
+  Raises:
+    ValueError: as `check`.
+  """
+  if check(workdir, config):
+    workdir.mkdir(parents=True, exist_ok=True)
+    write_atomically(workdir / CONFIG, config_lib.to_json(config))
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
