@@ -180,6 +180,15 @@ class TestClaim:
     assert workdir.read_config(tmp_path / "a" / "b")["seed"] == 7
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == [workdir.CONFIG]
 
+  def test_check_tells_a_free_folder_and_changes_nothing(self, tmp_path):
+    assert workdir.check(tmp_path / "new", _config())
+    assert workdir.check(tmp_path, _config())
+    assert list(tmp_path.iterdir()) == []
+    workdir.claim(tmp_path, _config())
+    assert not workdir.check(tmp_path, _config())
+    with pytest.raises(ValueError, match="another config"):
+      workdir.check(tmp_path, _config(seed=1))
+
   def test_same_config_goes_on(self, tmp_path):
     workdir.claim(tmp_path, _config())
     before = (tmp_path / workdir.CONFIG).read_text()

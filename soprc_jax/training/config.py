@@ -4,6 +4,7 @@ Files in ``configs/`` call `default_config` and change fields. Options that a pr
 `resolve` fills them in; a value given by hand wins over the preset.
 """
 
+from collections.abc import Iterator
 import json
 import math
 from typing import Any
@@ -219,8 +220,6 @@ def check(config: Any) -> list[str]:
   choice("loss.auroc.surrogate", losses.auroc.SURROGATES)
   choice("optim.name", optimizers.OPTIMIZERS)
   choice("optim.schedule", optimizers.SCHEDULES)
-  for key in ("train.steps", "warmup.steps", "data.workers", "eval.every", "checkpoint.every", "optim.ramp_steps", "seed"):
-    number(key, 0)
   for key in ("model.width", "model.embedding_dim", "data.image_size", "eval.image_size", "eval.batch_size"):
     number(key, 1)
   for key in ("eval.block_size", "checkpoint.keep", "data.prefetch", "loss.num_points", "log.line_every"):
@@ -268,7 +267,24 @@ def check(config: Any) -> list[str]:
     )
   if config.train.microbatch != 0:
     problems.append(f"train.microbatch must be 0: microbatches are not implemented yet; got {config.train.microbatch}")
+  # Whatever has no rule of its own above: no number is infinite, no count, size or seed negative.
+  for key, value in _leaves(config.to_dict()):
+    if any(problem.startswith(f"{key} ") for problem in problems):
+      continue
+    if isinstance(value, float) and not math.isfinite(value):
+      problems.append(f"{key} must be a finite number; got {value!r}")
+    elif isinstance(value, int) and value < 0:
+      problems.append(f"{key} must be >= 0; got {value!r}")
   return problems
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """(dotted key, value) of each leaf of a nested dict."""
+  for key, value in tree.items():
+    if isinstance(value, dict):
+      yield from _leaves(value, f"{prefix}{key}.")
+    else:
+      yield prefix + key, value
 
 
 def to_json(config: Any) -> str:
