@@ -220,6 +220,8 @@ def check(config: Any) -> list[str]:
   choice("loss.auroc.surrogate", losses.auroc.SURROGATES)
   choice("optim.name", optimizers.OPTIMIZERS)
   choice("optim.schedule", optimizers.SCHEDULES)
+  for key in ("train.steps", "warmup.steps"):
+    number(key, 0)
   for key in ("model.width", "model.embedding_dim", "data.image_size", "eval.image_size", "eval.batch_size"):
     number(key, 1)
   for key in ("eval.block_size", "checkpoint.keep", "data.prefetch", "loss.num_points", "log.line_every"):
