@@ -4,6 +4,7 @@ import collections
 import itertools
 import logging
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -141,7 +142,8 @@ class TestGlyphCache:
       content[len(content) // 3] ^= 0xFF
       path.write_bytes(content)
     else:
-      arrays = dict(np.load(path))
+      with np.load(path) as archive:
+        arrays = dict(archive)
       if damage == "other_pixels":
         arrays["images"] = 255 - arrays["images"]
       else:
@@ -177,7 +179,7 @@ class TestGlyphCache:
 
     def spy(source, target):
       seen.append([path.name for path in tmp_path.glob("*.npz")])
-      self._same(glyphs._read(source), small)
+      self._same(glyphs._read(pathlib.Path(source)), small)
       replace(source, target)
 
     monkeypatch.setattr(os, "replace", spy)

@@ -11,6 +11,8 @@ import logging
 import os
 from pathlib import Path
 import tempfile
+import zipfile
+import zlib
 
 import numpy as np
 
@@ -73,7 +75,7 @@ def load(root: str | os.PathLike[str] | None = None) -> Glyphs:
   if path.exists():
     try:
       return _read(path)
-    except (OSError, ValueError, KeyError, EOFError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
       _log.warning("The glyph cache %s is damaged (%s): rendering it again.", path, error)
   glyphs = render()
   try:
@@ -151,7 +153,8 @@ def _digest(images: np.ndarray, labels: np.ndarray) -> str:
 
 
 def _read(path: Path) -> Glyphs:
-  with np.load(path, allow_pickle=False) as archive:
+  # Opened here: numpy leaves the file of a damaged archive open.
+  with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
     glyphs = Glyphs(archive["images"], archive["labels"], archive["ids"])
     if glyphs.digest() != str(archive["digest"]):
       raise ValueError("the checksum does not match")

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from absl import flags
 import grain.python as grain
 import numpy as np
 
@@ -86,6 +87,9 @@ def iterate(batches: TrainBatches, *, start: int, workers: int = 0, prefetch: in
   options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=prefetch)
   data = steps.to_iter_dataset(options)
   if workers:
+    # Grain's workers read absl flags, which only an absl program has parsed.
+    if not flags.FLAGS.is_parsed():
+      flags.FLAGS.mark_as_parsed()
     data = data.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch))
   return iter(data)
 

@@ -38,7 +38,7 @@ def fast_ap_loss(
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
   >>> print(f"{fast_ap_loss(embeddings, jnp.array([0, 0, 1, 1])):.4f}")
-  0.4083
+  0.2500
   """
   if num_bins < 1:
     raise ValueError(f"num_bins must be at least 1, got {num_bins}")
@@ -80,7 +80,7 @@ def listwise_ap_loss(
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
   >>> print(f"{listwise_ap_loss(embeddings, jnp.array([0, 0, 1, 1]), include_self=False):.4f}")
-  0.2583
+  0.2705
   """
   if num_bins < 2:
     raise ValueError(f"num_bins must be at least 2, got {num_bins}")

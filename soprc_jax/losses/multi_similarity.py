@@ -37,7 +37,7 @@ def multi_similarity_loss(
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
   >>> print(f"{multi_similarity_loss(embeddings, jnp.array([0, 0, 1])):.4f}")
-  0.2130
+  0.2128
   """
   _arrays.check_range("alpha", alpha, low=0.0, open_low=True)
   _arrays.check_range("beta", beta, low=0.0, open_low=True)

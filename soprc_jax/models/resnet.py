@@ -11,6 +11,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from soprc_jax import _arrays
+
 # name -> (blocks in each stage, whether they are bottlenecks). resnet8 is the three-stage CIFAR network of one block a stage.
 RESNETS: dict[str, tuple[tuple[int, ...], bool]] = {
   "resnet8": ((1, 1, 1), False),
@@ -91,7 +93,7 @@ class ResNet(nn.Module):
 
 
 class _BatchNorm(nn.Module):
-  """Batch norm with torchvision's constants; masked images do not enter the statistics."""
+  """Batch norm with torchvision's constants, over the valid images of all devices."""
 
   use_running_average: bool
   dtype: Any
@@ -99,16 +101,46 @@ class _BatchNorm(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, where: jax.Array | None) -> jax.Array:
-    mask = None if where is None else where[:, None, None, None]
-    # Flax's momentum weights the old value: torch's 0.1 is 0.9 here.
-    return nn.BatchNorm(
-      use_running_average=self.use_running_average,
-      momentum=0.9,
-      epsilon=1e-5,
-      dtype=self.dtype,
-      axis_name=self.axis_name,
-      name="bn",
-    )(x, mask=mask)
+    return _Normalize(self.use_running_average, self.dtype, self.axis_name, name="bn")(x, where)
+
+
+class _Normalize(nn.Module):
+  """Flax's `nn.BatchNorm` but for its mask: that one averages the means of the devices, however few images each has."""
+
+  use_running_average: bool
+  dtype: Any
+  axis_name: str | None
+
+  @nn.compact
+  def __call__(self, x: jax.Array, where: jax.Array | None) -> jax.Array:
+    features = x.shape[-1]
+    running_mean = self.variable("batch_stats", "mean", jnp.zeros, (features,), jnp.float32)
+    running_var = self.variable("batch_stats", "var", jnp.ones, (features,), jnp.float32)
+    scale = self.param("scale", nn.initializers.ones, (features,), jnp.float32)
+    bias = self.param("bias", nn.initializers.zeros, (features,), jnp.float32)
+    if self.use_running_average:
+      mean, var = running_mean.value, running_var.value
+    else:
+      mean, var = _batch_moments(x.astype(jnp.float32), where, self.axis_name)
+      # torch's momentum 0.1 weights the new value.
+      running_mean.value = 0.9 * running_mean.value + 0.1 * jax.lax.stop_gradient(mean)
+      running_var.value = 0.9 * running_var.value + 0.1 * jax.lax.stop_gradient(var)
+    factor = jax.lax.rsqrt(var + 1e-5) * scale
+    normal = (x - mean[None, None, None]) * factor[None, None, None] + bias[None, None, None]
+    return normal.astype(self.dtype)
+
+
+def _batch_moments(x: jax.Array, where: jax.Array | None, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
+  """Mean and variance of each channel over the valid images of all devices."""
+  count = jnp.asarray(x.shape[0] if where is None else jnp.sum(where), jnp.float32) * (x.shape[1] * x.shape[2])
+  if where is not None:
+    x = jnp.where(where[:, None, None, None], x, jnp.zeros_like(x))
+  sums = jnp.sum(x, axis=(0, 1, 2)), jnp.sum(jnp.square(x), axis=(0, 1, 2)), count
+  (total, total_square, count) = _arrays.psum(sums, axis_name)
+  mean = _arrays.ratio(total, jnp.broadcast_to(count, total.shape))
+  mean_square = _arrays.ratio(total_square, jnp.broadcast_to(count, total.shape))
+  # Rounding may leave a tiny negative number where a channel is constant.
+  return mean, jnp.maximum(mean_square - jnp.square(mean), 0.0)
 
 
 class _BasicBlock(nn.Module):
