@@ -70,12 +70,15 @@ def _train(run: flags.Run, name: Any) -> None:
 
   from soprc_jax.training import comparison, loop
   from soprc_jax.training import config as config_lib
+  from soprc_jax.training import workdir as workdir_lib
 
+  config, folder = config_lib.resolve(_config(name)), run.workdir / name.folder()
   if comparison.read(run.workdir, name) is not None:
+    workdir_lib.check(folder, config)  # a finished run of another config must not enter the table
     return
   logging.getLogger("soprc_jax.compare").info("Run %s", name.folder())
   jax.config.update("jax_compilation_cache_dir", str(run.workdir / ".jax_cache"))
-  loop.train(config_lib.resolve(_config(name)), run.workdir / name.folder())
+  loop.train(config, folder)
 
 
 def _config(name: Any) -> Any:

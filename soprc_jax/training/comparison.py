@@ -42,22 +42,23 @@ def read(workdir: Path, name: RunName) -> dict[str, Any] | None:
   return json.loads(path.read_text()) if path.exists() else None
 
 
+def _finished(workdir: Path, name: RunName) -> dict[str, Any]:
+  results = read(workdir, name)
+  if results is None:
+    raise FileNotFoundError(f"{name.folder()} has not finished in {workdir}")
+  return results
+
+
 def best_rate(workdir: Path, method: str, rates: Sequence[float], seed: int) -> float:
   """The rate whose run at ``seed`` has the highest val mAUPRC; all of them must have finished."""
 
-  def value(rate: float) -> float:
-    results = read(workdir, RunName(method, rate, seed))
-    if results is None:
-      raise FileNotFoundError(f"{RunName(method, rate, seed).folder()} has not finished in {workdir}")
-    return results["val"]["mAUPRC"]
-
-  return max(rates, key=value)
+  return max(rates, key=lambda rate: _finished(workdir, RunName(method, rate, seed))["val"]["mAUPRC"])
 
 
 def summarize(workdir: Path, method: str, rate: float, seeds: Sequence[int], metrics: Sequence[str]) -> Summary:
   """Test metrics of a method over the seeds."""
-  found = [read(workdir, RunName(method, rate, seed)) for seed in seeds]
-  values = {name: np.array([results["test"][name] for results in found if results]) for name in metrics}
+  found = [_finished(workdir, RunName(method, rate, seed)) for seed in seeds]
+  values = {name: np.array([results["test"][name] for results in found]) for name in metrics}
   return Summary(method, rate, values)
 
 

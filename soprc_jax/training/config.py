@@ -23,7 +23,7 @@ SOURCES = ("glyphs",)
 DTYPES = ("float32", "bfloat16")
 PRESETS = ("default", "paper", "authors")
 # Keys that may differ when a run is resumed, since they change no result.
-RESUME_FREE = ("data.workers", "data.prefetch", "log.progress")
+RESUME_FREE = ("data.root", "data.workers", "data.prefetch", "log.progress")
 
 
 def default_config() -> Any:
