@@ -86,8 +86,7 @@ def _config(name: Any) -> Any:
   path, _, argument = flags.config_name().partition(":")
   arguments = [part for part in (argument, "" if name.method == "soprc" else name.method) if part]
   config = runpy.run_path(path)["get_config"](",".join(arguments))
-  for key, value in flags.config_overrides().items():
-    config.update_from_flattened_dict({key: value})
+  config.update_from_flattened_dict(flags.config_overrides())
   config.optim.learning_rate = name.rate
   config.seed = name.seed
   config.model.init_from = _INIT_FROM.value.format(seed=name.seed)

@@ -129,7 +129,7 @@ def states(folder):
   """The states in the newest and the best checkpoint: all leaves by path, v among them."""
   config = tiny_config()
   parts = build.make_parts(config, build.make_data(config))
-  like = jax.eval_shape(functools.partial(build.make_state, config, parts))
+  like = build.abstract_state(config, parts)
   found = {}
   for kind in (checkpoints.NEWEST, checkpoints.BEST):
     store = checkpoints.Store(folder / kind, keep=2)

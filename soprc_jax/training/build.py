@@ -148,15 +148,20 @@ def make_parts(config: Any, data: Data) -> Parts:
   )
 
 
-def make_state(config: Any, parts: Parts) -> state_lib.TrainState:
-  """State at step 0 with random weights by ``config.seed``."""
-  key = jax.random.key(config.seed)
-  return state_lib.init_state(parts.model, parts.tx, key=key, image_size=config.data.image_size)
+def abstract_state(config: Any, parts: Parts) -> state_lib.TrainState:
+  """Shapes and dtypes of the state: what a checkpoint is restored to, without drawing or compiling anything."""
+  return jax.eval_shape(functools.partial(_random_state, config, parts))
 
 
-def load_initial_network(config: Any, state: state_lib.TrainState) -> state_lib.TrainState:
-  """The state with the network of ``config.model.init_from``, if that is set."""
+def starting_state(config: Any, parts: Parts) -> state_lib.TrainState:
+  """State at step 0: random weights by ``config.seed``, or the network of ``config.model.init_from``."""
+  state = _random_state(config, parts)
   if not config.model.init_from:
     return state
   network = checkpoints.load_network(Path(config.model.init_from).expanduser().absolute(), state)
   return dataclasses.replace(state, **network)
+
+
+def _random_state(config: Any, parts: Parts) -> state_lib.TrainState:
+  key = jax.random.key(config.seed)
+  return state_lib.init_state(parts.model, parts.tx, key=key, image_size=config.data.image_size)

@@ -117,7 +117,7 @@ def _parts(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-  return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)
+  return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
 
 
 def _checked(found: Any, wanted: Any) -> Any:

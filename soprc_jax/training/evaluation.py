@@ -11,20 +11,10 @@ import numpy as np
 
 from soprc_jax import metrics
 from soprc_jax.data import pipeline, sources
-from soprc_jax.training import (
-  build,
-  checkpoints,
-  parallel,
-)
-from soprc_jax.training import (
-  config as config_lib,
-)
-from soprc_jax.training import (
-  step as step_lib,
-)
-from soprc_jax.training import (
-  workdir as workdir_lib,
-)
+from soprc_jax.training import build, checkpoints, parallel
+from soprc_jax.training import config as config_lib
+from soprc_jax.training import step as step_lib
+from soprc_jax.training import workdir as workdir_lib
 
 EmbedFn = Callable[[Any, sources.Source], np.ndarray]
 
@@ -71,7 +61,7 @@ def evaluate_workdir(config: Any, workdir: Path, *, split: str, newest: bool) ->
   parts = build.make_parts(config, data)
   store = checkpoints.Store(folder)
   try:
-    state, _ = store.restore(build.make_state(config, parts))
+    state, _ = store.restore(build.abstract_state(config, parts))
   finally:
     store.close()
   replicated = parallel.replicate(state)

@@ -49,8 +49,7 @@ class _Run:
     self.data = build.make_data(config)
     self.parts = build.make_parts(config, self.data)
     self.num_steps = config.warmup.steps + config.train.steps
-    initial = build.make_state(config, self.parts)
-    start = build.load_initial_network(config, initial) if is_new else None
+    start = build.starting_state(config, self.parts) if is_new else None
     # Only now: a mistake above leaves no folder behind that would refuse the corrected command.
     workdir_lib.claim(workdir, config)
     self.newest = checkpoints.Store(workdir / checkpoints.NEWEST, keep=config.checkpoint.keep)
@@ -58,14 +57,14 @@ class _Run:
     self.embed = evaluation.make_embed(
       self.parts.model, batch_size=config.eval.batch_size, image_size=config.eval.image_size
     )
+    self.like = build.abstract_state(config, self.parts)
     self.meta = {"labels": [[label, row] for label, row in self.data.rows.items()]}
     if self.newest.latest_step() is None:
-      state = build.load_initial_network(config, initial) if start is None else start
+      state = build.starting_state(config, self.parts) if start is None else start
     else:
-      state, meta = self.newest.restore(initial)
+      state, meta = self.newest.restore(self.like)
       if meta["labels"] != self.meta["labels"]:
         raise ValueError(f"the classes of the data are not those that the run in {workdir} was trained on")
-    self.like = jax.tree.map(np.asarray, initial)
     self.start = int(state.step)
     self.state = parallel.replicate(state)
     self.log = workdir_lib.MetricsLog(workdir, last_step=self.start)
@@ -108,9 +107,8 @@ class _Run:
     state = parallel.unreplicate(self.state)
     improved = False
     if evaluates:
-      values = self._evaluate(self.state, "val")
-      pending["val"] = values
-      improved = values["mAUPRC"] > self.best_value
+      pending["val"] = self._evaluate_on_val()
+      improved = pending["val"]["mAUPRC"] > self.best_value
     self._write(pending, progress)
     # This order makes a kill between any two lines harmless: what a checkpoint stands for is on disk before it is.
     self.log.sync()
@@ -120,11 +118,11 @@ class _Run:
     if saves:
       self.newest.save(state, self.meta)
 
-  def _evaluate(self, state: Any, split: str) -> dict[str, Any]:
-    variables = {"params": state.params, "batch_stats": state.batch_stats}
+  def _evaluate_on_val(self) -> dict[str, Any]:
+    variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
     settings = self.config.eval
     return evaluation.evaluate(
-      self.embed, variables, self.data.splits[split], ks=settings.ks, block_size=settings.block_size
+      self.embed, variables, self.data.splits["val"], ks=settings.ks, block_size=settings.block_size
     )
 
   def _write(self, pending: dict[str, Any], progress: "_Progress") -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from soprc_jax import estimators, interpolation, lists, tracking
+from soprc_jax import _arrays, estimators, interpolation, lists, tracking
 from soprc_jax.training import baselines
 from soprc_jax.training.protocol import Inputs, Objective, Outputs, Setting
 
@@ -67,17 +67,14 @@ def _soprc(config: Any, setting: Setting) -> Objective:
   tau1_fn = log_linear(config.tau1_start, config.tau1, setting.num_steps)
   self_weight = None if config.self_weight == -1 else config.self_weight
 
-  def pairs(inputs: Inputs) -> lists.RetrievalLists:
-    return lists.retrieval_lists(
+  def compute(inputs: Inputs) -> Outputs:
+    found = lists.retrieval_lists(
       inputs.embeddings,
       inputs.labels,
       max_positives=setting.max_positives,
       where=inputs.where,
       axis_name=setting.axis_name,
     )
-
-  def compute(inputs: Inputs) -> Outputs:
-    found = pairs(inputs)
     if carried:
       v = tracker.lookahead(inputs.opt_state, found.positive_scores, inputs.labels, found.positive_where)
     else:
@@ -207,8 +204,7 @@ def log_linear(start: float, end: Any, num_steps: int) -> Callable[[jax.Array], 
 
 def _count_valid(found: lists.RetrievalLists, axis_name: str | None) -> jax.Array:
   valid = jnp.any(found.positive_where, axis=-1) & jnp.any(found.negative_where, axis=-1)
-  count = jnp.sum(valid)
-  return count if axis_name is None else jax.lax.psum(count, axis_name)
+  return _arrays.psum(jnp.sum(valid), axis_name)
 
 
 def _pmean(value: jax.Array, axis_name: str | None) -> jax.Array:
