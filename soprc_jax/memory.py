@@ -62,15 +62,6 @@ class EmbeddingMemory(optax.GradientTransformationExtraArgs):
   current: Callable[[Any], Memory]
 
 
-class JoinedBatch(NamedTuple):
-  """The images of all devices, and the index of this device's first image among them."""
-
-  embeddings: jax.Array
-  labels: jax.Array
-  where: jax.Array
-  first: Any
-
-
 def embedding_memory(
   size: int,
   dim: int,
@@ -136,7 +127,7 @@ def embedding_memory(
       count=jnp.zeros([], jnp.int32),
     )
 
-  def join(embeddings: Any, labels: Any, where: Any) -> JoinedBatch:
+  def join(embeddings: Any, labels: Any, where: Any) -> lists.JoinedBatch:
     batch = join_devices(embeddings, labels, where, axis_name)
     chex.assert_shape(batch.embeddings, (None, dim))
     if batch.labels.shape[0] > size:
@@ -299,22 +290,15 @@ def reference_memory(num_batches: int, batch_size: int, *, axis_name: _arrays.Ax
   return transform
 
 
-def join_devices(embeddings: Any, labels: Any, where: Any, axis_name: _arrays.AxisName) -> JoinedBatch:
-  """The images of all devices, in the order of the devices."""
-  (embeddings,) = _arrays.promote(embeddings)
-  labels = jnp.asarray(labels)
-  chex.assert_rank([embeddings, labels], [2, 1])
-  chex.assert_equal_shape_prefix([embeddings, labels], 1)
-  chex.assert_type(labels, int)
-  mask = _arrays.mask_like(where, labels)
-  if axis_name is None:
-    return JoinedBatch(embeddings, labels, mask, 0)
-  first = jax.lax.axis_index(axis_name) * labels.shape[0]
-  embeddings, labels, mask = jax.lax.all_gather((embeddings, labels, mask), axis_name, tiled=True)
-  return JoinedBatch(embeddings, labels, mask, first)
+def join_devices(embeddings: Any, labels: Any, where: Any, axis_name: _arrays.AxisName) -> lists.JoinedBatch:
+  """`lists.join_devices` for labels that are stored, hence integers."""
+  chex.assert_type(jnp.asarray(labels), int)
+  return lists.join_devices(embeddings, labels, where, axis_name)
 
 
-def _place(state: EmbeddingMemoryState, batch: JoinedBatch, overflow: Overflow) -> tuple[EmbeddingMemoryState, jax.Array]:
+def _place(
+  state: EmbeddingMemoryState, batch: lists.JoinedBatch, overflow: Overflow
+) -> tuple[EmbeddingMemoryState, jax.Array]:
   """The state with the valid images of the batch, and the slot of each image (S for the others)."""
   size = state.filled.shape[0]
   nth = jnp.cumsum(batch.where, dtype=jnp.int32)  # counts from 1
