@@ -1,6 +1,6 @@
 """The flags that all entry points share, and how their mistakes are told."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import difflib
 import logging
@@ -102,9 +102,15 @@ def read(argv: Sequence[str]) -> Run:
   return Run(config, Path(_WORKDIR.value or "").expanduser().absolute())
 
 
-def config_name() -> str:
-  """``FILE[:ARGUMENT]`` as given."""
-  return config_flags.get_config_filename(flags.FLAGS["config"])
+def load_config(*, argument: str = "", change: Callable[[Any], None] | None = None) -> Any:
+  """The config file once more, not resolved: with one more argument, or a change, below the overrides of the command line."""
+  path, _, arguments = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
+  joined = ",".join(filter(None, [arguments, argument]))
+  config = runpy.run_path(path)["get_config"](*([joined] if joined else []))
+  if change is not None:
+    change(config)
+  config.update_from_flattened_dict(config_overrides())
+  return config
 
 
 def config_overrides() -> dict[str, Any]:
@@ -114,10 +120,10 @@ def config_overrides() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def errors_as_messages() -> Iterator[None]:
-  """A wrong value or file ends the process with its message and exit status 1."""
+  """A wrong value or file, or a training that broke down, ends the process with its message and exit status 1."""
   try:
     yield
-  except (ValueError, OSError) as error:
+  except (ValueError, OSError, ArithmeticError) as error:
     logging.getLogger("soprc_jax").debug("traceback", exc_info=True)
     _exit(str(error))
 

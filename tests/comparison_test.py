@@ -1,63 +1,326 @@
-"""Comparison of methods: the rate is picked on val, differences are paired by seed."""
+"""Comparison of methods: its plan, its runs, its table; the rate is picked on val, differences are paired by seed."""
 
 import json
+import math
+import runpy
 
 import numpy as np
+from PIL import Image
 import pytest
+import quick
+import runs
 
-from soprc_jax.training import comparison
+from soprc_jax.training import comparison, costs, loop, methods, plots, tables, workdir
+from soprc_jax.training import config as config_lib
+
+quick_compilation = quick.quick_compilation
+
+_COMPARE = "experiments.compare"
 
 
-def _finish(folder, method, rate, seed, *, val, test):
-  run = folder / comparison.RunName(method, rate, seed).folder()
-  run.mkdir()
-  results = {"val": {"mAUPRC": val}, "test": {"mAUPRC": test, "recall@1": 2 * test}}
-  (run / "results.json").write_text(json.dumps(results))
+def _settings(**changes):
+  settings = config_lib.default_config().compare
+  settings.update({"methods": ("soprc", "triplet"), "rates": (0.1, 0.2), "sgd_rates": (1.0,), "seeds": (0, 1)} | changes)
+  return settings
+
+
+def _make_config(method):
+  config = runpy.run_path(runs.GLYPHS)["get_config"]("")
+  config.update_from_flattened_dict(runs.TINY)
+  methods.choose(config, method)
+  return config
+
+
+# val mAUPRC by run. On test, rate 0.1 of soprc would look better: val decides.
+_VAL = {
+  ("soprc", 0.1, 0): 0.3,
+  ("soprc", 0.2, 0): 0.4,
+  ("soprc", 0.2, 1): 0.9,
+  ("triplet", 0.1, 0): 0.5,
+  ("triplet", 0.2, 0): 0.4,
+  ("triplet", 0.1, 1): 0.1,
+}
+_TEST = dict(zip(_VAL, (0.49, 0.40, 0.44, 0.30, 0.31, 0.36)))
+
+
+class _Trainer:
+  """Stands in for `loop.train`: leaves the files of a finished run, without training."""
+
+  def __init__(self):
+    self.made, self.configs = [], {}
+
+  def __call__(self, config, folder):
+    workdir.claim(folder, config)
+    name = (config.loss.name, config.optim.learning_rate, config.seed)
+    self.made.append(name)
+    self.configs[name] = config
+    if _VAL[name] is None:
+      raise loop.DivergedError("training broke down at step 3")
+    for step in (2, 4):
+      with (folder / workdir.METRICS).open("a") as file:
+        file.write(json.dumps({"step": step, "val_mAUPRC": _VAL[name] * step / 4}) + "\n")
+    thresholds = np.linspace(-1, 1, 5)
+    np.savez(
+      folder / workdir.PR_CURVE, precision=[0.1, 0.2, 0.5, 1, 1], recall=[1, 0.8, 0.5, 0.2, 0], thresholds=thresholds
+    )
+    test = {"mAUPRC": _TEST[name], "recall@1": 2 * _TEST[name]}
+    workdir.write_results(folder, {"val": {"mAUPRC": _VAL[name]}, "test": test})
 
 
 @pytest.fixture
-def runs_of_two_methods(tmp_path):
-  # On test, rate 0.1 of "a" would look better: val decides.
-  _finish(tmp_path, "a", 0.1, 0, val=0.3, test=0.49)
-  _finish(tmp_path, "a", 0.2, 0, val=0.4, test=0.40)
-  _finish(tmp_path, "a", 0.2, 1, val=0.9, test=0.44)
-  _finish(tmp_path, "b", 0.1, 0, val=0.5, test=0.30)
-  _finish(tmp_path, "b", 0.2, 0, val=0.4, test=0.31)
-  _finish(tmp_path, "b", 0.1, 1, val=0.1, test=0.36)
-  return tmp_path
+def trainer(monkeypatch):
+  stand_in = _Trainer()
+  monkeypatch.setattr(loop, "train", stand_in)
+  return stand_in
 
 
-def test_rate_is_picked_on_val_at_the_first_seed(runs_of_two_methods):
-  assert comparison.best_rate(runs_of_two_methods, "a", [0.1, 0.2], 0) == 0.2
-  assert comparison.best_rate(runs_of_two_methods, "b", [0.1, 0.2], 0) == 0.1
+@pytest.fixture
+def rows(trainer, tmp_path):
+  return comparison.run_all(comparison.read_plan(_settings()), _make_config, tmp_path)
 
 
-def test_rate_of_an_unfinished_grid_is_refused(runs_of_two_methods):
-  with pytest.raises(FileNotFoundError, match=r"a-lr0\.4-seed0 has not finished"):
-    comparison.best_rate(runs_of_two_methods, "a", [0.1, 0.4], 0)
+class TestPlan:
+  @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+      ({"methods": ()}, "compare.methods must have at least one entry"),
+      ({"methods": ("soprc", "soprc")}, "none twice"),
+      ({"rates": (0.1, 0.0)}, "compare.rates must be numbers > 0"),
+      ({"rates": (0.1, math.inf)}, "compare.rates must be numbers > 0"),
+      ({"sgd_rates": (-1.0,)}, "compare.sgd_rates must be numbers > 0"),
+      ({"seeds": (-1,)}, "compare.seeds must be integers >= 0"),
+      ({"seeds": (1, 1)}, "none twice"),
+    ],
+  )
+  def test_what_does_not_work_is_named(self, changes, message):
+    with pytest.raises(ValueError, match=message):
+      comparison.read_plan(_settings(**changes))
+
+  def test_of_the_config_file_is_the_papers_table_in_sixty_runs(self):
+    config = runpy.run_path(runs.GLYPHS)["get_config"]("compare")
+    plan = comparison.read_plan(config.compare)
+    assert len(plan.methods) == 12
+    assert plan.methods[0] == "soprc"
+    assert len(plan.seeds) >= 3
+    assert len(plan.methods) * (len(plan.rates) + len(plan.seeds) - 1) <= 60
+    assert comparison.describe(plan, _make_config).startswith("60 runs: 12 methods")
+
+  def test_methods_differ_in_the_loss_alone(self):
+    plan = comparison.read_plan(_settings(methods=methods.COMPARED))
+    name = comparison.RunName("soprc", 0.1, 1)
+    reference = comparison.run_config(plan, _make_config, name).to_dict()
+    assert reference["optim"]["learning_rate"] == 0.1
+    assert reference["seed"] == 1
+    for method in methods.COMPARED[1:]:
+      other = comparison.run_config(plan, _make_config, name._replace(method=method)).to_dict()
+      lines = config_lib.differences(other, reference)
+      assert lines
+      assert all(line.startswith("loss.") for line in lines)
+
+  def test_start_by_seed(self):
+    plan = comparison.read_plan(_settings(init_from="runs/triplet-seed{seed}"))
+    config = comparison.run_config(plan, _make_config, comparison.RunName("xbm", 0.1, 1))
+    assert config.model.init_from == "runs/triplet-seed1"
+
+  def test_a_start_without_a_network_is_told_before_the_first_run(self, tmp_path):
+    plan = comparison.read_plan(_settings(init_from=str(tmp_path / "start{seed}")))
+    with pytest.raises(FileNotFoundError, match=r"start0'? holds no checkpoint"):
+      comparison.check(plan, _make_config, tmp_path / "new")
+
+  def test_sgd_for_soprc_and_adam_for_the_others(self):
+    plan = comparison.read_plan(_settings(soprc_with_sgd=True, methods=("soprc", "paper", "triplet")))
+    used = {
+      method: comparison.run_config(plan, _make_config, comparison.RunName(method, 0.1, 0)).optim.name
+      for method in plan.methods
+    }
+    assert used == {"soprc": "sgd", "paper": "sgd", "triplet": "adam"}
+    assert comparison.describe(plan, _make_config).startswith("7 runs")  # 1 + 1 for the two by SGD, 2 + 1
 
 
-def test_summary_has_the_test_values_of_all_seeds(runs_of_two_methods):
-  summary = comparison.summarize(runs_of_two_methods, "a", 0.2, [0, 1], ["mAUPRC", "recall@1"])
-  np.testing.assert_allclose(summary.values["mAUPRC"], [0.40, 0.44])
-  np.testing.assert_allclose(summary.values["recall@1"], [0.80, 0.88])
+class TestMethods:
+  def test_choose_changes_the_loss(self):
+    config = _make_config("smooth_ap")
+    assert config.loss.name == "smooth_ap"
+    assert _make_config("paper").loss.preset == "paper"
+    assert (_make_config("authors").loss.lambda1, _make_config("authors").loss.lambda2) == (1.0, 5.0)
+
+  def test_every_loss_is_a_method(self):
+    assert {method.loss for method in methods.METHODS.values()} == set(methods.objectives.LOSSES)
+
+  def test_a_loss_of_ones_own_is_a_method(self):
+    name = "soprc_jax.training.baselines:stateless"
+    assert methods.is_method(name)
+    assert _make_config(name).loss.name == name
+    assert comparison.RunName(name, 0.1, 0).folder() == "soprc_jax.training.baselines.stateless-lr0.1-seed0"
+
+  def test_unknown_name_lists_the_right_ones(self):
+    assert not methods.is_method("tripelt")
+    with pytest.raises(ValueError, match=r"triplet, .*'tripelt'"):
+      methods.choose(config_lib.default_config(), "tripelt")
 
 
-def test_difference_is_paired_by_seed(runs_of_two_methods):
-  a = comparison.summarize(runs_of_two_methods, "a", 0.2, [0, 1], ["mAUPRC"])
-  b = comparison.summarize(runs_of_two_methods, "b", 0.1, [0, 1], ["mAUPRC"])
-  mean, error = comparison.paired_difference(a, b, "mAUPRC")
-  gaps = np.array([0.10, 0.08])
-  np.testing.assert_allclose(mean, gaps.mean())
-  np.testing.assert_allclose(error, gaps.std(ddof=1) / np.sqrt(2))
+class TestRuns:
+  def test_every_rate_at_the_first_seed_and_the_best_at_the_others(self, trainer, rows):
+    assert trainer.made == list(_VAL)
+    assert [(row.method, row.rate) for row in rows] == [("soprc", 0.2), ("triplet", 0.1)]
+    assert rows[0].val == {0.1: 0.3, 0.2: 0.4}
+    assert rows[0].runs == (comparison.RunName("soprc", 0.2, 0), comparison.RunName("soprc", 0.2, 1))
+
+  def test_edge_of_the_grid(self):
+    row = comparison.Row("soprc", 0.2, {0.1: 0.1, 0.2: 0.3, 0.4: 0.2}, ())
+    assert not row.at_edge()
+    assert row._replace(rate=0.4).at_edge()
+    assert row._replace(rate=0.1).at_edge()
+
+  def test_same_call_goes_on_where_it_stopped(self, trainer, rows, tmp_path):
+    del rows
+    made = len(trainer.made)
+    (tmp_path / "soprc-lr0.2-seed1" / "results.json").unlink()
+    comparison.run_all(comparison.read_plan(_settings()), _make_config, tmp_path)
+    assert trainer.made[made:] == [("soprc", 0.2, 1)]
+
+  def test_finished_run_of_another_config_is_refused(self, trainer, rows, tmp_path):
+    del rows
+    made = len(trainer.made)
+
+    def changed(method):
+      config = _make_config(method)
+      config.loss.tau1 = 0.7
+      return config
+
+    with pytest.raises(ValueError, match=r"loss\.tau1: 0\.03 there, 0\.7 here"):
+      comparison.run_all(comparison.read_plan(_settings()), changed, tmp_path)
+    assert len(trainer.made) == made
+
+  def test_a_rate_at_which_training_breaks_down_is_not_picked_and_not_repeated(self, trainer, tmp_path, monkeypatch):
+    monkeypatch.setitem(_VAL, ("soprc", 0.2, 0), None)
+    monkeypatch.setitem(_VAL, ("soprc", 0.1, 1), 0.35)
+    monkeypatch.setitem(_TEST, ("soprc", 0.1, 1), 0.5)
+    plan = comparison.read_plan(_settings())
+    row = comparison.run_all(plan, _make_config, tmp_path)[0]
+    assert row.rate == 0.1
+    assert math.isnan(row.val[0.2])
+    made = len(trainer.made)
+    comparison.run_all(plan, _make_config, tmp_path)
+    assert len(trainer.made) == made
+
+  def test_unfinished_run_has_no_metrics(self, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"soprc-lr0\.4-seed0 has not finished"):
+      comparison.metric(tmp_path, comparison.RunName("soprc", 0.4, 0), "val", "mAUPRC")
 
 
-def test_table_names_methods_rates_and_differences(runs_of_two_methods):
-  summaries = [
-    comparison.summarize(runs_of_two_methods, method, rate, [0, 1], ["mAUPRC"]) for method, rate in (("a", 0.2), ("b", 0.1))
-  ]
-  table = comparison.markdown(summaries, 2)
-  assert "| a | 0.2 | 0.4200 ± 0.0283 |" in table
-  assert "| b | 0.1 | 0.3300 ± 0.0424 |" in table
-  assert "a minus b" in table
-  assert "+0.0900 ± 0.0100" in table
+class TestTable:
+  @pytest.fixture
+  def summaries(self, rows, tmp_path):
+    cost = {"soprc": costs.Cost(0.123, 5 * 2**20), "triplet": costs.Cost(0.1, 2**20)}
+    return [tables.summarize(tmp_path, row, ["mAUPRC", "recall@1"], cost[row.method]) for row in rows]
+
+  def test_summary_has_the_test_values_of_all_seeds(self, summaries):
+    np.testing.assert_allclose(summaries[0].values["mAUPRC"], [0.40, 0.44])
+    np.testing.assert_allclose(summaries[0].values["recall@1"], [0.80, 0.88])
+
+  def test_difference_is_paired_by_seed(self, summaries):
+    mean, error = tables.paired_difference(*(summary.values["mAUPRC"] for summary in summaries))
+    gaps = np.array([0.10, 0.08])
+    np.testing.assert_allclose(mean, gaps.mean())
+    np.testing.assert_allclose(error, gaps.std(ddof=1) / np.sqrt(2))
+
+  def test_markdown(self, summaries):
+    lines = tables.markdown(summaries).splitlines()
+    assert lines[2] == "| SOPRC | 0.2* | 0.4200 ± 0.0283 | 0.8400 ± 0.0566 |  | 123 | 5 |"
+    assert lines[3] == "| Triplet | 0.1* | 0.3300 ± 0.0424 | 0.6600 ± 0.0849 | +0.0900 ± 0.0100 | 100 | 1 |"
+    assert len({line.count("|") for line in lines[:4]}) == 1
+
+  def test_markdown_names_what_broke_down(self, summaries):
+    row = summaries[1].row._replace(val={0.1: 0.5, 0.2: math.nan})
+    table = tables.markdown([summaries[0], summaries[1]._replace(row=row)])
+    assert "broke down (loss or gradient not finite): Triplet at 0.2." in table
+
+  def test_json(self, summaries):
+    content = json.loads(json.dumps(tables.as_json(summaries, {"device": "x"})))
+    assert content["device"] == "x"
+    entry = content["methods"][0]
+    assert entry["test"]["mAUPRC"]["values"] == [0.40, 0.44]
+    np.testing.assert_allclose(entry["test"]["mAUPRC"]["mean"], 0.42)
+    assert entry["val_by_rate"] == {"0.1": 0.3, "0.2": 0.4}
+    assert entry["peak_memory_bytes"] == 5 * 2**20
+    assert entry["runs"] == ["soprc-lr0.2-seed0", "soprc-lr0.2-seed1"]
+
+  def test_mean_curves(self, rows, tmp_path):
+    recall, precision = tables.mean_pr_curve(tmp_path, rows[0], points=6)
+    np.testing.assert_allclose(recall, [0, 0.2, 0.4, 0.6, 0.8, 1])
+    np.testing.assert_allclose(precision, [1, 1, 0.5 + 0.5 / 3, 0.4, 0.2, 0.1])
+    steps, val = tables.mean_convergence(tmp_path, rows[0])
+    np.testing.assert_allclose(steps, [2, 4])
+    np.testing.assert_allclose(val, [0.65 / 2, 0.65])
+
+  def test_curves_of_runs_that_broke_down_are_left_out(self, rows, tmp_path):
+    row = rows[0]._replace(runs=(rows[0].runs[1], comparison.RunName("soprc", 9.0, 0)))
+    np.testing.assert_allclose(tables.mean_convergence(tmp_path, row)[1], [0.45, 0.9])
+    nothing = row._replace(runs=row.runs[1:])
+    assert np.isnan(tables.mean_pr_curve(tmp_path, nothing)[1]).all()
+    curves = {"a": tables.mean_convergence(tmp_path, row), "b": tables.mean_convergence(tmp_path, nothing)}
+    plots.plot_curves(tmp_path / "curves.png", curves, title="", axes=("x", "y"))
+    with Image.open(tmp_path / "curves.png") as picture:
+      assert min(picture.size) > 300
+
+
+class TestCosts:
+  def test_memory_has_what_the_loss_carries(self):
+    def config(size):
+      config = _make_config("xbm")
+      config.loss.xbm.memory_size = size
+      return config_lib.resolve(config)
+
+    found = costs.measure({"small": config(64), "large": config(4096)}, rounds=1)
+    assert all(cost.step_seconds > 0 for cost in found.values())
+    # At least the embeddings themselves: 16 float32 a slot, beside label and mask.
+    assert found["large"].peak_bytes - found["small"].peak_bytes >= (4096 - 64) * (16 * 4 + 4 + 1)
+
+
+def _flags(folder, **values):
+  flags = runs.tiny_flags(folder, steps=4, warmup_steps=0, **{"eval.every": 2} | values)
+  return [*flags, "--methods=soprc,xbm", "--rates=0.01,1e30", "--seeds=0"]
+
+
+class TestCommand:
+  def test_from_runs_to_table(self, tmp_path):
+    done = runs.call(_COMPARE, *_flags(tmp_path / "runs"))
+    assert done.returncode == 0, done.stderr
+    assert "4 runs: 2 methods (soprc, xbm), learning rates 0.01, 1e+30 at seed 0" in done.stderr
+    assert "4/4 xbm-lr1e+30-seed0: training broke down" in done.stderr
+    table = (tmp_path / "runs" / "table.md").read_text()
+    assert table in done.stdout
+    assert "4 steps of 16 images, adam, from random weights" in table
+    results = json.loads((tmp_path / "runs" / "soprc-lr0.01-seed0" / "results.json").read_text())
+    assert f"| SOPRC | 0.01* | {results['test']['mAUPRC']:.4f} | {results['test']['recall@1']:.4f} |" in table
+    content = json.loads((tmp_path / "runs" / "table.json").read_text())
+    assert [entry["method"] for entry in content["methods"]] == ["soprc", "xbm"]
+    for name in ("pr_curves.png", "convergence.png"):
+      with Image.open(tmp_path / "runs" / name) as picture:
+        assert min(picture.size) > 300
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/*")}
+    again = runs.call(_COMPARE, *_flags(tmp_path / "runs"))
+    assert again.returncode == 0, again.stderr
+    assert "Starting" not in again.stderr
+    assert again.stdout == done.stdout
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/*")} == before
+
+  @pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+      ("--config.optim.learning_rate=0.1", "use --rates"),
+      ("--config.seed=3", "use --seeds"),
+      ("--methods=soprc,tripelt", "triplet"),
+      ("--rates=0.1,fast", "--rates: could not convert string to float: 'fast'"),
+      ("--rates=0", "compare.rates must be numbers > 0"),
+      ("--seeds=0.5", "--seeds"),
+      ("--init_from=nowhere/seed{seed}", "holds no checkpoint"),
+    ],
+  )
+  def test_mistakes_end_with_a_message(self, tmp_path, flag, message):
+    done = runs.call(_COMPARE, *_flags(tmp_path / "new"), flag)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr.startswith("Error: ")
+    assert message in done.stderr
+    assert not (tmp_path / "new").exists()

@@ -85,6 +85,24 @@ class Store:
     self._manager.close()
 
 
+def find_network(workdir: Path) -> Path:
+  """Folder of the best (else the newest) checkpoint of a run.
+
+  Raises:
+    FileNotFoundError: ``workdir`` holds no checkpoint.
+  """
+  for kind in (BEST, NEWEST):
+    if (workdir / kind).is_dir():
+      store = Store(workdir / kind)
+      step = store.latest_step()
+      store.close()
+      if step is not None:
+        return workdir / kind
+  raise FileNotFoundError(
+    f"model.init_from={str(workdir)!r} holds no checkpoint: give the --workdir of a run of experiments.train"
+  )
+
+
 def load_network(workdir: Path, like: TrainState) -> dict[str, Any]:
   """``params`` and ``batch_stats`` of the best (else the newest) checkpoint of another run.
 
@@ -92,22 +110,15 @@ def load_network(workdir: Path, like: TrainState) -> dict[str, Any]:
     FileNotFoundError: ``workdir`` holds no checkpoint.
     ValueError: its network has another shape.
   """
-  for kind in (BEST, NEWEST):
-    if not (workdir / kind).is_dir():
-      continue
-    store = Store(workdir / kind)
-    try:
-      if store.latest_step() is not None:
-        return store.restore_network(like)
-    except (ValueError, KeyError) as error:
-      raise ValueError(
-        f"the network in {workdir} does not fit model.* of this config (same name, width, stem, embedding_dim?):\n{error}"
-      ) from error
-    finally:
-      store.close()
-  raise FileNotFoundError(
-    f"model.init_from={str(workdir)!r} holds no checkpoint: give the --workdir of a run of experiments.train"
-  )
+  store = Store(find_network(workdir))
+  try:
+    return store.restore_network(like)
+  except (ValueError, KeyError) as error:
+    raise ValueError(
+      f"the network in {workdir} does not fit model.* of this config (same name, width, stem, embedding_dim?):\n{error}"
+    ) from error
+  finally:
+    store.close()
 
 
 def _parts(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:

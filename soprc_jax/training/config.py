@@ -14,7 +14,7 @@ from ml_collections import config_dict
 from soprc_jax import interpolation, losses
 from soprc_jax.data import images, sampler
 from soprc_jax.models import RESNETS, resnet
-from soprc_jax.training import objectives, optimizers
+from soprc_jax.training import methods, objectives, optimizers
 
 # ml_collections' class is opaque to mypy: its fields are checked by `check` instead.
 ConfigDict: Any = config_dict.ConfigDict
@@ -122,6 +122,17 @@ def default_config() -> Any:
   )
   config.checkpoint = ConfigDict({"every": 1000, "keep": 2})
   config.log = ConfigDict({"progress": True, "line_every": 50})
+  # Of experiments.compare alone; see soprc_jax/training/comparison.py.
+  config.compare = ConfigDict(
+    {
+      "methods": methods.COMPARED,
+      "rates": (0.001, 0.01, 0.1),  # learning rates, of which val at the first seed picks each method's own
+      "seeds": (0, 1, 2),
+      "init_from": "",  # workdir of the run that all start from, {seed} replaced; empty: random weights
+      "soprc_with_sgd": False,  # SOPRC by SGD with sgd_rates, the others by Adam, as in the paper's appendix
+      "sgd_rates": (0.001, 0.01, 0.1),
+    }
+  )
   return config
 
 
@@ -150,7 +161,7 @@ def _preset(
 
 
 def resolve(config: Any) -> Any:
-  """A checked copy with every option filled in from the preset, without the table of presets.
+  """A checked copy with every option filled in from the preset, without the tables of presets and comparisons.
 
   Raises:
     ValueError: names each wrong key with its value and what is allowed.
@@ -166,7 +177,7 @@ def resolve(config: Any) -> Any:
   for key, value in preset.prior.items():
     if config.loss.prior[key] is None:
       config.loss.prior[key] = value
-  del config.presets
+  del config.presets, config.compare
   problems = check(config)
   if problems:
     raise ValueError("the config does not work:\n" + "\n".join(f"  {problem}" for problem in problems))

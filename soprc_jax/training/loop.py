@@ -1,6 +1,7 @@
 """The run: resume, train, evaluate, keep checkpoints, test the best one, leave results."""
 
 import logging
+import math
 from pathlib import Path
 import sys
 import time
@@ -30,6 +31,7 @@ def train(config: Any, workdir: Path) -> dict[str, Any]:
 
   Raises:
     ValueError: the config does not fit the data, the devices, or the run in ``workdir``.
+    DivergedError: the loss or its gradient is not finite.
   """
   parallel.check_batch_size("train.batch_size", config.train.batch_size)
   run = _Run(config, workdir)
@@ -38,6 +40,10 @@ def train(config: Any, workdir: Path) -> dict[str, Any]:
     return run.finish()
   finally:
     run.close()
+
+
+class DivergedError(ArithmeticError):
+  """The loss or its gradient is not finite: the run cannot go on."""
 
 
 class _Run:
@@ -104,6 +110,7 @@ class _Run:
     progress.close()
 
   def _evaluate_and_save(self, pending: dict[str, Any], progress: "_Progress", evaluates: bool, saves: bool) -> None:
+    self._fetch(pending)  # before anything is evaluated or saved that no run should go on from
     state = parallel.unreplicate(self.state)
     improved = False
     if evaluates:
@@ -126,8 +133,7 @@ class _Run:
     )
 
   def _write(self, pending: dict[str, Any], progress: "_Progress") -> None:
-    step = pending["step"]
-    scalars = {name: float(value[0]) for name, value in jax.device_get(pending["scalars"]).items()}
+    step, scalars = pending["step"], self._fetch(pending)
     # Rate of the update that made this step: the schedule is called with the number of steps before it.
     line = {"step": step, **scalars, "learning_rate": float(self.parts.schedule(step - 1))}
     line |= {f"val_{name}": value for name, value in pending.get("val", {}).items() if not isinstance(value, list)}
@@ -137,6 +143,21 @@ class _Run:
       if name != "step":
         self.board.add_scalar(name.replace("val_", "val/").replace("@", "_at_"), value, step)
     progress.show(line)
+
+  def _fetch(self, pending: dict[str, Any]) -> dict[str, float]:
+    """The scalars of a step as numbers, the first device's.
+
+    Raises:
+      DivergedError: the loss or its gradient is not finite.
+    """
+    scalars = {name: float(value[0]) for name, value in jax.device_get(pending["scalars"]).items()}
+    if not (math.isfinite(scalars["loss"]) and math.isfinite(scalars["grad_norm"])):
+      step = pending["step"]
+      raise DivergedError(
+        f"training broke down at step {step} of {self.num_steps}: loss {scalars['loss']:g}, gradient norm "
+        f"{scalars['grad_norm']:g} at learning rate {float(self.parts.schedule(step - 1)):g}; try a lower optim.learning_rate"
+      )
+    return scalars
 
   def finish(self) -> dict[str, Any]:
     """Test metrics of the best checkpoint on val, pictures, ``results.json``."""
@@ -152,7 +173,7 @@ class _Run:
     settings = self.config.eval
     values = metrics_lib.retrieval_metrics(embeddings, test.labels, ks=settings.ks, block_size=settings.block_size)
     precision, recall, thresholds = metrics_lib.mean_pr_curve(embeddings, test.labels, block_size=settings.block_size)
-    np.savez(self.workdir / "pr_curve.npz", precision=precision, recall=recall, thresholds=thresholds)
+    np.savez(self.workdir / workdir_lib.PR_CURVE, precision=precision, recall=recall, thresholds=thresholds)
     plots.plot_pr_curve(self.workdir / "pr_curve.png", precision, recall, title="Mean precision-recall curve, test")
     plots.plot_convergence(self.workdir / "convergence.png", self.log.lines, warmup_steps=self.config.warmup.steps)
     results = {

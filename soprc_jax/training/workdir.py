@@ -11,6 +11,7 @@ from soprc_jax.training import config as config_lib
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 RESULTS = "results.json"
+PR_CURVE = "pr_curve.npz"
 
 
 def check(workdir: Path, config: Any) -> bool:

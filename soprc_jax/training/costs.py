@@ -1,0 +1,62 @@
+"""What a training step costs by the method: time, measured side by side, and memory, as XLA plans it."""
+
+from collections.abc import Mapping
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from soprc_jax.training import build, parallel
+
+
+class Cost(NamedTuple):
+  """Cost of one training step.
+
+  Attributes:
+    step_seconds: median time of a step of the batch of all devices, without loading.
+    peak_bytes: memory of the step on one device, by XLA's plan: arguments (network, optimizer with what the loss carries, batch),
+      results that do not take their place, and temporaries.
+  """
+
+  step_seconds: float
+  peak_bytes: int
+
+
+def measure(configs: Mapping[str, Any], *, rounds: int = 7) -> dict[str, Cost]:
+  """Costs of the main-phase step of each resolved config, from random weights.
+
+  The methods take turns, one step each in every round, so that a busy machine slows them alike.
+
+  Args:
+    configs: name -> resolved config.
+    rounds: timed steps of each, after one that is not timed.
+  """
+  steps = {name: _Step(config) for name, config in configs.items()}
+  seconds: dict[str, list[float]] = {name: [] for name in steps}
+  for _ in range(rounds + 1):
+    for name, step in steps.items():
+      seconds[name].append(step.time_one())
+  return {name: Cost(float(np.median(seconds[name][1:])), step.peak_bytes) for name, step in steps.items()}
+
+
+class _Step:
+  """A compiled step with its state and a batch."""
+
+  def __init__(self, config: Any):
+    config = config.copy_and_resolve_references()
+    with config.unlocked():
+      config.model.init_from = ""
+    data = build.make_data(config)
+    parts = build.make_parts(config, data)
+    self._state = parallel.replicate(build.starting_state(config, parts))
+    batch = dict(build.make_batches(config, data)[config.warmup.steps])
+    batch.pop("position")
+    self._batch = parallel.shard(batch)
+    self._compiled, self.peak_bytes = parallel.compile_ahead(parts.main_step, self._state, self._batch)
+
+  def time_one(self) -> float:
+    began = time.perf_counter()
+    self._state, _ = self._compiled(self._state, self._batch)
+    jax.block_until_ready(self._state)
+    return time.perf_counter() - began

@@ -1,0 +1,145 @@
+"""What a comparison found: a table in Markdown and JSON, and the mean curves of every method."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soprc_jax.training import comparison, costs, methods
+from soprc_jax.training import workdir as workdir_lib
+
+
+class Summary(NamedTuple):
+  """Test results of one method over the seeds, at its best learning rate.
+
+  Attributes:
+    row: the method and its runs.
+    values: metric name -> ``[seeds]``, NaN where a run broke down.
+    cost: of a training step.
+  """
+
+  row: comparison.Row
+  values: dict[str, np.ndarray]
+  cost: costs.Cost
+
+
+Curve = tuple[np.ndarray, np.ndarray]
+
+
+def summarize(folder: Path, row: comparison.Row, metrics: Sequence[str], cost: costs.Cost) -> Summary:
+  """Test metrics of a method over the seeds."""
+  values = {key: np.array([comparison.metric(folder, run, "test", key) for run in row.runs]) for key in metrics}
+  return Summary(row, values, cost)
+
+
+def mean_and_deviation(values: np.ndarray) -> str:
+  """``mean ± standard deviation`` over seeds.
+
+  >>> mean_and_deviation(np.array([0.5, 0.7]))
+  '0.6000 ± 0.1414'
+  """
+  deviation = f" ± {values.std(ddof=1):.4f}" if len(values) > 1 else ""
+  return f"{values.mean():.4f}{deviation}"
+
+
+def paired_difference(first: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+  """Mean over the seeds of first minus other, and its standard error (NaN for one seed).
+
+  >>> print([f"{value:.2f}" for value in paired_difference(np.array([0.5, 0.7]), np.array([0.4, 0.5]))])
+  ['0.15', '0.05']
+  """
+  gaps = first - other
+  error = gaps.std(ddof=1) / np.sqrt(len(gaps)) if len(gaps) > 1 else float("nan")
+  return float(gaps.mean()), float(error)
+
+
+def markdown(summaries: Sequence[Summary]) -> str:
+  """A table of the methods, best mAUPRC first, and the paired difference of the first method to each other one."""
+  metrics = list(summaries[0].values)
+  header = [
+    "method",
+    "learning rate",
+    *metrics,
+    f"{methods.label(summaries[0].row.method)} minus this",
+    "step, ms",
+    "memory, MiB",
+  ]
+  lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+  main = metrics[0]
+  for summary in sorted(summaries, key=lambda summary: -np.nan_to_num(summary.values[main].mean())):
+    gap, error = paired_difference(summaries[0].values[main], summary.values[main])
+    cells = [
+      methods.label(summary.row.method),
+      f"{summary.row.rate:g}{'*' if summary.row.at_edge() else ''}",
+      *(mean_and_deviation(summary.values[key]) for key in metrics),
+      "" if summary is summaries[0] else f"{gap:+.4f} ± {error:.4f}",
+      f"{1e3 * summary.cost.step_seconds:.0f}",
+      f"{summary.cost.peak_bytes / 2**20:.0f}",
+    ]
+    lines.append(f"| {' | '.join(cells)} |")
+  count = len(summaries[0].row.runs)
+  lines += [
+    "",
+    f"Test, mean ± standard deviation over {count} seed{'s' if count > 1 else ''}; learning rate picked on val at the first seed"
+    f" (* at the edge of its grid). Difference of {main} paired by seed, ± standard error.",
+    "Step: median time of a training step of the whole batch without loading, the methods taking turns. Memory: XLA's plan for that step "
+    "on one device.",
+  ]
+  broken = [
+    f"{methods.label(summary.row.method)} at {rate:g}"
+    for summary in summaries
+    for rate, value in summary.row.val.items()
+    if np.isnan(value)
+  ]
+  if broken:
+    lines.append(f"Training broke down (loss or gradient not finite): {', '.join(broken)}.")
+  return "\n".join(lines) + "\n"
+
+
+def as_json(summaries: Sequence[Summary], about: Mapping[str, Any]) -> dict[str, Any]:
+  """The same for programs; ``about`` says what the comparison was."""
+
+  def entry(summary: Summary) -> dict[str, Any]:
+    row = summary.row
+    return {
+      "method": row.method,
+      "label": methods.label(row.method),
+      "learning_rate": row.rate,
+      "val_by_rate": {f"{rate:g}": value for rate, value in row.val.items()},
+      "runs": [run.folder() for run in row.runs],
+      "test": {
+        key: {"mean": values.mean(), "std": values.std(ddof=1) if len(values) > 1 else None, "values": values.tolist()}
+        for key, values in summary.values.items()
+      },
+      "step_seconds": summary.cost.step_seconds,
+      "peak_memory_bytes": summary.cost.peak_bytes,
+    }
+
+  return {**about, "methods": [entry(summary) for summary in summaries]}
+
+
+def mean_pr_curve(folder: Path, row: comparison.Row, *, points: int = 501) -> Curve:
+  """Recall ``[points]`` from 0 to 1, and the mean over the seeds of the runs' mean precision there; runs that broke down are left out."""
+  recall = np.linspace(0.0, 1.0, points)
+  curves = []
+  for run in row.runs:
+    path = folder / run.folder() / workdir_lib.PR_CURVE
+    if path.exists():
+      with np.load(path) as curve:
+        # Recall falls as the threshold rises.
+        curves.append(np.interp(recall, curve["recall"][::-1], curve["precision"][::-1]))
+  return recall, np.mean(curves, axis=0) if curves else np.full(points, np.nan)
+
+
+def mean_convergence(folder: Path, row: comparison.Row) -> Curve:
+  """Steps at which val was evaluated, and the mean over the seeds of val mAUPRC; runs that broke down are left out."""
+  curves = []
+  for run in row.runs:
+    if (folder / run.folder() / workdir_lib.RESULTS).exists():
+      lines = workdir_lib.read_metrics(folder / run.folder())
+      curves.append([(line["step"], line["val_mAUPRC"]) for line in lines if "val_mAUPRC" in line])
+  if not curves:
+    return np.zeros(0), np.zeros(0)
+  steps, values = np.moveaxis(np.array(curves, float), -1, 0)
+  return steps[0], values.mean(axis=0)
