@@ -2,8 +2,8 @@
 
 import functools
 
+import authors
 import chex
-import golden_test
 import hypothesis
 from hypothesis import strategies as st
 import jax
@@ -15,7 +15,7 @@ import pytest
 from soprc_jax import embedding_memory, losses
 from soprc_jax.memory import Memory, StoredScores, reference_memory
 
-_NUM_CASES = int(golden_test._archive("black_box")["num_cases"])
+_NUM_CASES = authors.num_cases("black_box")
 _LABELS = np.array([7, 2, 7, -5, 2, 7, 90, 2])  # three, three, one and one
 _STORED_LABELS = np.array([2, 7, 90, 7, 2])
 
@@ -55,18 +55,18 @@ def _noise(golden, num_batches, stored):
 
 
 def _check_golden(case, dtype, spoil=None):
-  hparams = golden_test._info("black_box", case)["hparams"]
+  hparams = authors.hparams("black_box", case)
   hparams |= {spoil: hparams[spoil] * 1.01} if spoil else {}
-  num_batches, size = hparams["batch_memory"], len(golden_test._case("black_box", case, 0)["labels"])
+  num_batches, size = hparams["batch_memory"], len(authors.arrays("black_box", case, 0)["labels"])
   with jax.enable_x64(dtype == jnp.float64):
     state, step = _sequence_step(num_batches, size, hparams["margin"] > 0, dtype)
     values = [jnp.asarray(hparams[name], dtype) for name in ("lambda_val", "interclass_coef", "margin")]
-    for t in range(int(golden_test._archive("black_box")[f"case{case}/num_steps"])):
-      golden = golden_test._case("black_box", case, t)
+    for t in range(authors.num_steps("black_box", case)):
+      golden = authors.arrays("black_box", case, t)
       noise = _noise(golden, num_batches, int(state.num_stored))
       value, gradient, state = step(state, jnp.asarray(golden["emb"], dtype), jnp.asarray(golden["labels"]), *values, noise)
       assert value.dtype == dtype
-      golden_test._assert_matches(golden, float(value), np.asarray(gradient, np.float64), dtype)
+      authors.assert_matches(golden, float(value), np.asarray(gradient, np.float64), dtype)
       assert int(state.num_stored) == golden["stored_batches_after"]
 
 

@@ -1,10 +1,7 @@
 """Parity with the authors' implementation (goldens/README.md): soprc, variance and evaluator, preset `authors`."""
 
-import functools
-import json
-import pathlib
-
 from absl.testing import parameterized
+import authors
 import chex
 import jax
 import jax.numpy as jnp
@@ -14,36 +11,14 @@ import reference
 import soprc_jax
 from soprc_jax import metrics
 
-_GOLDENS = pathlib.Path(__file__).parent / "goldens"
 _DTYPES = (("float64", jnp.float64), ("float32", jnp.float32))
 _BOUNDS, _GRID = (-1.0, 1.0), "blocks"
 
 
-@functools.cache
-def _archive(name):
-  """All arrays of one file by key; read once."""
-  with np.load(_GOLDENS / f"{name}.npz") as archive:
-    return {key: archive[key] for key in archive.files}
-
-
-def _case(name, case, step=None):
-  """The arrays under ``case<i>/`` (and ``step<t>/``), with the embeddings that a shared batch leaves out."""
-  prefix = f"case{case}/" + ("" if step is None else f"step{step}/")
-  arrays = {key[len(prefix) :]: array for key, array in _archive(name).items() if key.startswith(prefix)}
-  arrays.setdefault("emb", _archive("batch_large")["emb"])
-  return arrays
-
-
-def _info(name, case):
-  return json.loads(str(_archive(name)[f"case{case}/info"]))
-
-
-def _num_steps(case):
-  return int(_archive("soprc")[f"case{case}/num_steps"])
-
-
 def _soprc_steps():
-  return [(f"case{i}_step{t}", i, t) for i in range(int(_archive("soprc")["num_cases"])) for t in range(_num_steps(i))]
+  return [
+    (f"case{i}_step{t}", i, t) for i in range(authors.num_cases("soprc")) for t in range(authors.num_steps("soprc", i))
+  ]
 
 
 def _with_dtypes(cases):
@@ -91,10 +66,6 @@ _variance_and_grad = jax.jit(jax.value_and_grad(_variance))
 _positive_scores = jax.jit(lambda embeddings, labels: _lists(embeddings, labels).positive_scores)
 
 
-def _tangential(gradient, embeddings):
-  return gradient - np.sum(gradient * embeddings, axis=1, keepdims=True) * embeddings
-
-
 def _run(function, golden, dtype, *arguments):
   """Value and gradient as float64 numpy, computed in ``dtype``."""
   with jax.enable_x64(dtype == jnp.float64):
@@ -114,41 +85,27 @@ def _beyond_bounds(scores):
   return max(float(np.asarray(scores).max()) - 1.0, 0.0)
 
 
-def _assert_matches(golden, value, gradient, dtype, prefix=""):
-  """Loss and gradient against the float64 reference, on the rows where the reference itself is stable."""
-  suffix, value_tol, gradient_tol = ("_f32", 1e-4, 1e-4) if dtype == jnp.float32 else ("", 1e-9, 1e-7)
-  if golden["loss_stable" + suffix]:
-    np.testing.assert_allclose(value, golden[prefix + "loss64"], rtol=0, atol=value_tol)
-  assert np.isfinite(gradient).all()
-  expected, embeddings = golden[prefix + "grad64"], golden["emb"].astype(np.float64)
-  atol = gradient_tol * np.abs(expected).max()
-  raw, tangential = golden["grad_stable" + suffix], golden["tan_stable" + suffix]
-  np.testing.assert_allclose(gradient[raw], expected[raw], rtol=0, atol=atol)
-  got, expected = _tangential(gradient, embeddings), _tangential(expected, embeddings)
-  np.testing.assert_allclose(got[tangential], expected[tangential], rtol=0, atol=atol)
-
-
 class SoprcGoldenTest(chex.TestCase):
   @parameterized.named_parameters(_with_dtypes(_soprc_steps()))
   def test_loss_and_gradient_with_the_recorded_v(self, case, step, dtype):
-    hparams, golden = _info("soprc", case)["hparams"], _case("soprc", case, step)
-    table = _archive("soprc")[f"case{case}/v_tables"][:, step + 1]
+    hparams, golden = authors.hparams("soprc", case), authors.arrays("soprc", case, step)
+    table = authors.archive("soprc")[f"case{case}/v_tables"][:, step + 1]
     v = golden.get("v_used", table[golden["labels"]])  # the largest case stores the table only
     np.testing.assert_array_equal(v, table[golden["labels"]])  # i.e. Alg. 1 uses v_{t+1}
     value, gradient = _run(_soprc_and_grad, golden, dtype, v, golden["prior"], *hparams["temp"])
-    _assert_matches(golden, value, gradient, dtype)
+    authors.assert_matches(golden, value, gradient, dtype)
 
   @parameterized.named_parameters(_with_dtypes([(f"step{t}", t) for t in range(5)]))
   def test_total_with_five_times_the_variance(self, step, dtype):
-    golden = _case("soprc", 0, step)
-    temp = _info("soprc", 0)["hparams"]["temp"]
+    golden = authors.arrays("soprc", 0, step)
+    temp = authors.hparams("soprc", 0)["temp"]
     loss, loss_gradient = _run(_soprc_and_grad, golden, dtype, golden["v_used"], golden["prior"], *temp)
     variance, variance_gradient = _run(_variance_and_grad, golden, dtype, 1.0, 5.0)
-    _assert_matches(golden, loss + 5 * variance, loss_gradient + 5 * variance_gradient, dtype, prefix="total5_")
+    authors.assert_matches(golden, loss + 5 * variance, loss_gradient + 5 * variance_gradient, dtype, prefix="total5_")
 
   @parameterized.named_parameters(_soprc_steps())
   def test_interpolated_scores(self, case, step):
-    golden, num_points = _case("soprc", case, step), _info("soprc", case)["hparams"]["num_v"]
+    golden, num_points = authors.arrays("soprc", case, step), authors.hparams("soprc", case)["num_v"]
     with jax.enable_x64(True):
       scores = _positive_scores(jnp.asarray(golden["emb"], jnp.float64), jnp.asarray(golden["labels"]))
       phi = soprc_jax.interpolate_scores(scores, num_points=num_points, bounds=_BOUNDS, grid=_GRID)
@@ -158,7 +115,7 @@ class SoprcGoldenTest(chex.TestCase):
 
   @parameterized.named_parameters([(f"case{i}", i) for i in range(9)])
   def test_table_of_the_recorded_winners_and_of_our_rule(self, case):
-    hparams, tables = _info("soprc", case)["hparams"], _archive("soprc")[f"case{case}/v_tables"]
+    hparams, tables = authors.hparams("soprc", case), authors.archive("soprc")[f"case{case}/v_tables"]
     num_lists, num_points, beta = tables.shape[0], hparams["num_v"], hparams["beta"]
     start = np.arange(num_points) / num_points
     with jax.enable_x64(True):
@@ -166,8 +123,8 @@ class SoprcGoldenTest(chex.TestCase):
       winners, means = tracker.init(None), tracker.init(None)
       ours = reference.Table(num_lists, num_points, start)
       np.testing.assert_array_equal(winners.v, tables[:, 0])
-      for step in range(_num_steps(case)):
-        golden = _case("soprc", case, step)
+      for step in range(authors.num_steps("soprc", case)):
+        golden = authors.arrays("soprc", case, step)
         labels, winner = golden["labels"], golden["winner"]
         scores = np.asarray(_positive_scores(jnp.asarray(golden["emb"], jnp.float64), jnp.asarray(labels)))
         # The authors' table keeps one query of each class: feed only that one.
@@ -184,34 +141,34 @@ class SoprcGoldenTest(chex.TestCase):
   @parameterized.named_parameters([(f"case{i}", i) for i in (0, 1, 4)])
   def test_whole_sequence_reproduced_with_winners(self, case):
     """Loss and gradient of every step from our own v, started as the authors start it."""
-    hparams, num_lists = _info("soprc", case)["hparams"], len(_archive("soprc")[f"case{case}/v_tables"])
+    hparams, num_lists = authors.hparams("soprc", case), len(authors.archive("soprc")[f"case{case}/v_tables"])
     with jax.enable_x64(True):
       start = np.arange(hparams["num_v"]) / hparams["num_v"]
       tracker = soprc_jax.score_ema(
         num_lists, hparams["num_v"], hparams["beta"], bounds=_BOUNDS, grid=_GRID, initial_v=start
       )
       state = tracker.init(None)
-      for step in range(_num_steps(case)):
-        golden = _case("soprc", case, step)
+      for step in range(authors.num_steps("soprc", case)):
+        golden = authors.arrays("soprc", case, step)
         labels, winner = golden["labels"], golden["winner"]
         scores = _positive_scores(jnp.asarray(golden["emb"], jnp.float64), jnp.asarray(labels))
         _, state = tracker.update(None, state, positive_scores=scores[winner], list_ids=labels[winner])
         value, gradient = _run(_soprc_and_grad, golden, jnp.float64, state.v[labels], golden["prior"], *hparams["temp"])
-        _assert_matches(golden, value, gradient, jnp.float64)
+        authors.assert_matches(golden, value, gradient, jnp.float64)
 
 
 class VarianceGoldenTest(chex.TestCase):
   @parameterized.named_parameters(_with_dtypes([(f"case{i}", i) for i in range(10)]))
   def test_loss_and_gradient(self, case, dtype):
-    golden, weights = _case("variance", case), _info("variance", case)["hparams"]["thres"]
+    golden, weights = authors.arrays("variance", case), authors.hparams("variance", case)["thres"]
     value, gradient = _run(_variance_and_grad, golden, dtype, *weights)
-    _assert_matches(golden, value, gradient, dtype)
+    authors.assert_matches(golden, value, gradient, dtype)
 
 
 class EvaluatorGoldenTest(chex.TestCase):
   @parameterized.named_parameters([(f"case{i}", i) for i in range(3)])
   def test_without_duplicates(self, case):
-    golden = _case("evaluator", case)
+    golden = authors.arrays("evaluator", case)
     self.assertTrue(golden["first_is_self"].all())
     ks = golden["k_list"].tolist()
     result = metrics.retrieval_metrics(golden["emb"], golden["labels"], ks=ks, block_size=257, per_query=True)
@@ -222,7 +179,7 @@ class EvaluatorGoldenTest(chex.TestCase):
 
   @parameterized.named_parameters([(f"case{i}", i) for i in range(4)])
   def test_mean_pr_curve(self, case):
-    golden = _case("evaluator", case)
+    golden = authors.arrays("evaluator", case)
     precision, recall, thresholds = metrics.mean_pr_curve(golden["emb"], golden["labels"])
     np.testing.assert_allclose(thresholds, (np.arange(2001) - 1000) / 1000, rtol=0, atol=1e-15)
     # Similarities are rounded to float32: one that lies within half an ulp of a threshold may fall on its other side and
@@ -236,7 +193,7 @@ class EvaluatorGoldenTest(chex.TestCase):
 
   def test_with_duplicates(self):
     """The authors drop the best-ranked item as the query, here a duplicate of it: Eq. 2 by brute force instead."""
-    golden = _case("evaluator", 3)
+    golden = authors.arrays("evaluator", 3)
     self.assertFalse(golden["first_is_self"].all())
     labels, ks = golden["labels"], golden["k_list"].tolist()
     embeddings = golden["emb"].astype(np.float64)

@@ -1,20 +1,20 @@
-"""The stateless losses that the paper compares with: parity with the authors' code, and one list of questions for all."""
+"""The losses that the paper compares with: parity of the stateless ones with the authors' code, and one list of questions for all."""
 
 from collections.abc import Callable
 import functools
-import json
-import pathlib
 from typing import Any, NamedTuple
 
+import authors
 import jax
 import jax.numpy as jnp
+import loops
 import mapping
 import numpy as np
 import pytest
 
+import soprc_jax
 from soprc_jax import losses
-
-_GOLDENS = pathlib.Path(__file__).parent / "goldens"
+from soprc_jax import memory as memory_lib
 
 
 class Case(NamedTuple):
@@ -51,27 +51,14 @@ _CASES = {
 
 
 @functools.cache
-def _archive(name):
-  with np.load(_GOLDENS / f"{name}.npz") as archive:
-    return {key: archive[key] for key in archive.files}
-
-
-@functools.cache
 def _compiled(name, static):
   """One compilation for each shape and dtype: what can be traced is an argument."""
   return jax.jit(jax.value_and_grad(functools.partial(_CASES[name].loss_fn, **dict(static))))
 
 
-def _golden(name, index):
-  prefix = f"case{index}/"
-  arrays = {key[len(prefix) :]: value for key, value in _archive(name).items() if key.startswith(prefix)}
-  arrays.setdefault("emb", _archive("batch_large")["emb"])
-  return arrays, json.loads(str(arrays["info"]))["hparams"]
-
-
 def _check_golden(name, index, dtype, spoil=1.0):
   """Asserts parity of one case; ``spoil`` scales the hyperparameters to see that this can fail."""
-  golden, hparams = _golden(name, index)
+  golden, hparams = authors.arrays(name, index), authors.hparams(name, index)
   case = _CASES[name]
   static = tuple(sorted(case.static(hparams).items()))
   with jax.enable_x64(dtype == jnp.float64):
@@ -80,26 +67,11 @@ def _check_golden(name, index, dtype, spoil=1.0):
     value, gradient = _compiled(name, static)(embeddings, jnp.asarray(golden["labels"]), **arguments)
     assert value.dtype == dtype
     value, gradient = float(value), np.asarray(gradient, np.float64)
-  suffix, value_tol, gradient_tol = ("_f32", 1e-4, 1e-4) if dtype == jnp.float32 else ("", 1e-9, 1e-7)
-  if golden["loss_stable" + suffix]:
-    scale = max(1.0, abs(float(golden["loss64"])))  # contrastive sums: up to 500
-    np.testing.assert_allclose(value, golden["loss64"], rtol=0, atol=value_tol * scale)
-  expected = golden["grad64"] * float(golden.get("true_scale", 1.0))
-  points = golden["emb"].astype(np.float64)
-  atol = gradient_tol * max(np.abs(expected).max(), 1e-12)
-  raw, tangential = golden["grad_stable" + suffix], golden["tan_stable" + suffix]
-  if (name, dtype) != ("list_wise", jnp.float32):
-    # A query's similarity 1 to itself is the kink of list_wise's first bin: in float32 the radial part is arbitrary.
-    np.testing.assert_allclose(gradient[raw], expected[raw], rtol=0, atol=atol)
-  got, expected = _tangential(gradient, points), _tangential(expected, points)
-  np.testing.assert_allclose(got[tangential], expected[tangential], rtol=0, atol=atol)
+  # A query's similarity 1 to itself is the kink of list_wise's first bin: in float32 the radial part is arbitrary.
+  authors.assert_matches(golden, value, gradient, dtype, radial=(name, dtype) != ("list_wise", jnp.float32))
 
 
-def _tangential(gradient, embeddings):
-  return gradient - np.sum(gradient * embeddings, axis=1, keepdims=True) * embeddings
-
-
-_ALL_CASES = [(name, index) for name in _CASES for index in range(int(_archive(name)["num_cases"]))]
+_ALL_CASES = [(name, index) for name in _CASES for index in range(authors.num_cases(name))]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32], ids=["float64", "float32"])
@@ -131,6 +103,19 @@ def test_a_corrupted_number_of_bins_is_noticed(name, bins, monkeypatch):
 
 # From here on one list of questions for all losses, with their defaults.
 
+
+def _xbm(embeddings, labels, *, where=None, axis_name=None):
+  """A batch that meets an empty memory."""
+  memory = soprc_jax.embedding_memory(16, 4, axis_name=axis_name)
+  ahead = memory.lookahead(memory.init(None), embeddings, labels, where)
+  return losses.xbm_contrastive_loss(embeddings, labels, ahead, where=where, axis_name=axis_name)
+
+
+def _blackbox_with_memory(embeddings, labels, *, where=None, axis_name=None):
+  stored = memory_lib.Memory(jnp.asarray(_embeddings(6, seed=9)), jnp.array([7, 2, 2, 90, 1, 1]), jnp.arange(6) != 3)
+  return losses.blackbox_ap_loss(embeddings, labels, memory=stored, where=where, axis_name=axis_name)
+
+
 _LOSSES = {
   "contrastive": losses.contrastive_loss,
   "contrastive_active": functools.partial(losses.contrastive_loss, average_active=True),
@@ -143,6 +128,24 @@ _LOSSES = {
   "auroc_huber": losses.auroc_loss,
   "auroc_logistic": functools.partial(losses.auroc_loss, surrogate="logistic"),
   "auroc_sigmoid": functools.partial(losses.auroc_loss, surrogate="sigmoid"),
+  "xbm": _xbm,
+  "blackbox": losses.blackbox_ap_loss,
+  "blackbox_memory": _blackbox_with_memory,
+}
+_LOOPS = {
+  "contrastive": loops.contrastive,
+  "contrastive_active": functools.partial(loops.contrastive, average_active=True),
+  "triplet": loops.triplet,
+  "multi_similarity": loops.multi_similarity,
+  "smooth_ap": loops.smooth_ap,
+  "smooth_ap_without_self": functools.partial(loops.smooth_ap, include_self=False),
+  "fast_ap": loops.fast_ap,
+  "listwise_ap": loops.listwise_ap,
+  "auroc_huber": loops.auroc,
+  "auroc_logistic": functools.partial(loops.auroc, surrogate="logistic"),
+  "auroc_sigmoid": functools.partial(loops.auroc, surrogate="sigmoid"),
+  "xbm": loops.xbm_of_one_batch,
+  "blackbox": loops.blackbox,
 }
 _LABELS = np.array([7, 2, 7, -5, 2, 7, 90, 2])  # unsorted; three, three, one and one
 _each_loss = pytest.mark.parametrize("name", list(_LOSSES))
@@ -162,6 +165,16 @@ def _run(name, embeddings, labels, where=None):
 def _embeddings(count=8, dim=4, seed=0):
   vectors = np.random.default_rng(seed).standard_normal((count, dim)) + 0.5
   return np.float32(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+@pytest.mark.parametrize("name", list(_LOOPS))
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("labels", [_LABELS, np.array([3, 3, 3, 3, 3, 0, 0, 1])], ids=["unsorted", "five_two_one"])
+def test_value_by_plain_loops_with_unequal_classes(name, masked, labels):
+  where = np.array([1, 1, 0, 1, 1, 1, 1, 0], bool) if masked else np.ones(8, bool)
+  value, _ = _run(name, _embeddings(), labels, where)
+  assert value > 0
+  np.testing.assert_allclose(value, _LOOPS[name](_embeddings()[where], labels[where]), rtol=2e-5)
 
 
 @_each_loss
@@ -184,8 +197,8 @@ def test_masked_images_are_as_if_they_were_not_there(name):
   )
   np.testing.assert_allclose(value, expected_value, rtol=1e-5)
   # Tangential parts: a query's similarity to itself lies on a kink of listwise_ap.
-  got = _tangential(gradient[where], embeddings[where])
-  expected = _tangential(np.asarray(expected_gradient), embeddings[where])
+  got = authors.tangential(gradient[where], embeddings[where])
+  expected = authors.tangential(np.asarray(expected_gradient), embeddings[where])
   np.testing.assert_allclose(got, expected, atol=1e-5 * max(np.abs(gradient).max(), 1))
   assert not gradient[~where].any()
 
@@ -228,7 +241,8 @@ def test_vmap_and_concrete_labels_equal_the_jitted_value(name):
 
 
 @_each_loss
-def test_two_devices_equal_one(name):
+@pytest.mark.parametrize("kind", ["pmap", "shard_map"])
+def test_two_devices_equal_one(name, kind):
   embeddings, where = _embeddings(), np.array([1, 1, 1, 1, 0, 1, 1, 1], bool)
   value, gradient = _run(name, embeddings, _LABELS, where)
 
@@ -238,7 +252,7 @@ def test_two_devices_equal_one(name):
     loss, grad = jax.value_and_grad(loss_fn)(jnp.ones((1, 4)))
     return loss, jax.lax.pmean(grad, mapping.AXIS)
 
-  got = mapping.on_devices(shard, "pmap")(*(mapping.split(array) for array in (embeddings, _LABELS, where)))
+  got = mapping.on_devices(shard, kind)(*(mapping.split(array) for array in (embeddings, _LABELS, where)))
   np.testing.assert_allclose(got[0], [value, value], rtol=1e-5)
   expected = np.sum(gradient * embeddings, axis=0, keepdims=True)
   np.testing.assert_allclose(got[1][0], expected, atol=1e-4 * max(np.abs(expected).max(), 1e-3))

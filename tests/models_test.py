@@ -2,9 +2,9 @@
 
 import functools
 import json
-import pathlib
 
 from absl.testing import parameterized
+import authors
 import chex
 from flax import linen as nn
 import jax
@@ -17,7 +17,6 @@ import torchvision_rule
 
 from soprc_jax.models import RESNETS, EmbeddingNet, ResNet, embedding, l2_normalize
 
-_GOLDENS = pathlib.Path(__file__).parent / "goldens"
 _ARCHS = ("resnet18", "resnet50")
 # torchvision's documented number of parameters with the 1000 classes of ImageNet, and the width of the features.
 _TORCHVISION = {
@@ -28,14 +27,8 @@ _TORCHVISION = {
 }
 
 
-@functools.cache
-def _archive():
-  with np.load(_GOLDENS / "resnet.npz") as archive:
-    return {key: archive[key] for key in archive.files}
-
-
 def _json(key):
-  return json.loads(str(_archive()[key]))
+  return json.loads(str(authors.archive("resnet")[key]))
 
 
 @functools.cache
@@ -139,14 +132,14 @@ class TorchvisionParityTest(chex.TestCase):
       net = ResNet(stages, bottleneck, dtype=jnp.float64)
       variables = _backbone_variables(_golden_variables(arch))
       got = jax.jit(net.apply)(variables, torchvision_rule.images(*size))
-    _assert_close(got, _archive()[f"{arch}/{size[0]}x{size[1]}/features"], 1e-10)
+    _assert_close(got, authors.archive("resnet")[f"{arch}/{size[0]}x{size[1]}/features"], 1e-10)
 
   @parameterized.product(arch=_ARCHS, size=torchvision_rule.SIZES)
   def test_embedding_float32(self, arch, size):
     net = _net(arch)
     variables = jax.tree.map(jnp.float32, _golden_variables(arch))
     images = jnp.float32(_raw_pixels(torchvision_rule.images(*size)))
-    want = _archive()[f"{arch}/{size[0]}x{size[1]}/head"]
+    want = authors.archive("resnet")[f"{arch}/{size[0]}x{size[1]}/head"]
     _assert_close(jax.jit(functools.partial(_head, net))(variables, images), want, 1e-4)
 
   @parameterized.parameters(*_ARCHS)
@@ -157,7 +150,7 @@ class TorchvisionParityTest(chex.TestCase):
     images = jnp.float32(_raw_pixels(torchvision_rule.images(224, 224)))
     grads = self._gradients(arch, lambda params: _head(net, {**variables, "params": params}, images), variables)
     # Sums over millions of entries of both signs keep too few digits in float32.
-    _assert_close([np.linalg.norm(grad) for grad in grads], _archive()[f"{arch}/224x224/grad_norm"], 1e-4)
+    _assert_close([np.linalg.norm(grad) for grad in grads], authors.archive("resnet")[f"{arch}/224x224/grad_norm"], 1e-4)
 
   @parameterized.parameters(*_ARCHS)
   @pytest.mark.slow
@@ -172,8 +165,8 @@ class TorchvisionParityTest(chex.TestCase):
         return features @ params["head"]["kernel"] + params["head"]["bias"][None]
 
       grads = self._gradients(arch, head, variables)
-    _assert_close([np.linalg.norm(grad) for grad in grads], _archive()[f"{arch}/224x224/grad_norm"], 1e-10)
-    _assert_close([np.sum(grad) for grad in grads], _archive()[f"{arch}/224x224/grad_sum"], 1e-10)
+    _assert_close([np.linalg.norm(grad) for grad in grads], authors.archive("resnet")[f"{arch}/224x224/grad_norm"], 1e-10)
+    _assert_close([np.sum(grad) for grad in grads], authors.archive("resnet")[f"{arch}/224x224/grad_sum"], 1e-10)
 
   def _gradients(self, arch, head, variables):
     """Gradients of sum(head * c), in the order of the golden file."""

@@ -2,8 +2,8 @@
 
 import functools
 
+import authors
 import chex
-import golden_test
 import jax
 import jax.numpy as jnp
 import mapping
@@ -13,7 +13,7 @@ import pytest
 from soprc_jax import embedding_memory, losses
 from soprc_jax.memory import Memory
 
-_NUM_CASES = int(golden_test._archive("xbm_contrastive")["num_cases"])
+_NUM_CASES = authors.num_cases("xbm_contrastive")
 _LABELS = np.array([7, 2, 7, -5, 2, 7])
 _STORED_LABELS = np.array([2, 7, 90, 7, 2, 0, 0])
 _STORED = np.array([1, 1, 1, 0, 1, 1, 0], bool)
@@ -35,15 +35,15 @@ def _sequence_step(size, dim, start_after):
 
 
 def _check_golden(case, dtype, spoil=1.0):
-  hparams = golden_test._info("xbm_contrastive", case)["hparams"]
+  hparams = authors.hparams("xbm_contrastive", case)
   state, step = _sequence_step(hparams["mem_size"], hparams["feat_dim"], hparams["start_it"])
   with jax.enable_x64(dtype == jnp.float64):
-    for t in range(int(golden_test._archive("xbm_contrastive")[f"case{case}/num_steps"])):
-      golden = golden_test._case("xbm_contrastive", case, t)
+    for t in range(authors.num_steps("xbm_contrastive", case)):
+      golden = authors.arrays("xbm_contrastive", case, t)
       margin = jnp.asarray(hparams["thres"] * spoil, dtype)
       value, gradient, state = step(state, jnp.asarray(golden["emb"], dtype), jnp.asarray(golden["labels"]), margin)
       assert value.dtype == dtype
-      golden_test._assert_matches(golden, float(value), np.asarray(gradient, np.float64), dtype)
+      authors.assert_matches(golden, float(value), np.asarray(gradient, np.float64), dtype)
       # The reference counts the calls before the start down, and knows no memory that is full by chance.
       assert int(state.pointer) == golden["ptr_after"]
       assert bool(state.filled.all()) == golden["is_full_after"]

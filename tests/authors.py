@@ -1,0 +1,67 @@
+"""The stored reference values of the authors' code (goldens/README.md), and how ours are held against them."""
+
+import functools
+import json
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+
+GOLDENS = pathlib.Path(__file__).parent / "goldens"
+
+
+@functools.cache
+def archive(name):
+  """All arrays of one file by key; read once."""
+  with np.load(GOLDENS / f"{name}.npz") as file:
+    return {key: file[key] for key in file.files}
+
+
+def num_cases(name):
+  return int(archive(name)["num_cases"])
+
+
+def num_steps(name, case):
+  return int(archive(name)[f"case{case}/num_steps"])
+
+
+def arrays(name, case, step=None):
+  """The arrays under ``case<i>/`` (and ``step<t>/``), with the embeddings that a shared batch leaves out."""
+  prefix = f"case{case}/" + ("" if step is None else f"step{step}/")
+  found = {key[len(prefix) :]: array for key, array in archive(name).items() if key.startswith(prefix)}
+  found.setdefault("emb", archive("batch_large")["emb"])
+  return found
+
+
+def info(name, case):
+  return json.loads(str(archive(name)[f"case{case}/info"]))
+
+
+def hparams(name, case):
+  return info(name, case)["hparams"]
+
+
+def assert_matches(golden, value, gradient, dtype, prefix="", *, radial=True):
+  """Loss and gradient against the float64 reference, on the rows where the reference itself is stable.
+
+  ``radial=False``: the parts of the gradient along the embeddings themselves, which a normalisation removes, are not compared.
+  """
+  suffix, value_tol, gradient_tol = ("_f32", 1e-4, 1e-4) if dtype == jnp.float32 else ("", 1e-9, 1e-7)
+  loss, expected = golden[prefix + "loss64"], golden[prefix + "grad64"] * float(golden.get("true_scale", 1.0))
+  if golden["loss_stable" + suffix]:
+    np.testing.assert_allclose(
+      value, loss, rtol=0, atol=value_tol * max(1.0, abs(float(loss)))
+    )  # contrastive sums: up to 500
+  assert np.isfinite(gradient).all()
+  embeddings = golden["emb"].astype(np.float64)
+  atol = gradient_tol * max(np.abs(expected).max(), 1e-12)
+  raw, stable = golden["grad_stable" + suffix], golden["tan_stable" + suffix]
+  if radial:
+    np.testing.assert_allclose(gradient[raw], expected[raw], rtol=0, atol=atol)
+  got, expected = tangential(gradient, embeddings), tangential(expected, embeddings)
+  np.testing.assert_allclose(got[stable], expected[stable], rtol=0, atol=atol)
+
+
+def tangential(gradient, embeddings):
+  """The part of a gradient that changes directions: what remains of it behind a normalisation."""
+  return gradient - np.sum(gradient * embeddings, axis=1, keepdims=True) * embeddings
