@@ -34,7 +34,7 @@ def get_config(arg: str = "") -> Any:
   config.loss.update({"tau1": 0.03, "lambda1": 0.0, "lambda2": 0.0})
   config.optim.update({"name": "adam", "learning_rate": 0.016, "schedule": "cosine", "weight_decay": 0.0})
   config.train.steps = 600
-  config.compare.update({"rates": (0.001, 0.004, 0.016), "sgd_rates": (0.1, 0.3, 1.0)})
+  config.compare.update({"rates": (0.002, 0.008, 0.032), "sgd_rates": (0.1, 0.3, 1.0)})
   config.eval.update({"every": 100, "image_size": 32})
   config.checkpoint.every = 100
   for name in filter(None, arg.split(",")):
