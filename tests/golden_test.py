@@ -95,6 +95,16 @@ class SoprcGoldenTest(chex.TestCase):
     value, gradient = _run(_soprc_and_grad, golden, dtype, v, golden["prior"], *hparams["temp"])
     authors.assert_matches(golden, value, gradient, dtype)
 
+  @parameterized.parameters("v", "prior", "tau1", "tau2")
+  def test_a_corrupted_coefficient_is_noticed(self, which):
+    golden = authors.arrays("soprc", 0, 4)
+    tau1, tau2 = authors.hparams("soprc", 0)["temp"]
+    arguments = {"v": golden["v_used"], "prior": golden["prior"], "tau1": tau1, "tau2": tau2}
+    arguments[which] = arguments[which] * 1.001
+    value, gradient = _run(_soprc_and_grad, golden, jnp.float64, *arguments.values())
+    with self.assertRaises(AssertionError):
+      authors.assert_matches(golden, value, gradient, jnp.float64)
+
   @parameterized.named_parameters(_with_dtypes([(f"step{t}", t) for t in range(5)]))
   def test_total_with_five_times_the_variance(self, step, dtype):
     golden = authors.arrays("soprc", 0, step)
@@ -163,6 +173,14 @@ class VarianceGoldenTest(chex.TestCase):
     golden, weights = authors.arrays("variance", case), authors.hparams("variance", case)["thres"]
     value, gradient = _run(_variance_and_grad, golden, dtype, *weights)
     authors.assert_matches(golden, value, gradient, dtype)
+
+  @parameterized.parameters(0, 1)
+  def test_a_corrupted_weight_is_noticed(self, which):
+    golden, weights = authors.arrays("variance", 0), list(authors.hparams("variance", 0)["thres"])
+    weights[which] *= 1.001
+    value, gradient = _run(_variance_and_grad, golden, jnp.float64, *weights)
+    with self.assertRaises(AssertionError):
+      authors.assert_matches(golden, value, gradient, jnp.float64)
 
 
 class EvaluatorGoldenTest(chex.TestCase):

@@ -101,6 +101,14 @@ def test_a_corrupted_number_of_bins_is_noticed(name, bins, monkeypatch):
     _check_golden(name, 1, jnp.float64)
 
 
+def test_a_query_left_out_of_its_own_list_is_noticed(monkeypatch):
+  # auc_lg has no coefficient to corrupt.
+  real = _CASES["auc_lg"]
+  monkeypatch.setitem(_CASES, "auc_lg", real._replace(static=lambda h: real.static(h) | {"include_self": False}))
+  with pytest.raises(AssertionError):
+    _check_golden("auc_lg", 1, jnp.float64)
+
+
 # From here on one list of questions for all losses, with their defaults.
 
 

@@ -4,9 +4,10 @@ All take arbitrary labels, classes of unequal size, a mask, and an ``axis_name``
 """
 
 from soprc_jax.losses.auroc import auroc_loss
-from soprc_jax.losses.binned_ap import fast_ap_loss, listwise_ap_loss
 from soprc_jax.losses.blackbox import blackbox_ap_loss
 from soprc_jax.losses.contrastive import contrastive_loss
+from soprc_jax.losses.fast_ap import fast_ap_loss
+from soprc_jax.losses.listwise_ap import listwise_ap_loss
 from soprc_jax.losses.multi_similarity import multi_similarity_loss
 from soprc_jax.losses.smooth_ap import smooth_ap_loss
 from soprc_jax.losses.triplet import triplet_loss
