@@ -20,8 +20,8 @@ Arguments, joined by commas, change the run: ``--config=configs/glyphs.py:author
 from collections.abc import Callable
 from typing import Any
 
+from soprc_jax.training import arguments
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import methods
 
 
 def get_config(arg: str = "") -> Any:
@@ -37,29 +37,7 @@ def get_config(arg: str = "") -> Any:
   config.compare.update({"rates": (0.002, 0.008, 0.032), "sgd_rates": (0.1, 0.3, 1.0)})
   config.eval.update({"every": 100, "image_size": 32})
   config.checkpoint.every = 100
-  for name in filter(None, arg.split(",")):
-    if name not in ARGUMENTS:
-      raise ValueError(f"arguments are {', '.join(ARGUMENTS)}; got {name!r}")
-    ARGUMENTS[name](config)
-  return config
-
-
-def _method(name: str) -> Callable[[Any], None]:
-  return lambda config: methods.choose(config, name)
-
-
-def _ablation(row: int) -> Callable[[Any], None]:
-  def change(config: Any) -> None:
-    if row == 1:
-      config.loss.prior.update({"kind": "batch", "start": 0.0})
-    if row <= 2:
-      config.loss.v = "batch"
-    if row >= 4:
-      config.loss.update({"lambda1": 1.0, "lambda2": 5.0})
-    if row <= 4:
-      config.optim.update({"name": "sgd", "learning_rate": 0.3})
-
-  return change
+  return arguments.apply(config, arg, ARGUMENTS)
 
 
 def _finetune(config: Any) -> None:
@@ -86,8 +64,8 @@ def _smoke(config: Any) -> None:
 
 
 ARGUMENTS: dict[str, Callable[[Any], None]] = {
-  **{name: _method(name) for name in methods.METHODS},
-  **{f"ablation{row}": _ablation(row) for row in range(1, 6)},
+  **arguments.method_arguments(),
+  **arguments.ablation_arguments(sgd_rate=0.3, adam_rate=0.016),
   "finetune": _finetune,
   "compare": _compare,
   "smoke": _smoke,

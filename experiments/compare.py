@@ -2,7 +2,7 @@ r"""Compares methods under one protocol: same start, batches and budget; learnin
 
 python -m experiments.compare --config=configs/glyphs.py:compare --workdir=runs/compare
 python -m experiments.compare --config=configs/glyphs.py:compare,finetune --workdir=runs/compare_finetune \
-    --init_from='runs/compare/triplet-lr0.001-seed{seed}'
+    --init_from='runs/compare/triplet-lr0.008-seed{seed}'
 
 Every method of config.compare.methods runs each rate of config.compare.rates at the first of config.compare.seeds, and its best rate on val
 at the other seeds; the flags below replace these. A method is a loss (triplet, smooth_ap, package.module:function for your own), a preset
@@ -27,7 +27,9 @@ _METHODS = absl_flags.DEFINE_list(
   "methods", None, "Methods; the first is compared with the others. Default: config.compare."
 )
 _RATES = absl_flags.DEFINE_list(
-  "rates", None, "Grid of learning rates, the same for every method. Default: config.compare."
+  "rates",
+  None,
+  "Grid of learning rates, the same for every method (not for SOPRC with soprc_with_sgd). Default: config.compare.",
 )
 _SEEDS = absl_flags.DEFINE_list("seeds", None, "Seeds of weights, batches and augmentation. Default: config.compare.")
 _INIT_FROM = absl_flags.DEFINE_string(
@@ -45,7 +47,8 @@ def main(argv: Sequence[str]) -> None:
     plan = comparison.read_plan(_settings())
     _refuse_lost_overrides()
     comparison.check(plan, _make_config, run.workdir)
-    _logger().info("%s; into %s.", comparison.describe(plan, _make_config), run.workdir)
+    comparison.claim(plan, _make_config, run.workdir)
+    _logger().info("%s; into %s.", comparison.describe(plan), run.workdir)
     _compare(plan, run)
 
 
@@ -54,11 +57,10 @@ def _compare(plan: Any, run: flags.Run) -> None:
 
   from soprc_jax.training import comparison, report
 
-  run.workdir.mkdir(parents=True, exist_ok=True)
   jax.config.update("jax_compilation_cache_dir", str(run.workdir / ".jax_cache"))
   rows = comparison.run_all(plan, _make_config, run.workdir)
   configs = {row.method: comparison.run_config(plan, _make_config, row.runs[0]) for row in rows}
-  print(report.write(run.workdir, rows, configs))
+  print(report.write(run.workdir, plan, rows, configs))
   print(f"Written to {run.workdir}: table.md, table.json, pr_curves.png, convergence.png")
 
 
@@ -81,7 +83,7 @@ def _make_config(method: str) -> Any:
   """The config file with a method, and the overrides of the command line."""
   from soprc_jax.training import methods
 
-  if not methods.is_method(method):
+  if not methods.is_method(method) and ":" not in method:
     return flags.load_config(argument=method)
   return flags.load_config(change=lambda config: methods.choose(config, method))
 
@@ -92,6 +94,10 @@ def _refuse_lost_overrides() -> None:
   for key in flags.config_overrides():
     if key in comparison.OWN_KEYS:
       raise ValueError(f"--config.{key} is set by the comparison in every run: use {comparison.OWN_KEYS[key]}")
+    if key == "optim.name" and flags.load_config().compare.soprc_with_sgd:
+      raise ValueError(
+        "--config.optim.name goes with compare.soprc_with_sgd=False: with True SOPRC has sgd and the others adam"
+      )
 
 
 def _logger() -> logging.Logger:

@@ -14,7 +14,9 @@ from absl import flags as absl_flags
 from experiments import flags
 
 absl_flags.adopt_module_key_flags(flags)
-_SPLIT = absl_flags.DEFINE_enum("split", "test", ["train", "val", "test"], "Images to evaluate, each a query.")
+_SPLIT = absl_flags.DEFINE_string(
+  "split", "test", "Images to evaluate, each a query: train, val or test (VehicleID: also test_medium, test_small)."
+)
 _CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
 
 

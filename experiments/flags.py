@@ -134,6 +134,8 @@ def metrics_line(split: str, values: dict[str, Any]) -> str:
   line = f"{split}: {', '.join(shown)} ({values['num_queries']} queries"
   if values["num_skipped"]:
     line += f", {values['num_skipped']} without a positive skipped"
+  if values.get("num_broken"):
+    line += f", {values['num_broken']} broken images left out"
   if values["ks_beyond_gallery"]:
     line += f", k beyond the gallery: {values['ks_beyond_gallery']}"
   return line + ")"

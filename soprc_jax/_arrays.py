@@ -77,6 +77,12 @@ def masked_mean(values: Array, where: Array, axis: int | Sequence[int] | None = 
   return ratio(total, count)
 
 
+def check_count(name: str, value: Any, *, low: int = 1) -> None:
+  """Raises a ValueError if a size is no integer, or below ``low``."""
+  if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:
+    raise ValueError(f"{name} must be an integer, at least {low}; got {value!r}")
+
+
 def check_range(name: str, value: Any, *, low: float = -np.inf, high: float = np.inf, open_low: bool = False) -> None:
   """Raises a ValueError if a host number lies outside ``[low, high]`` (``(low, high]`` with ``open_low``).
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from soprc_jax import _arrays
 
@@ -60,15 +61,17 @@ def retrieval_lists(
 
   Raises:
     AssertionError: when traced, if shapes do not fit.
-    ValueError: ``max_positives`` < 1, or one of ``gallery``, ``gallery_labels`` is missing.
+    TypeError: labels are no integers.
+    ValueError: ``max_positives`` < 1; one of ``gallery``, ``gallery_labels`` is missing; a label on the host has more than 32 bits; a mask on
+      the host holds other numbers than 0 and 1.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
   >>> lists = retrieval_lists(embeddings, jnp.array([7, 7, 9]), max_positives=1)
   >>> print(lists.positive_scores[:2, 0], lists.negative_scores[:2, 2], lists.positive_where[:, 0])
   [0.8 0.8] [0.  0.6] [ True  True False]
   """
-  if max_positives is not None and max_positives < 1:
-    raise ValueError(f"max_positives must be at least 1, got {max_positives}")
+  if max_positives is not None:
+    _arrays.check_count("max_positives", max_positives)
   found = similarities(
     embeddings,
     labels,
@@ -112,17 +115,46 @@ class JoinedBatch(NamedTuple):
 
 
 def join_devices(embeddings: Any, labels: Any, where: Any, axis_name: _arrays.AxisName) -> JoinedBatch:
-  """The images of all devices, in the order of the devices; those of this one where ``axis_name`` is None."""
+  """The images of all devices, in the order of the devices; those of this one where ``axis_name`` is None.
+
+  Embeddings of masked images are 0, whatever they were (NaN too), and pass no gradient.
+  """
   (embeddings,) = _arrays.promote(embeddings)
-  labels = jnp.asarray(labels)
-  chex.assert_rank([embeddings, labels], [2, 1])
-  chex.assert_equal_shape_prefix([embeddings, labels], 1)
+  labels = _integers(labels)
+  chex.assert_rank(embeddings, 2, custom_message="embeddings must be [B, D]")
+  chex.assert_shape(labels, embeddings.shape[:1], custom_message="labels must be [B], one for each row of embeddings")
+  if where is not None:
+    embeddings = jnp.where(_checked_mask(where, labels)[:, None], embeddings, jnp.zeros_like(embeddings))
   mask = _arrays.mask_like(where, labels)
   if axis_name is None:
     return JoinedBatch(embeddings, labels, mask, 0)
   first = jax.lax.axis_index(axis_name) * labels.shape[0]
   embeddings, labels, mask = jax.lax.all_gather((embeddings, labels, mask), axis_name, tiled=True)
   return JoinedBatch(embeddings, labels, mask, first)
+
+
+def _integers(labels: Any) -> jax.Array:
+  """Labels as an array; those on the host are checked before jax cuts them to 32 bits."""
+  if not isinstance(labels, jax.Array):
+    labels = np.asarray(labels)
+    if labels.size and labels.dtype.kind in "iu" and jax.dtypes.canonicalize_dtype(np.int64) == np.int32:
+      low, high = np.iinfo(np.int32).min, np.iinfo(np.uint32 if labels.dtype.kind == "u" else np.int32).max
+      if labels.min() < low or labels.max() > high:
+        raise ValueError(f"labels must fit into 32 bits, map them to rows first; got {labels.min()} to {labels.max()}")
+  array = jnp.asarray(labels)
+  if array.size and not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool):
+    raise TypeError(f"labels must be integers, got {array.dtype}")
+  return array
+
+
+def _checked_mask(where: Any, labels: jax.Array) -> jax.Array:
+  """The mask as booleans; indices in its place are told where their values are known."""
+  chex.assert_shape(jnp.asarray(where), labels.shape, custom_message="where must be [B], like labels")
+  if not isinstance(where, jax.Array):
+    numbers = np.asarray(where)
+    if numbers.dtype != bool and not np.isin(numbers, (0, 1)).all():
+      raise ValueError(f"where must be a mask of booleans, got {numbers[~np.isin(numbers, (0, 1))][0]} in it")
+  return jnp.asarray(where, bool)
 
 
 def similarities(

@@ -24,6 +24,15 @@ def _fails(module, *flags, cwd=runs.ROOT):
   return done.stderr
 
 
+def _fails_late(module, *flags):
+  """The last line of a command that stops after it has begun: no traceback, exit status 1."""
+  done = runs.call(module, *flags)
+  assert done.returncode == 1, done.stdout + done.stderr
+  assert "Traceback" not in done.stderr
+  assert done.stderr.splitlines()[-1].startswith("Error: ")
+  return done.stderr.splitlines()[-1]
+
+
 class TestMistakes:
   @pytest.mark.parametrize("module", [_TRAIN, _EVALUATE])
   def test_no_flags(self, module):
@@ -78,6 +87,12 @@ class TestMistakes:
     assert "lower batch_size" in message
     # The corrected command must not be told that the folder belongs to another config.
     workdir.claim(tmp_path / "new", runs.tiny_config())
+
+  def test_training_that_breaks_down(self, tmp_path):
+    flags = runs.tiny_flags(tmp_path / "new", steps=4, warmup_steps=0, **{"optim.learning_rate": 1e30, "eval.every": 0})
+    message = _fails_late(_TRAIN, *flags)
+    assert "training broke down at step" in message
+    assert "try a lower optim.learning_rate" in message
 
   def test_evaluation_of_a_folder_without_a_run(self, tmp_path):
     assert "holds no run" in _fails(_EVALUATE, *runs.tiny_flags(tmp_path))

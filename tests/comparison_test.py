@@ -3,6 +3,7 @@
 import json
 import math
 import runpy
+import shutil
 
 import numpy as np
 from PIL import Image
@@ -87,6 +88,11 @@ class TestPlan:
       ({"methods": ("soprc", "soprc")}, "none twice"),
       ({"rates": (0.1, 0.0)}, "compare.rates must be numbers > 0"),
       ({"rates": (0.1, math.inf)}, "compare.rates must be numbers > 0"),
+      ({"rates": (0.1, 1e39)}, "compare.rates must be numbers > 0"),  # inf in float32
+      ({"rates": (0.1, None)}, "compare.rates must be numbers > 0"),
+      ({"rates": (0.01, 0.010000001)}, "compare.rates .* none twice"),  # one name for both folders
+      ({"methods": (1, 2)}, "compare.methods must be names"),
+      ({"seeds": (2**32,)}, "compare.seeds must be integers >= 0"),  # would draw the weights of seed 0
       ({"sgd_rates": (-1.0,)}, "compare.sgd_rates must be numbers > 0"),
       ({"seeds": (-1,)}, "compare.seeds must be integers >= 0"),
       ({"seeds": (1, 1)}, "none twice"),
@@ -103,7 +109,7 @@ class TestPlan:
     assert plan.methods[0] == "soprc"
     assert len(plan.seeds) >= 3
     assert len(plan.methods) * (len(plan.rates) + len(plan.seeds) - 1) <= 60
-    assert comparison.describe(plan, _make_config).startswith("60 runs: 12 methods")
+    assert comparison.describe(plan).startswith("60 runs: 12 methods")
 
   def test_methods_differ_in_the_loss_alone(self):
     plan = comparison.read_plan(_settings(methods=methods.COMPARED))
@@ -122,6 +128,30 @@ class TestPlan:
     config = comparison.run_config(plan, _make_config, comparison.RunName("xbm", 0.1, 1))
     assert config.model.init_from == "runs/triplet-seed1"
 
+  def test_config_that_chooses_a_method_already_is_refused(self, tmp_path):
+    plan = comparison.read_plan(_settings())
+    with pytest.raises(ValueError, match="chooses a loss or a preset already"):
+      comparison.check(plan, lambda method: _make_config("authors"), tmp_path / "new")
+
+  def test_methods_with_another_budget_or_network_are_refused(self, tmp_path):
+    def make_config(method):
+      config = _make_config(method)
+      if method == "triplet":
+        config.train.steps = 7
+        config.model.width = 9
+      return config
+
+    with pytest.raises(ValueError, match=r"'triplet' differs .*\n  model.width: .*\n  train.steps: 600 there, 7 here"):
+      comparison.check(comparison.read_plan(_settings()), make_config, tmp_path / "new")
+
+  def test_folder_of_a_training_run_is_refused(self, tmp_path):
+    workdir.claim(tmp_path / "run", config_lib.resolve(_make_config("soprc")))
+    with pytest.raises(ValueError, match="is the folder of a training run: choose a new folder"):
+      comparison.check(comparison.read_plan(_settings()), _make_config, tmp_path / "run")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file: choose a new folder"):
+      comparison.check(comparison.read_plan(_settings()), _make_config, tmp_path / "file")
+
   def test_a_start_without_a_network_is_told_before_the_first_run(self, tmp_path):
     plan = comparison.read_plan(_settings(init_from=str(tmp_path / "start{seed}")))
     with pytest.raises(FileNotFoundError, match=r"start0'? holds no checkpoint"):
@@ -134,7 +164,70 @@ class TestPlan:
       for method in plan.methods
     }
     assert used == {"soprc": "sgd", "paper": "sgd", "triplet": "adam"}
-    assert comparison.describe(plan, _make_config).startswith("7 runs")  # 1 + 1 for the two by SGD, 2 + 1
+    assert comparison.describe(plan).startswith("7 runs")  # 1 + 1 for the two by SGD, 2 + 1
+
+
+class TestStarts:
+  """All methods start from one network for each seed, which has seen no class of val or test."""
+
+  @pytest.fixture
+  def start(self, tmp_path):
+    copy = tmp_path / "start0"
+    shutil.copytree(runs.finished().workdir, copy)
+    return copy
+
+  def _check(self, folder, start, **values):
+    def make_config(method):
+      config = _make_config(method)
+      config.update_from_flattened_dict(values)
+      return config
+
+    plan = comparison.read_plan(_settings(init_from=str(start.parent / "start{seed}"), seeds=(0,)))
+    comparison.check(plan, make_config, folder)
+    comparison.claim(plan, make_config, folder)
+
+  def test_a_finished_run_is_taken_again_and_again(self, tmp_path, start):
+    self._check(tmp_path / "new", start)
+    self._check(tmp_path / "new", start)
+
+  def test_a_run_that_has_not_finished_is_refused(self, tmp_path, start):
+    (start / workdir.RESULTS).unlink()
+    with pytest.raises(ValueError, match="has not finished"):
+      self._check(tmp_path / "new", start)
+
+  def test_another_network_in_its_place_is_refused(self, tmp_path, start):
+    self._check(tmp_path / "new", start)
+    shutil.rmtree(start / "best")  # the newest network is taken instead
+    with pytest.raises(ValueError, match=r"is not the one that earlier runs .* started from"):
+      self._check(tmp_path / "new", start)
+
+  def test_random_weights_behind_networks_are_refused(self, tmp_path, start):
+    self._check(tmp_path / "new", start)
+    plan = comparison.read_plan(_settings(seeds=(0,)))
+    with pytest.raises(ValueError, match="started from networks: choose another folder"):
+      comparison.claim(plan, _make_config, tmp_path / "new")
+
+  def test_other_classes_are_refused(self, tmp_path, start):
+    with pytest.raises(ValueError, match=r"was trained with data\.split_seed=0, here it is 5: classes of val or test"):
+      self._check(tmp_path / "new", start, **{"data.split_seed": 5})
+
+  def test_another_network_is_refused(self, tmp_path, start):
+    with pytest.raises(ValueError, match=r"does not fit model\.\*"):
+      self._check(tmp_path / "new", start, **{"model.width": 8})
+
+  def test_another_config_in_the_folder_is_refused(self, tmp_path):
+    plan = comparison.read_plan(_settings())
+    comparison.claim(plan, _make_config, tmp_path / "new")
+
+    def wider(method):
+      config = _make_config(method)
+      config.model.width = 9
+      return config
+
+    with pytest.raises(ValueError, match=r"holds a comparison of another config; .*\n  model\.width: 4 there, 9 here"):
+      comparison.claim(plan, wider, tmp_path / "new")
+    more = comparison.read_plan(_settings(methods=("soprc", "xbm"), rates=(0.5,)))
+    comparison.claim(more, _make_config, tmp_path / "new")
 
 
 class TestMethods:
@@ -226,15 +319,27 @@ class TestTable:
     np.testing.assert_allclose(error, gaps.std(ddof=1) / np.sqrt(2))
 
   def test_markdown(self, summaries):
-    lines = tables.markdown(summaries).splitlines()
+    lines = tables.markdown(summaries, "one device").splitlines()
     assert lines[2] == "| SOPRC | 0.2* | 0.4200 ± 0.0283 | 0.8400 ± 0.0566 |  | 123 | 5 |"
     assert lines[3] == "| Triplet | 0.1* | 0.3300 ± 0.0424 | 0.6600 ± 0.0849 | +0.0900 ± 0.0100 | 100 | 1 |"
     assert len({line.count("|") for line in lines[:4]}) == 1
 
   def test_markdown_names_what_broke_down(self, summaries):
     row = summaries[1].row._replace(val={0.1: 0.5, 0.2: math.nan})
-    table = tables.markdown([summaries[0], summaries[1]._replace(row=row)])
-    assert "broke down (loss or gradient not finite): Triplet at 0.2." in table
+    values = {"mAUPRC": np.array([0.3, math.nan]), "recall@1": np.array([0.3, math.nan])}
+    broken = [summaries[0], summaries[1]._replace(row=row, values=values)]
+    table = tables.markdown(broken, "x")
+    assert "not finite; left out of the curves): Triplet at 0.2, seed 0, Triplet at 0.1, seed 1." in table
+    content = json.loads(json.dumps(tables.as_json(broken, {}), allow_nan=False))
+    assert content["methods"][1]["test"]["mAUPRC"] == {"mean": None, "std": None, "values": [0.3, None]}
+    assert content["methods"][1]["val_by_rate"] == {"0.1": 0.5, "0.2": None}
+
+  def test_one_seed_has_no_deviation(self, summaries):
+    one = [
+      summary._replace(row=summary.row._replace(runs=summary.row.runs[:1]), values={"mAUPRC": summary.values["mAUPRC"][:1]})
+      for summary in summaries
+    ]
+    assert "| Triplet | 0.1* | 0.3000 | +0.1000 | 100 | 1 |" in tables.markdown(one, "x")
 
   def test_json(self, summaries):
     content = json.loads(json.dumps(tables.as_json(summaries, {"device": "x"})))
@@ -291,7 +396,7 @@ class TestCommand:
     assert "4/4 xbm-lr1e+30-seed0: training broke down" in done.stderr
     table = (tmp_path / "runs" / "table.md").read_text()
     assert table in done.stdout
-    assert "4 steps of 16 images, adam, from random weights" in table
+    assert "4 steps of 16 images, adam, from random weights; trained on 1 x cpu, jax " in table
     results = json.loads((tmp_path / "runs" / "soprc-lr0.01-seed0" / "results.json").read_text())
     assert f"| SOPRC | 0.01* | {results['test']['mAUPRC']:.4f} | {results['test']['recall@1']:.4f} |" in table
     content = json.loads((tmp_path / "runs" / "table.json").read_text())
@@ -300,10 +405,14 @@ class TestCommand:
       with Image.open(tmp_path / "runs" / name) as picture:
         assert min(picture.size) > 300
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/*")}
+    (tmp_path / "runs" / "costs.json").write_text('{"key"')  # a damaged cache is made again
     again = runs.call(_COMPARE, *_flags(tmp_path / "runs"))
     assert again.returncode == 0, again.stderr
     assert "Starting" not in again.stderr
-    assert again.stdout == done.stdout
+    assert "costs.json is damaged" in again.stderr
+    assert [line.split("|")[:6] for line in again.stdout.splitlines()[:5]] == [
+      line.split("|")[:6] for line in done.stdout.splitlines()[:5]
+    ]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/*")} == before
 
   @pytest.mark.parametrize(
@@ -312,6 +421,8 @@ class TestCommand:
       ("--config.optim.learning_rate=0.1", "use --rates"),
       ("--config.seed=3", "use --seeds"),
       ("--methods=soprc,tripelt", "triplet"),
+      ("--methods=soprc,no_such_module:make", "cannot be imported: ModuleNotFoundError"),
+      ("--methods=soprc,soprc_jax.training.baselines:stateless", "does not work as a loss"),
       ("--rates=0.1,fast", "--rates: could not convert string to float: 'fast'"),
       ("--rates=0", "compare.rates must be numbers > 0"),
       ("--seeds=0.5", "--seeds"),

@@ -401,6 +401,7 @@ class TestPipeline:
       "label": ((16,), "int32"),
       "where": ((16,), "bool"),
       "position": ((16,), "int64"),
+      "broken": ((16,), "bool"),
     }
     np.testing.assert_array_equal(1000 + 17 * batch["label"], labels[batch["position"]])
     assert not batch["where"].all()
@@ -494,12 +495,12 @@ class TestImages:
   wide = np.random.default_rng(0).integers(0, 256, (15, 40, 3), np.uint8)
 
   def test_resize_to_the_same_size_is_the_identity(self):
-    np.testing.assert_array_equal(images.resize(self.picture, 20), self.picture)
+    np.testing.assert_array_equal(images.centre_crop(self.picture, 20), self.picture)
 
   def test_resize_averages(self):
     board = np.indices((32, 32)).sum(0) % 2 * 255
     board = np.repeat(board[:, :, None], 3, 2).astype(np.uint8)
-    small = images.resize(board, 8)
+    small = images.centre_crop(board, 8)
     assert small.shape == (8, 8, 3)
     assert np.abs(small.astype(int) - 128).max() < 16  # antialiased: grey, not black or white
 
@@ -507,7 +508,7 @@ class TestImages:
   @pytest.mark.parametrize("source", ["picture", "wide"])
   @pytest.mark.parametrize("size", [12, 20])
   def test_shape_and_type(self, name, source, size):
-    augment = images.make_augmentation(name, size)
+    augment = images.make_augmentation(name, size, resize_to=24)
     for seed in range(10):
       image = augment(getattr(self, source), np.random.default_rng(seed))
       assert image.shape == (size, size, 3)

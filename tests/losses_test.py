@@ -212,6 +212,41 @@ def test_masked_images_are_as_if_they_were_not_there(name):
 
 
 @_each_loss
+def test_masked_images_may_hold_anything(name):
+  embeddings, where = _embeddings(), np.array([1, 1, 0, 1, 1, 1, 0, 1], bool)
+  value, gradient = _run(name, embeddings, _LABELS, where)
+  spoiled = np.where(where[:, None], embeddings, np.nan)
+  got_value, got_gradient = _run(name, spoiled, _LABELS, where)
+  np.testing.assert_array_equal(got_value, value)
+  np.testing.assert_array_equal(got_gradient, gradient)
+
+
+@_each_loss
+@pytest.mark.parametrize(
+  ("embeddings", "labels", "where", "error", "message"),
+  [
+    (_LABELS, _LABELS, None, AssertionError, r"embeddings must be \[B, D\]"),
+    (None, _LABELS[:5], None, AssertionError, r"labels must be \[B\]"),
+    (None, _LABELS[:, None], None, AssertionError, r"labels must be \[B\]"),
+    (None, np.float32(_LABELS), None, (TypeError, AssertionError), "labels|float32"),
+    (
+      None,
+      _LABELS.astype(np.int64) + 2**32,
+      None,
+      (ValueError, AssertionError),
+      "labels must fit into 32 bits, map them to rows",
+    ),
+    (None, _LABELS, np.ones(5, bool), AssertionError, r"where must be \[B\]"),
+    (None, _LABELS, np.ones(1, bool), AssertionError, r"where must be \[B\]"),
+    (None, _LABELS, np.arange(8), ValueError, "where must be a mask of booleans, got 2"),
+  ],
+)
+def test_bad_batches_are_told_by_name(name, embeddings, labels, where, error, message):
+  with pytest.raises(error, match=message):
+    _LOSSES[name](_embeddings() if embeddings is None else embeddings, labels, where=where)
+
+
+@_each_loss
 @pytest.mark.parametrize(
   ("labels", "scale"),
   [
@@ -273,8 +308,18 @@ def test_two_devices_equal_one(name, kind):
     (lambda: losses.auroc_loss(_embeddings(), _LABELS, tau=0.0), r"tau must lie in \(0, inf\], got 0"),
     (lambda: losses.smooth_ap_loss(_embeddings(), _LABELS, tau=-1.0), "tau must lie in"),
     (lambda: losses.multi_similarity_loss(_embeddings(), _LABELS, alpha=0.0), "alpha must lie in"),
-    (lambda: losses.fast_ap_loss(_embeddings(), _LABELS, num_bins=0), "num_bins must be at least 1"),
-    (lambda: losses.listwise_ap_loss(_embeddings(), _LABELS, num_bins=1), "num_bins must be at least 2"),
+    (lambda: losses.fast_ap_loss(_embeddings(), _LABELS, num_bins=0), "num_bins must be an integer, at least 1; got 0"),
+    (lambda: losses.fast_ap_loss(_embeddings(), _LABELS, num_bins=2.5), "num_bins must be an integer, at least 1; got 2.5"),
+    (
+      lambda: losses.smooth_ap_loss(_embeddings(), _LABELS, max_positives=0),
+      "max_positives must be an integer, at least 1; got 0",
+    ),
+    (
+      lambda: losses.auroc_loss(_embeddings(), _LABELS, max_positives=1),
+      "max_positives=1 is too small: .* has 2 positives",
+    ),
+    (lambda: losses.contrastive_loss(_embeddings(), _LABELS, negative_margin=np.nan), "negative_margin must lie in"),
+    (lambda: losses.listwise_ap_loss(_embeddings(), _LABELS, num_bins=1), "num_bins must be an integer, at least 2; got 1"),
   ],
 )
 def test_bad_hyperparameters_are_named(make, message):

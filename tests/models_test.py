@@ -15,7 +15,7 @@ import pytest
 from quick import quick_compilation  # noqa: F401
 import torchvision_rule
 
-from soprc_jax.models import RESNETS, EmbeddingNet, ResNet, embedding, l2_normalize
+from soprc_jax.models import RESNETS, EmbeddingNet, ResNet, embedding, l2_normalize, pretrained
 
 _ARCHS = ("resnet18", "resnet50")
 # torchvision's documented number of parameters with the 1000 classes of ImageNet, and the width of the features.
@@ -33,7 +33,7 @@ def _json(key):
 
 @functools.cache
 def _golden_variables(arch):
-  return torchvision_rule.to_flax(torchvision_rule.state_dict(_json(f"{arch}/state_dict")))
+  return pretrained.to_flax(torchvision_rule.state_dict(_json(f"{arch}/state_dict")))
 
 
 def _backbone_variables(variables):
@@ -173,7 +173,7 @@ class TorchvisionParityTest(chex.TestCase):
     grads = jax.jit(jax.grad(lambda params: jnp.sum(head(params) * torchvision_rule.cotangent())))(variables["params"])
     names = _json(f"{arch}/224x224/grad_names")
     self.assertLen(names, len(jax.tree.leaves(grads)))
-    paths = [torchvision_rule.flax_path(name)[1] for name in names]
+    paths = [pretrained._flax_path(name)[1] for name in names]
     return [np.float64(functools.reduce(lambda node, key: node[key], path, grads)).ravel() for path in paths]
 
 

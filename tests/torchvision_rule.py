@@ -1,6 +1,4 @@
-"""The weights and inputs that goldens/resnet.npz was computed with, made again from their rule, in the tree of `EmbeddingNet`."""
-
-import re
+"""The weights and inputs that goldens/resnet.npz was computed with, made again from their rule."""
 
 import numpy as np
 
@@ -22,38 +20,6 @@ def images(height, width):
 def cotangent():
   """``[2, 512]`` c, of the scalar sum(head * c) whose gradient is stored."""
   return np.random.default_rng([_SEED, 20000]).standard_normal((2, 512))
-
-
-def to_flax(weights):
-  """``{"params": ..., "batch_stats": ...}`` of an `EmbeddingNet` around a `ResNet`, from torchvision's names."""
-  variables = {"params": {}, "batch_stats": {}}
-  for name, array in weights.items():
-    if name.endswith("num_batches_tracked"):
-      continue
-    collection, path = flax_path(name)
-    node = variables[collection]
-    for part in path[:-1]:
-      node = node.setdefault(part, {})
-    node[path[-1]] = np.transpose(array, (2, 3, 1, 0)) if array.ndim == 4 else array.T
-  return variables
-
-
-def flax_path(name):
-  """The collection and the keys of a torchvision parameter, e.g. layer1.0.bn2.weight."""
-  *modules, leaf = name.split(".")
-  if modules == ["fc"]:
-    return "params", ("head", "kernel" if leaf == "weight" else "bias")
-  module = ".".join(modules)
-  module = re.sub(r"^(layer\d)\.(\d+)\.", r"\1_\2.", module)
-  module = module.replace("downsample.0", "downsample_conv").replace("downsample.1", "downsample_bn")
-  path = ("backbone", *module.split("."))
-  if re.search(r"bn\d?$", module):
-    path += ("bn",)
-    moved = {"running_mean": "mean", "running_var": "var"}
-    if leaf in moved:
-      return "batch_stats", (*path, moved[leaf])
-    return "params", (*path, "scale" if leaf == "weight" else "bias")
-  return "params", (*path, "kernel")
 
 
 def _draw(name, shape, rng):

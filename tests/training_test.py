@@ -277,23 +277,30 @@ class _Source:
     return sources.Example(self._images[index], int(self.labels[index]), str(index))
 
 
+def _eval_config(**values):
+  config = config_lib.default_config()
+  config.eval.update({"image_size": _SIZE, **values})
+  return config
+
+
 class TestEvaluation:
   @pytest.mark.parametrize("batch_size", [3, 26, 100])
   def test_padding_and_batch_size_change_nothing(self, batch_size):
     source, toy = _Source(26), _toy()
-    embed = evaluation.make_embed(toy.model, batch_size=batch_size, image_size=_SIZE)
-    got = embed(parallel.replicate(_variables()), source)
+    got = evaluation.make_embed(toy.model, _eval_config(batch_size=batch_size))(parallel.replicate(_variables()), source)
     want = toy.model.apply(_variables(), source._images)
-    assert got.shape == (26, 8)
-    np.testing.assert_allclose(got, want, atol=1e-5)
+    assert got.embeddings.shape == (26, 8)
+    np.testing.assert_allclose(got.embeddings, want, atol=1e-5)
+    np.testing.assert_array_equal(got.labels, source.labels)
+    assert got.num_broken == 0
 
   def test_metrics_are_those_of_all_images(self):
     source, toy = _Source(26), _toy()
-    variables = parallel.replicate(_variables())
-    embed = evaluation.make_embed(toy.model, batch_size=8, image_size=_SIZE)
-    got = evaluation.evaluate(embed, variables, source, ks=(1, 4), block_size=7)
-    want = metrics.retrieval_metrics(embed(variables, source), source.labels, ks=(1, 4))
-    assert got == want
+    config = _eval_config(batch_size=8, ks=(1, 4), block_size=7)
+    embedded = evaluation.make_embed(toy.model, config)(parallel.replicate(_variables()), source)
+    got = evaluation.evaluate(embedded, config.eval)
+    want = metrics.retrieval_metrics(embedded.embeddings, source.labels, ks=(1, 4))
+    assert got == want | {"num_broken": 0}
     assert (got["num_queries"], got["num_skipped"]) == (25, 1)
 
 

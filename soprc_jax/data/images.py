@@ -1,39 +1,71 @@
-"""Image transforms on the host: uint8 in, uint8 out, randomness by generator."""
+"""Image transforms on the host: pixels or files in, uint8 out, randomness by generator."""
 
 from collections.abc import Callable
 import math
 
 import numpy as np
-from PIL import Image
+from PIL import Image as PilImage
 
-Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-AUGMENTATIONS = ("none", "affine", "resized_crop")
+from soprc_jax.data import pictures
+
+Image = np.ndarray | pictures.Encoded
+Transform = Callable[[Image, np.random.Generator], np.ndarray]
+AUGMENTATIONS = ("none", "affine", "resized_crop", "crop")
 
 
-def make_augmentation(name: str, size: int) -> Transform:
-  """The training transform ``name``, from an image to ``[size, size, 3]``.
+def make_augmentation(name: str, size: int, *, resize_to: int = 256) -> Transform:
+  """The training transform ``name``, from pixels ``[H, W, 3]`` or a file to ``[size, size, 3]``.
 
-  * ``none``: resize only;
+  * ``none``: resize only, whatever the aspect;
   * ``affine``: a small rotation (15 degrees at most), scale (0.8 to 1.2), shear and shift, for glyphs (never a flip: b is not d);
-  * ``resized_crop``: a random crop of 20 to 100 % of the area at an aspect of 3:4 to 4:3, and a flip in half of the cases.
+  * ``resized_crop``: a random crop of 20 to 100 % of the area at an aspect of 3:4 to 4:3, and a flip in half of the cases: the authors' code;
+  * ``crop``: the shorter side resized to ``resize_to``, a random crop of ``size``, and a flip in half of the cases: the paper's text.
 
   Raises:
-    ValueError: unknown name.
+    ValueError: unknown name, or ``resize_to`` smaller than ``size`` for ``crop``.
   """
   if name == "none":
-    return lambda image, rng: resize(image, size)
+    return lambda image, rng: _squeezed(pictures.as_picture(image), size)
   if name == "affine":
-    return lambda image, rng: _affine(image, size, rng)
+    return lambda image, rng: _affine(pictures.pixels(pictures.as_picture(image)), size, rng)
   if name == "resized_crop":
-    return lambda image, rng: _resized_crop(image, size, rng)
+    return lambda image, rng: _flipped(_resized_crop(pictures.as_picture(image), size, rng), rng)
+  if name == "crop":
+    _check_sides(size, resize_to)
+    return lambda image, rng: _flipped(_crop(pictures.as_picture(image), size, resize_to, rng.random(2)), rng)
   raise ValueError(f"augmentation must be one of {AUGMENTATIONS}, got {name!r}")
 
 
-def resize(image: np.ndarray, size: int) -> np.ndarray:
-  """Resizes to ``[size, size, 3]``, bilinear with antialiasing; the image itself if it has that size."""
-  if image.shape[:2] == (size, size):
-    return image
-  return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR))
+def centre_crop(image: Image, size: int, *, resize_to: int = 0) -> np.ndarray:
+  """The transform of evaluation: the shorter side resized to ``resize_to`` (0: ``size``), then the middle ``[size, size, 3]``.
+
+  Raises:
+    ValueError: ``resize_to`` is smaller than ``size``; the image is broken.
+  """
+  resize_to = resize_to or size
+  _check_sides(size, resize_to)
+  return _crop(pictures.as_picture(image), size, resize_to, np.array([0.5, 0.5]))
+
+
+def _check_sides(size: int, resize_to: int) -> None:
+  if resize_to < size:
+    raise ValueError(f"the side of {resize_to} pixels before the crop is smaller than the crop of {size}")
+
+
+def _squeezed(picture: pictures.Picture, size: int) -> np.ndarray:
+  return picture.region(pictures.whole(picture), (size, size))
+
+
+def _crop(picture: pictures.Picture, size: int, resize_to: int, where: np.ndarray) -> np.ndarray:
+  """A square whose place is ``where`` in [0, 1] from the top and from the left, in one resize."""
+  height, width = picture.size
+  side = min(height, width) * size / resize_to
+  top, left = where * (np.array([height, width]) - side)
+  return picture.region((left, top, left + side, top + side), (size, size))
+
+
+def _flipped(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  return image[:, ::-1] if rng.random() < 0.5 else image
 
 
 def _affine(image: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -48,13 +80,13 @@ def _affine(image: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarra
   centre_in = np.array(image.shape[1::-1]) / 2
   offset = centre_in + shift - matrix @ np.array([size / 2, size / 2])
   data = (*matrix[0], offset[0], *matrix[1], offset[1])
-  picture = Image.fromarray(image)
-  return np.asarray(picture.transform((size, size), Image.Transform.AFFINE, data, Image.Resampling.BILINEAR))
+  picture = PilImage.fromarray(image)
+  return np.asarray(picture.transform((size, size), PilImage.Transform.AFFINE, data, PilImage.Resampling.BILINEAR))
 
 
-def _resized_crop(image: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-  height, width = image.shape[:2]
-  box = (0, 0, width, height)
+def _resized_crop(picture: pictures.Picture, size: int, rng: np.random.Generator) -> np.ndarray:
+  height, width = picture.size
+  box = pictures.whole(picture)
   for _ in range(10):  # as torchvision: a few tries, then the whole image
     area = height * width * rng.uniform(0.2, 1.0)
     aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
@@ -64,6 +96,4 @@ def _resized_crop(image: np.ndarray, size: int, rng: np.random.Generator) -> np.
       top = int(rng.integers(height - crop_height + 1))
       box = (left, top, left + crop_width, top + crop_height)
       break
-  picture = Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR, box=box)
-  flipped = rng.random() < 0.5
-  return np.asarray(picture)[:, ::-1] if flipped else np.asarray(picture)
+  return picture.region(box, (size, size))

@@ -7,10 +7,12 @@ from absl import flags
 import grain.python as grain
 import numpy as np
 
-from soprc_jax.data import images, sampler, sources
+from soprc_jax.data import images, pictures, sampler, sources
 
 Batch = dict[str, np.ndarray]
+ON_BROKEN = ("error", "skip")
 _AUGMENT_KEY = 0xA06
+_REPLACE_KEY = 0xB40
 
 
 class TrainBatches:
@@ -22,11 +24,15 @@ class TrainBatches:
     rows: row of each label, see `sources.label_rows`.
     augmentation: name in `images.AUGMENTATIONS`.
     image_size: side of the images in pixels.
+    resize_to: shorter side before the crop, for the augmentation ``crop``.
+    on_broken: what happens at an image that cannot be decoded. ``"error"``: a BrokenImageError that names it; ``"skip"``: another image
+      of its class stands in, drawn by (seed, t, i); a slot whose class has no good image is masked out.
     seed: the augmentation of slot i at step t is drawn from (seed, t, i).
     num_steps: number of steps.
     shard: (index, count): the part of every batch that this process loads.
 
-  A batch is ``{"image": [B, H, W, 3] uint8, "label": [B] int32 rows, "where": [B] bool, "position": [B] int64}``.
+  A batch is ``{"image": [B, H, W, 3] uint8, "label": [B] int32 rows, "where": [B] bool, "position": [B] int64, "broken": [B] bool}``,
+  ``broken`` where the planned image could not be decoded.
   """
 
   def __init__(
@@ -40,11 +46,16 @@ class TrainBatches:
     seed: int,
     num_steps: int,
     shard: tuple[int, int] = (0, 1),
+    resize_to: int = 256,
+    on_broken: str = "error",
   ):
+    if on_broken not in ON_BROKEN:
+      raise ValueError(f"on_broken must be one of {ON_BROKEN}, got {on_broken!r}")
     self._source = source
     self._plan = plan
     self._rows = dict(rows)
-    self._augmentation, self._image_size = augmentation, image_size
+    self._augmentation, self._image_size, self._resize_to = augmentation, image_size, resize_to
+    self._skips_broken = on_broken == "skip"
     self._seed = seed
     self._num_steps = num_steps
     self._shard = shard
@@ -58,20 +69,46 @@ class TrainBatches:
     size = len(plan.positions) // count
     slots = range(index * size, (index + 1) * size)
     # Made here and not in __init__, since a closure cannot be sent to a worker process.
-    augment = images.make_augmentation(self._augmentation, self._image_size)
-    pictures, labels = [], []
-    for slot in slots:
-      example = self._source[int(plan.positions[slot])]
-      # One generator a slot: workers, processes and resuming change nothing.
-      rng = np.random.default_rng([_AUGMENT_KEY, self._seed, step, slot])
-      pictures.append(augment(example.image, rng))
-      labels.append(self._rows[example.label])
+    augment = images.make_augmentation(self._augmentation, self._image_size, resize_to=self._resize_to)
+    where, broken = plan.where[slots.start : slots.stop].copy(), np.zeros(size, bool)
+    stack, labels = [], []
+    for i, slot in enumerate(slots):
+      position = int(plan.positions[slot])
+      labels.append(self._rows[int(self._source.labels[position])])
+      image = self._image(augment, position, step, slot)
+      if image is None:
+        broken[i] = True
+        image = self._replacement(augment, position, step, slot)
+        where[i] &= image is not None
+      stack.append(np.zeros((self._image_size, self._image_size, 3), np.uint8) if image is None else image)
     return {
-      "image": np.stack(pictures),
+      "image": np.stack(stack),
       "label": np.array(labels, np.int32),
-      "where": plan.where[slots.start : slots.stop],
+      "where": where,
       "position": plan.positions[slots.start : slots.stop],
+      "broken": broken,
     }
+
+  def _image(self, augment: images.Transform, position: int, step: int, slot: int) -> np.ndarray | None:
+    """The augmented image of a slot; None if it is broken and may be."""
+    # One generator a slot: workers, processes and resuming change nothing.
+    rng = np.random.default_rng([_AUGMENT_KEY, self._seed, step, slot])
+    try:
+      return augment(self._source[position].image, rng)
+    except pictures.BrokenImageError as error:
+      if self._skips_broken:
+        return None
+      raise pictures.BrokenImageError(f"{error} (data.on_broken=skip takes another image of its class)") from error
+
+  def _replacement(self, augment: images.Transform, position: int, step: int, slot: int) -> np.ndarray | None:
+    """A good image of the same class, None if it has none."""
+    label = self._source.labels[position]
+    others = np.flatnonzero(self._source.labels == label)
+    for other in np.random.default_rng([_REPLACE_KEY, self._seed, step, slot]).permutation(others[others != position]):
+      image = self._image(augment, int(other), step, slot)
+      if image is not None:
+        return image
+    return None
 
 
 def iterate(batches: TrainBatches, *, start: int, workers: int = 0, prefetch: int = 4) -> Iterator[Batch]:
@@ -94,11 +131,30 @@ def iterate(batches: TrainBatches, *, start: int, workers: int = 0, prefetch: in
   return iter(data)
 
 
-def eval_batches(source: sources.Source, *, batch_size: int, image_size: int) -> Iterator[Batch]:
-  """All images in order, in batches of one shape; ``where`` is False for the padding of the last one."""
+def eval_batches(
+  source: sources.Source, *, batch_size: int, image_size: int, resize_to: int = 0, on_broken: str = "error"
+) -> Iterator[Batch]:
+  """All images in order, each the middle of the picture, in batches of one shape.
+
+  Args:
+    source: images.
+    batch_size: B.
+    image_size: side in pixels.
+    resize_to: shorter side before the crop; 0: ``image_size``.
+    on_broken: ``"error"``, or ``"skip"`` to leave out images that cannot be decoded.
+
+  Yields:
+    ``{"image": [B, H, W, 3] uint8, "where": [B] bool}``; ``where`` is False for the padding of the last batch and for broken images.
+  """
   for start in range(0, len(source), batch_size):
     stop = min(start + batch_size, len(source))
-    pictures = np.zeros((batch_size, image_size, image_size, 3), np.uint8)
+    batch = np.zeros((batch_size, image_size, image_size, 3), np.uint8)
+    where = np.arange(batch_size) < stop - start
     for slot, index in enumerate(range(start, stop)):
-      pictures[slot] = images.resize(source[index].image, image_size)
-    yield {"image": pictures, "where": np.arange(batch_size) < stop - start}
+      try:
+        batch[slot] = images.centre_crop(source[index].image, image_size, resize_to=resize_to)
+      except pictures.BrokenImageError as error:
+        if on_broken != "skip":
+          raise pictures.BrokenImageError(f"{error} (data.on_broken=skip leaves it out)") from error
+        where[slot] = False
+    yield {"image": batch, "where": where}

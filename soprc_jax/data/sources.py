@@ -5,17 +5,19 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from soprc_jax.data import pictures
+
 
 class Example(NamedTuple):
   """One image.
 
   Attributes:
-    image: ``[H, W, 3]`` uint8 RGB, upright.
+    image: ``[H, W, 3]`` uint8 RGB, upright; or the content of an image file, see `pictures.as_picture`.
     label: class, any integer.
     id: what names the image in messages and lists, unique in its source.
   """
 
-  image: np.ndarray
+  image: np.ndarray | pictures.Encoded
   label: int
   id: str
 
@@ -40,16 +42,37 @@ class Subset:
     self.positions = np.asarray(positions, np.int64)
     if self.positions.size and not (self.positions.min() >= 0 and self.positions.max() < len(source)):
       raise IndexError(f"positions must lie in [0, {len(source)}), got up to {self.positions.max()}")
+    self._labels = source.labels[self.positions]
 
   @property
   def labels(self) -> np.ndarray:
-    return self._source.labels[self.positions]
+    return self._labels
 
   def __len__(self) -> int:
     return len(self.positions)
 
   def __getitem__(self, index: int) -> Example:
     return self._source[int(self.positions[index])]
+
+
+class Joined:
+  """The examples of several sources, one behind the other."""
+
+  def __init__(self, parts: Sequence[Source]):
+    self._parts = list(parts)
+    self._ends = np.cumsum([len(part) for part in parts])
+    self._labels = np.concatenate([part.labels for part in parts])
+
+  @property
+  def labels(self) -> np.ndarray:
+    return self._labels
+
+  def __len__(self) -> int:
+    return len(self._labels)
+
+  def __getitem__(self, index: int) -> Example:
+    part = int(np.searchsorted(self._ends, index, side="right"))
+    return self._parts[part][index - int(self._ends[part] - len(self._parts[part]))]
 
 
 def split_by_class(labels: np.ndarray, shares: dict[str, float], seed: int) -> dict[str, np.ndarray]:

@@ -51,7 +51,16 @@ def relevant_scores(
   K follows from ``max_positives``, or from the largest class where the labels are concrete. Traced labels hide it: K is then the
   gallery, which costs time but, by blocks, no memory.
   """
-  width = max_positives + include_self if max_positives is not None else _largest_class(labels, where, axis_name)
+  largest = _largest_class(labels, where, axis_name)
+  if max_positives is None:
+    width = largest
+  else:
+    _arrays.check_count("max_positives", max_positives)
+    if largest is not None and largest > max_positives + 1:
+      raise ValueError(
+        f"max_positives={max_positives} is too small: an image of the largest class has {largest - 1} positives"
+      )
+    width = max_positives + include_self
   if width is None:
     return found.scores, found.relevant
   return lists.pick_positives(found.scores, found.relevant, width)[:2]

@@ -38,6 +38,8 @@ def contrastive_loss(
   >>> print(f"{contrastive_loss(embeddings, jnp.array([0, 0, 1])):.4f}")
   0.6000
   """
+  _arrays.check_range("positive_margin", positive_margin)
+  _arrays.check_range("negative_margin", negative_margin)
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
   dtype = pairs.scores.dtype
   pull = jax.nn.relu(jnp.asarray(positive_margin, dtype) - pairs.scores)

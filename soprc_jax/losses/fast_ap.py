@@ -40,8 +40,7 @@ def fast_ap_loss(
   >>> print(f"{fast_ap_loss(embeddings, jnp.array([0, 0, 1, 1])):.4f}")
   0.2500
   """
-  if num_bins < 1:
-    raise ValueError(f"num_bins must be at least 1, got {num_bins}")
+  _arrays.check_count("num_bins", num_bins, low=1)
   found = _ranking.ranking(embeddings, labels, include_self=False, where=where, axis_name=axis_name)
   distances = 2.0 - 2.0 * found.scores
   width = 4.0 / num_bins

@@ -40,8 +40,7 @@ def listwise_ap_loss(
   >>> print(f"{listwise_ap_loss(embeddings, jnp.array([0, 0, 1, 1]), include_self=False):.4f}")
   0.2705
   """
-  if num_bins < 2:
-    raise ValueError(f"num_bins must be at least 2, got {num_bins}")
+  _arrays.check_count("num_bins", num_bins, low=2)
   found = _ranking.ranking(embeddings, labels, include_self=include_self, where=where, axis_name=axis_name)
   width = 2.0 / (num_bins - 1)
   position = (1.0 - found.scores) / width

@@ -41,6 +41,7 @@ def multi_similarity_loss(
   """
   _arrays.check_range("alpha", alpha, low=0.0, open_low=True)
   _arrays.check_range("beta", beta, low=0.0, open_low=True)
+  _arrays.check_range("base", base)
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
   alpha, beta, base = (jnp.asarray(value, pairs.scores.dtype) for value in (alpha, beta, base))
   centred = pairs.scores - base

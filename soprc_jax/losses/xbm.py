@@ -50,6 +50,7 @@ def xbm_contrastive_loss(
   >>> print(f"{xbm_contrastive_loss(embeddings, labels, memory.lookahead(state, embeddings, labels)):.4f}")
   0.2000
   """
+  _arrays.check_range("negative_margin", negative_margin)
   pairs = lists.similarities(
     embeddings, labels, gallery=memory.embeddings, gallery_labels=memory.labels, where=where, gallery_where=memory.where
   )

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from soprc_jax.data import glyphs, pipeline, sampler, sources
+from soprc_jax.data import datasets, pipeline, sampler, sources
 from soprc_jax.models import RESNETS, EmbeddingNet, ResNet
 from soprc_jax.training import checkpoints, objectives, optimizers, parallel
 from soprc_jax.training import state as state_lib
 from soprc_jax.training import step as step_lib
+from soprc_jax.training import workdir as workdir_lib
 
 StepFn = Callable[[Any, dict[str, np.ndarray]], tuple[Any, dict[str, jax.Array]]]
 
@@ -26,7 +27,7 @@ class Data:
   """Splits of a data set, and what the training needs to know of them.
 
   Attributes:
-    splits: ``train``, ``val`` and ``test``, no class in two of them.
+    splits: as of `datasets.make_splits`.
     rows: row of each training label in v.
     sampler: plans of the training batches.
   """
@@ -40,18 +41,9 @@ class Data:
     return np.unique(self.splits["train"].labels, return_counts=True)[1]
 
 
-def make_splits(config: Any) -> dict[str, sources.Source]:
-  """The splits of ``config.data``."""
-  source = glyphs.load(config.data.root or None)
-  train, val = config.data.train_share, config.data.val_share
-  shares = {"train": train, "val": val, "test": 1.0 - train - val}
-  positions = sources.split_by_class(source.labels, shares, config.data.split_seed)
-  return {name: sources.Subset(source, where) for name, where in positions.items()}
-
-
 def make_data(config: Any) -> Data:
   """Splits, label rows and sampler of a run."""
-  splits = make_splits(config)
+  splits = datasets.make_splits(config.data)
   labels = splits["train"].labels
   plan = sampler.ClassSampler(
     labels,
@@ -71,6 +63,8 @@ def make_batches(config: Any, data: Data) -> pipeline.TrainBatches:
     rows=data.rows,
     augmentation=config.data.augmentation,
     image_size=config.data.image_size,
+    resize_to=config.data.resize,
+    on_broken=config.data.on_broken,
     seed=config.seed,
     num_steps=config.warmup.steps + config.train.steps,
     shard=(jax.process_index(), jax.process_count()),
@@ -114,7 +108,13 @@ class Parts:
 
 
 def make_parts(config: Any, data: Data) -> Parts:
-  """Network, optimizer and compiled steps; nothing is compiled until a step is called."""
+  """Network, optimizer and compiled steps; nothing is compiled until a step is called.
+
+  Raises:
+    ValueError: a loss of one's own does not work.
+  """
+  if config.loss.name not in objectives.LOSSES:
+    objectives.check(config.loss.name, config.loss)
   setting = objectives.Setting(
     class_counts=data.class_counts(),
     num_steps=config.train.steps,
@@ -130,7 +130,7 @@ def make_parts(config: Any, data: Data) -> Parts:
   shared = {
     "tx": tx,
     "carrier": main,
-    "masked": data.sampler.num_small > 0 and config.data.small_classes == "mask",
+    "masked": (data.sampler.num_small > 0 and config.data.small_classes == "mask") or config.data.on_broken == "skip",
     "axis_name": parallel.AXIS_NAME,
   }
 
@@ -158,8 +158,28 @@ def starting_state(config: Any, parts: Parts) -> state_lib.TrainState:
   state = _random_state(config, parts)
   if not config.model.init_from:
     return state
-  network = checkpoints.load_network(Path(config.model.init_from).expanduser().absolute(), state)
+  check_unseen(config)
+  network = checkpoints.load_network(config.model.init_from, state)
   return dataclasses.replace(state, **network)
+
+
+def check_unseen(config: Any) -> None:
+  """Raises a ValueError if the run that ``config.model.init_from`` names divided the same data in another way.
+
+  Its training classes could then be among the val or test classes here.
+  """
+  there = workdir_lib.find_config(Path(config.model.init_from).expanduser())
+  if there is None or there["data"]["source"] != config.data.source:
+    return
+  if config.data.source in ("folder", "csv") and there["data"]["root"] != config.data.root:
+    return  # other images
+  for key in ("train_share", "val_share", "split_seed", "trainval"):
+    found = there["data"].get(key, config.data[key])
+    if found != config.data[key]:
+      raise ValueError(
+        f"model.init_from={config.model.init_from} was trained with data.{key}={found!r}, here it is {config.data[key]!r}: "
+        "classes of val or test may be among those that it was trained on"
+      )
 
 
 def _random_state(config: Any, parts: Parts) -> state_lib.TrainState:

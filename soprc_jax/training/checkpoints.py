@@ -1,5 +1,7 @@
 """Checkpoints with Orbax: the newest ones for resuming, the best on val kept apart."""
 
+import hashlib
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -7,10 +9,15 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from soprc_jax.models import pretrained
 from soprc_jax.training.state import TrainState
+
+_log = logging.getLogger(__name__)
 
 NEWEST = "checkpoints"
 BEST = "best"
+# Network alone, of experiments.convert_weights.
+VARIABLES = "variables"
 
 
 class Store:
@@ -85,12 +92,58 @@ class Store:
     self._manager.close()
 
 
-def find_network(workdir: Path) -> Path:
-  """Folder of the best (else the newest) checkpoint of a run.
+def save_variables(folder: Path, variables: dict[str, Any]) -> None:
+  """Writes ``{"params": ..., "batch_stats": ...}`` alone, as `load_network` takes it."""
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(folder / VARIABLES, variables)
+
+
+def fingerprint(source: str) -> str:
+  """SHA-256 of the files that `load_network` reads; of a name on the hub, the name."""
+  if source.startswith(pretrained.HUB):
+    return source
+  path = Path(source).expanduser() if pretrained.is_file(source) else _find(source)
+  digest = hashlib.sha256()
+  for file in [path] if path.is_file() else sorted(path.rglob("*")):
+    if file.is_file():
+      digest.update(file.relative_to(path.parent).as_posix().encode())
+      digest.update(file.read_bytes())
+  return digest.hexdigest()
+
+
+def load_network(source: str, like: TrainState) -> dict[str, Any]:
+  """``params`` and ``batch_stats`` to start from.
+
+  Args:
+    source: workdir of another run (its best, else its newest checkpoint), a folder of `save_variables`, or a weights file as of `pretrained.read`.
+    like: a state of the network; its head is kept where weights have one of another size.
 
   Raises:
-    FileNotFoundError: ``workdir`` holds no checkpoint.
+    FileNotFoundError: there is no checkpoint or file.
+    ValueError: the network is of another shape; the file cannot be read.
   """
+  if pretrained.is_file(source):
+    return _fitted(pretrained.to_flax(pretrained.read(source)), like, source)
+  folder = _find(source)
+  if folder.name == VARIABLES:
+    with ocp.StandardCheckpointer() as checkpointer:
+      return _fitted(checkpointer.restore(folder), like, source)
+  store = Store(folder)
+  try:
+    return store.restore_network(like)
+  except (ValueError, KeyError) as error:
+    raise ValueError(
+      f"the network in {source} does not fit model.* of this config (same name, width, stem, embedding_dim?):\n{error}"
+    ) from error
+  finally:
+    store.close()
+
+
+def _find(source: str) -> Path:
+  """Folder of the variables, or of the best or the newest checkpoint of a run."""
+  workdir = Path(source).expanduser().absolute()
+  if (workdir / VARIABLES).is_dir():
+    return workdir / VARIABLES
   for kind in (BEST, NEWEST):
     if (workdir / kind).is_dir():
       store = Store(workdir / kind)
@@ -99,26 +152,15 @@ def find_network(workdir: Path) -> Path:
       if step is not None:
         return workdir / kind
   raise FileNotFoundError(
-    f"model.init_from={str(workdir)!r} holds no checkpoint: give the --workdir of a run of experiments.train"
+    f"model.init_from={source!r} holds no checkpoint: give the --workdir of a run of experiments.train, the --output of "
+    f"experiments.convert_weights, a file ({', '.join(pretrained.SUFFIXES)}) or hf://USER/REPOSITORY"
   )
 
 
-def load_network(workdir: Path, like: TrainState) -> dict[str, Any]:
-  """``params`` and ``batch_stats`` of the best (else the newest) checkpoint of another run.
-
-  Raises:
-    FileNotFoundError: ``workdir`` holds no checkpoint.
-    ValueError: its network has another shape.
-  """
-  store = Store(find_network(workdir))
-  try:
-    return store.restore_network(like)
-  except (ValueError, KeyError) as error:
-    raise ValueError(
-      f"the network in {workdir} does not fit model.* of this config (same name, width, stem, embedding_dim?):\n{error}"
-    ) from error
-  finally:
-    store.close()
+def _fitted(variables: dict[str, Any], like: TrainState, source: str) -> dict[str, Any]:
+  network, has_head = pretrained.fit(variables, _parts(like)[0], source=source)
+  _log.info("Starting from the weights in %s, %s.", source, "head included" if has_head else "with a new head")
+  return network
 
 
 def _parts(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:

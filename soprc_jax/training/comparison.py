@@ -8,12 +8,13 @@ from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
-from soprc_jax.training import checkpoints, loop
+from soprc_jax.training import build, checkpoints, loop, methods, objectives
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
 _log = logging.getLogger(__name__)
 _DIVERGED = "diverged.json"
+_NOTE = "comparison.json"
 
 # What a comparison sets in every run: an override by hand would be lost.
 OWN_KEYS = {
@@ -23,6 +24,7 @@ OWN_KEYS = {
   "loss.name": "--methods",
   "loss.preset": "--methods",
 }
+_LARGEST_RATE = 1e38  # of float32
 # A method's name -> the config of its runs, rate and seed not yet set.
 MakeConfig = Callable[[str], Any]
 
@@ -89,45 +91,110 @@ def read_plan(settings: Any) -> Plan:
   Raises:
     ValueError: names each wrong key with its value and what is allowed.
   """
+  problems = []
+
+  def entries(key: str, kind: type, what: str, usable: Callable[[Any], bool]) -> tuple[Any, ...]:
+    values = tuple(settings[key]) if isinstance(settings[key], (tuple, list)) else (settings[key],)
+    if not all(isinstance(value, (kind, int)) and not isinstance(value, bool) and usable(value) for value in values):
+      problems.append(f"compare.{key} must be {what}; got {settings[key]!r}")
+      return ()
+    # Folders are named by six digits of a rate.
+    names = [f"{value:g}" if kind is float else str(value) for value in values]
+    if not values or len(set(names)) < len(names):
+      problems.append(f"compare.{key} must have at least one entry and none twice; got {values}")
+    return tuple(kind(value) for value in values)
+
+  def rates(key: str) -> tuple[float, ...]:
+    return entries(key, float, "numbers > 0", lambda rate: 0 < rate < _LARGEST_RATE)
+
   plan = Plan(
-    methods=tuple(settings.methods),
-    rates=tuple(float(rate) for rate in settings.rates),
-    seeds=tuple(settings.seeds),
+    methods=entries("methods", str, "names", lambda name: isinstance(name, str)),
+    rates=rates("rates"),
+    seeds=entries("seeds", int, "integers >= 0 and < 2**32", lambda seed: 0 <= seed < 2**32),
     init_from=settings.init_from,
     soprc_with_sgd=settings.soprc_with_sgd,
-    sgd_rates=tuple(float(rate) for rate in settings.sgd_rates),
+    sgd_rates=rates("sgd_rates"),
   )
-  problems = []
-  for key in ("methods", "rates", "seeds", "sgd_rates"):
-    values = getattr(plan, key)
-    if not values or len(set(values)) < len(values):
-      problems.append(f"compare.{key} must have at least one entry and none twice; got {values}")
-  for key in ("rates", "sgd_rates"):
-    if any(not (rate > 0 and math.isfinite(rate)) for rate in getattr(plan, key)):
-      problems.append(f"compare.{key} must be numbers > 0; got {getattr(plan, key)}")
-  if any(not isinstance(seed, int) or seed < 0 for seed in plan.seeds):
-    problems.append(f"compare.seeds must be integers >= 0; got {plan.seeds}")
   if problems:
     raise ValueError("the comparison does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
   return plan
 
 
 def check(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
-  """Raises a ValueError or an OSError for what would stop a run later: a method, a config, a start, a folder."""
+  """Raises a ValueError or an OSError for what would stop a run later or make the comparison unfair.
+
+  Args:
+    plan: which runs.
+    make_config: config of a method.
+    folder: of the comparison, which may hold an earlier part of it.
+
+  Raises:
+    ValueError: methods differ in more than the loss (and the optimizer); the data have no val; a run or the folder is of another comparison; a
+      start does not fit.
+    OSError: a start is missing.
+  """
+  if folder.exists() and (not folder.is_dir() or (folder / workdir_lib.CONFIG).exists()):
+    raise ValueError(
+      f"--workdir={folder} is {'the folder of a training run' if folder.is_dir() else 'a file'}: choose a new folder"
+    )
+  base = make_config("soprc")
+  if base.loss.name != "soprc" or base.loss.preset != "default":
+    raise ValueError(
+      "the config file's argument chooses a loss or a preset already: leave it out, and give it in --methods"
+    )
+  first = run_config(plan, make_config, RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
+  if first.data.trainval:
+    raise ValueError("data.trainval must be False in a comparison: learning rates are picked on val; got True")
   for method in plan.methods:
-    for rate in _rates(plan, make_config, method):
+    for rate in _rates(plan, method):
       for seed in plan.seeds:
         name = RunName(method, rate, seed)
-        workdir_lib.check(folder / name.folder(), run_config(plan, make_config, name))
-  for seed in plan.seeds if plan.init_from else ():
-    checkpoints.find_network(Path(plan.start(seed)).expanduser().absolute())
+        config = run_config(plan, make_config, name)
+        _check_alike(first, config, method)
+        workdir_lib.check(folder / name.folder(), config)
+    if config.loss.name not in objectives.LOSSES:
+      objectives.check(config.loss.name, config.loss)
+  _check_starts(plan, first)
+
+
+def claim(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
+  """Makes the folder and notes what is compared from which start, or checks that it is what was noted there.
+
+  Raises:
+    ValueError: the folder holds a comparison of another config, or its runs started from other networks.
+  """
+  config = run_config(plan, make_config, RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
+  starts = {str(seed): checkpoints.fingerprint(plan.start(seed)) for seed in plan.seeds if plan.start(seed)}
+  noted = {"shared": shared(config), "starts": starts}
+  path = folder / _NOTE
+  if not path.exists():
+    folder.mkdir(parents=True, exist_ok=True)
+    workdir_lib.write_atomically(path, json.dumps(noted, indent=2, default=list) + "\n")
+    return
+  there = workdir_lib.read_json(path)
+  lines = config_lib.differences(json.loads(json.dumps(noted["shared"], default=list)), there["shared"])
+  if lines:
+    raise ValueError(
+      f"--workdir={folder} holds a comparison of another config; choose another folder:\n  " + "\n  ".join(lines)
+    )
+  for seed, start in starts.items():
+    if there["starts"].get(seed, start) != start:
+      raise ValueError(
+        f"the network in {plan.start(int(seed))} is not the one that earlier runs in {folder} started from: choose another folder"
+      )
+  if bool(there["starts"]) != bool(starts):
+    raise ValueError(
+      f"earlier runs in {folder} started from {'networks' if there['starts'] else 'random weights'}: choose another folder"
+    )
+  noted["starts"] = there["starts"] | starts
+  workdir_lib.write_atomically(path, json.dumps(noted, indent=2, default=list) + "\n")
 
 
 def run_config(plan: Plan, make_config: MakeConfig, name: RunName) -> Any:
   """The resolved config of a run."""
   config = make_config(name.method)
-  if plan.soprc_with_sgd:
-    config.optim.name = "sgd" if _by_sgd(plan, config) else "adam"
+  if plan.soprc_with_sgd and name.method in methods.METHODS:
+    config.optim.name = "sgd" if _by_sgd(plan, name.method) else "adam"
   config.optim.learning_rate = name.rate
   config.seed = name.seed
   config.model.init_from = plan.start(name.seed)
@@ -145,10 +212,10 @@ def run_all(plan: Plan, make_config: MakeConfig, folder: Path) -> list[Row]:
   Raises:
     ValueError: a folder holds a run of another config.
   """
-  progress = _Progress(_num_runs(plan, make_config))
+  progress = _Progress(_num_runs(plan))
   rows = []
   for method in plan.methods:
-    rates = _rates(plan, make_config, method)
+    rates = _rates(plan, method)
 
     def run(rate: float, seed: int, method: str = method) -> RunName:
       name = RunName(method, rate, seed)
@@ -168,7 +235,7 @@ def finished(folder: Path, name: RunName) -> dict[str, Any] | None:
   for file in (workdir_lib.RESULTS, _DIVERGED):
     path = folder / name.folder() / file
     if path.exists():
-      return json.loads(path.read_text())
+      return workdir_lib.read_json(path)
   return None
 
 
@@ -184,6 +251,11 @@ def metric(folder: Path, name: RunName, split: str, key: str) -> float:
   return math.nan if "diverged" in results else results[split][key]
 
 
+def device(folder: Path, name: RunName) -> str:
+  """What a run was trained on."""
+  return str((finished(folder, name) or {}).get("device", "an unknown device"))
+
+
 def val_by_rate(folder: Path, method: str, rates: Sequence[float], seed: int) -> dict[float, float]:
   """Val mAUPRC of the runs of ``seed``; all of them must have ended."""
   return {rate: metric(folder, RunName(method, rate, seed), "val", "mAUPRC") for rate in rates}
@@ -194,13 +266,13 @@ def best_rate(val: dict[float, float]) -> float:
   return max(val, key=lambda rate: -math.inf if math.isnan(val[rate]) else val[rate])
 
 
-def describe(plan: Plan, make_config: MakeConfig) -> str:
+def describe(plan: Plan) -> str:
   """The plan in a line."""
-  grids = {method: _rates(plan, make_config, method) for method in plan.methods}
+  grids = {method: _rates(plan, method) for method in plan.methods}
   shown = sorted({f"{', '.join(f'{rate:g}' for rate in grid)}" for grid in grids.values()})
   start = f"the networks in {plan.init_from}" if plan.init_from else "random weights"
   return (
-    f"{_num_runs(plan, make_config)} runs: {len(plan.methods)} methods ({', '.join(plan.methods)}), learning rates "
+    f"{_num_runs(plan)} runs: {len(plan.methods)} methods ({', '.join(plan.methods)}), learning rates "
     f"{' or '.join(shown)} at seed {plan.seeds[0]}, the best on val at seeds {', '.join(map(str, plan.seeds))}; from {start}"
   )
 
@@ -224,16 +296,50 @@ def _run(config: Any, folder: Path, name: RunName, progress: "_Progress") -> Non
   progress.tell(name, told, time.perf_counter() - began if is_new else None)
 
 
-def _num_runs(plan: Plan, make_config: MakeConfig) -> int:
-  return sum(len(_rates(plan, make_config, method)) + len(plan.seeds) - 1 for method in plan.methods)
+def shared(config: Any) -> dict[str, Any]:
+  """What all runs of a comparison have in common: everything but the loss, the optimizer, the seed and the start."""
+  tree = config.to_dict()
+  del tree["loss"], tree["seed"], tree["model"]["init_from"]
+  for key in ("name", "learning_rate"):
+    del tree["optim"][key]
+  return tree
 
 
-def _by_sgd(plan: Plan, config: Any) -> bool:
-  return plan.soprc_with_sgd and config.loss.name == "soprc"
+def _check_alike(first: Any, config: Any, method: str) -> None:
+  lines = config_lib.differences(shared(config), shared(first))
+  if lines:
+    raise ValueError(
+      f"method {method!r} differs from the first one in more than its loss and optimizer, so that they cannot be compared:\n  "
+      + "\n  ".join(lines)
+    )
 
 
-def _rates(plan: Plan, make_config: MakeConfig, method: str) -> tuple[float, ...]:
-  return plan.sgd_rates if _by_sgd(plan, make_config(method)) else plan.rates
+def _check_starts(plan: Plan, config: Any) -> None:
+  """Loads the network that each seed starts from, and throws it away."""
+  if not plan.init_from:
+    return
+  data = build.make_data(config)
+  like = build.abstract_state(config, build.make_parts(config, data))
+  for seed in plan.seeds:
+    start = plan.start(seed)
+    if workdir_lib.find_config(Path(start).expanduser()) and not (Path(start).expanduser() / workdir_lib.RESULTS).exists():
+      raise ValueError(f"the run in {start} has not finished: the network to start from would change as it goes on")
+    with config.unlocked():
+      config.model.init_from = start
+    build.check_unseen(config)
+    checkpoints.load_network(start, like)
+
+
+def _num_runs(plan: Plan) -> int:
+  return sum(len(_rates(plan, method)) + len(plan.seeds) - 1 for method in plan.methods)
+
+
+def _by_sgd(plan: Plan, method: str) -> bool:
+  return plan.soprc_with_sgd and method in methods.METHODS and methods.METHODS[method].loss == "soprc"
+
+
+def _rates(plan: Plan, method: str) -> tuple[float, ...]:
+  return plan.sgd_rates if _by_sgd(plan, method) else plan.rates
 
 
 class _Progress:

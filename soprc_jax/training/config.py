@@ -12,14 +12,13 @@ from typing import Any
 from ml_collections import config_dict
 
 from soprc_jax import interpolation, losses
-from soprc_jax.data import images, sampler
+from soprc_jax.data import datasets, images, pipeline, sampler
 from soprc_jax.models import RESNETS, resnet
 from soprc_jax.training import methods, objectives, optimizers
 
 # ml_collections' class is opaque to mypy: its fields are checked by `check` instead.
 ConfigDict: Any = config_dict.ConfigDict
 
-SOURCES = ("glyphs",)
 DTYPES = ("float32", "bfloat16")
 PRESETS = ("default", "paper", "authors")
 # Keys that may differ when a run is resumed, since they change no result.
@@ -33,13 +32,16 @@ def default_config() -> Any:
   config.seed = 0
   config.data = ConfigDict(
     {
-      "source": "glyphs",
-      "root": "",  # folder of the data (glyphs: of its cache); empty: the source's default
+      "source": "glyphs",  # what each reads: soprc_jax/data/datasets.py
+      "root": "",  # folder of the data, or the CSV file (glyphs: folder of its cache, which has a default)
       "image_size": 224,
-      "augmentation": "resized_crop",
+      "augmentation": "resized_crop",  # the authors' code; "crop": the paper's text; see soprc_jax/data/images.py
+      "resize": 256,  # shorter side before the augmentation "crop"
+      "on_broken": "error",  # an image that cannot be decoded: error | skip
       "small_classes": "mask",  # classes with fewer than per_class images: mask | repeat | drop
-      "train_share": 0.5,  # shares of the classes; the rest is for test
+      "train_share": 0.5,  # shares of the classes; the rest is for test; unused where there is an official test split
       "val_share": 0.1,
+      "trainval": False,  # train on the classes of val too; then there is no val, and the last network is tested
       "split_seed": 0,
       "workers": 0,  # loader processes; 0: threads
       "prefetch": 4,
@@ -118,7 +120,15 @@ def default_config() -> Any:
   config.warmup = ConfigDict({"steps": 0, "loss": "triplet", "learning_rate": 1e-3, "freeze_bn": False})
   config.train = ConfigDict({"steps": 50_000, "batch_size": 224, "per_class": 4, "microbatch": 0})
   config.eval = ConfigDict(
-    {"every": 1000, "image_size": 224, "batch_size": 224, "block_size": 1024, "ks": (1, 10, 100, 1000)}
+    {
+      "every": 1000,
+      "image_size": 224,  # side of the middle crop of the test transform
+      "resize": 0,  # shorter side before that crop; 0: image_size
+      "batch_size": 224,
+      "block_size": 1024,
+      "ks": (1, 10, 100, 1000),
+      "one_per_class": 0,  # > 0: test also with this many random galleries of one image a class (VehicleID)
+    }
   )
   config.checkpoint = ConfigDict({"every": 1000, "keep": 2})
   config.log = ConfigDict({"progress": True, "line_every": 50})
@@ -207,8 +217,9 @@ def check(config: Any) -> list[str]:
       limit += f" and <= {high:g}" if math.isfinite(high) else ""
       problems.append(f"{key} must be {limit}; got {value!r}")
 
-  choice("data.source", SOURCES)
+  choice("data.source", tuple(datasets.SOURCES))
   choice("data.augmentation", images.AUGMENTATIONS)
+  choice("data.on_broken", pipeline.ON_BROKEN)
   choice("data.small_classes", sampler.SMALL_CLASS_POLICIES)
   choice("model.name", sorted(RESNETS))
   choice("model.stem", resnet.STEMS)
@@ -231,6 +242,7 @@ def check(config: Any) -> list[str]:
   choice("loss.auroc.surrogate", losses.auroc.SURROGATES)
   choice("optim.name", optimizers.OPTIMIZERS)
   choice("optim.schedule", optimizers.SCHEDULES)
+  number("seed", 0, 2**32 - 1)  # larger ones would draw the weights of a smaller one
   for key in ("train.steps", "warmup.steps"):
     number(key, 0)
   for key in ("model.width", "model.embedding_dim", "data.image_size", "eval.image_size", "eval.batch_size"):
@@ -267,6 +279,12 @@ def check(config: Any) -> list[str]:
     problems.append("train.steps + warmup.steps must be at least 1")
   if any(k < 1 for k in config.eval.ks) or not config.eval.ks:
     problems.append(f"eval.ks must be numbers >= 1; got {config.eval.ks}")
+  for key, size, resize in (
+    ("data.resize", config.data.image_size, config.data.resize if config.data.augmentation == "crop" else 0),
+    ("eval.resize", config.eval.image_size, config.eval.resize),
+  ):
+    if resize and resize < size:
+      problems.append(f"{key}, the shorter side before the crop, must be at least {size}, the crop; got {resize}")
   if list(config.optim.milestones) != sorted(config.optim.milestones):
     problems.append(f"optim.milestones must ascend; got {config.optim.milestones}")
   size, per_class = config.train.batch_size, config.train.per_class

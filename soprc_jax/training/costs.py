@@ -51,7 +51,8 @@ class _Step:
     parts = build.make_parts(config, data)
     self._state = parallel.replicate(build.starting_state(config, parts))
     batch = dict(build.make_batches(config, data)[config.warmup.steps])
-    batch.pop("position")
+    for key in ("position", "broken"):
+      batch.pop(key)
     self._batch = parallel.shard(batch)
     self._compiled, self.peak_bytes = parallel.compile_ahead(parts.main_step, self._state, self._batch)
 

@@ -60,9 +60,7 @@ class _Run:
     workdir_lib.claim(workdir, config)
     self.newest = checkpoints.Store(workdir / checkpoints.NEWEST, keep=config.checkpoint.keep)
     self.best = checkpoints.Store(workdir / checkpoints.BEST)
-    self.embed = evaluation.make_embed(
-      self.parts.model, batch_size=config.eval.batch_size, image_size=config.eval.image_size
-    )
+    self.embed = evaluation.make_embed(self.parts.model, config)
     self.like = build.abstract_state(config, self.parts)
     self.meta = {"labels": [[label, row] for label, row in self.data.rows.items()]}
     if self.newest.latest_step() is None:
@@ -91,14 +89,15 @@ class _Run:
       waiting = time.perf_counter()
       batch = next(stream)
       batch.pop("position")
+      num_broken = int(batch.pop("broken").sum())
       wait = time.perf_counter() - waiting
       step_fn = self.parts.warmup_step if step <= self.config.warmup.steps else self.parts.main_step
       self.state, scalars = step_fn(self.state, parallel.shard(batch))
       # The scalars of a step are fetched after the next step is under way, so the device never waits for the host.
       if pending is not None:
         self._write(pending, progress)
-      pending = {"step": step, "scalars": scalars, "data_wait": wait}
-      evaluates = _due(step, self.config.eval.every, self.num_steps)
+      pending = {"step": step, "scalars": scalars, "data_wait": wait, "num_broken": num_broken}
+      evaluates = "val" in self.data.splits and _due(step, self.config.eval.every, self.num_steps)
       saves = _due(step, self.config.checkpoint.every, self.num_steps)
       if evaluates or saves:
         jax.block_until_ready(self.state)
@@ -127,15 +126,25 @@ class _Run:
 
   def _evaluate_on_val(self) -> dict[str, Any]:
     variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
-    settings = self.config.eval
-    return evaluation.evaluate(
-      self.embed, variables, self.data.splits["val"], ks=settings.ks, block_size=settings.block_size
-    )
+    return evaluation.evaluate(self._embedded(variables, "val"), self.config.eval)
+
+  def _embedded(self, variables: Any, split: str) -> evaluation.Embedded:
+    """The images of a split as vectors.
+
+    Raises:
+      DivergedError: they are not finite.
+    """
+    embedded = self.embed(variables, self.data.splits[split])
+    if not np.isfinite(embedded.embeddings).all():
+      raise DivergedError(f"training broke down: the embeddings of {split} are not finite; try a lower optim.learning_rate")
+    return embedded
 
   def _write(self, pending: dict[str, Any], progress: "_Progress") -> None:
     step, scalars = pending["step"], self._fetch(pending)
     # Rate of the update that made this step: the schedule is called with the number of steps before it.
     line = {"step": step, **scalars, "learning_rate": float(self.parts.schedule(step - 1))}
+    if self.config.data.on_broken == "skip":
+      line["num_broken"] = pending["num_broken"]
     line |= {f"val_{name}": value for name, value in pending.get("val", {}).items() if not isinstance(value, list)}
     line |= {name: round(pending[name], 4) for name in CLOCK_FIELDS}
     self.log.write(line)
@@ -168,24 +177,37 @@ class _Run:
       state, which = self.best.restore(self.like)[0], "best on val"
     replicated = parallel.replicate(state)
     _log.info("Testing the network of step %d (%s).", int(state.step), which)
-    test = self.data.splits["test"]
-    embeddings = self.embed({"params": replicated.params, "batch_stats": replicated.batch_stats}, test)
-    settings = self.config.eval
-    values = metrics_lib.retrieval_metrics(embeddings, test.labels, ks=settings.ks, block_size=settings.block_size)
-    precision, recall, thresholds = metrics_lib.mean_pr_curve(embeddings, test.labels, block_size=settings.block_size)
-    np.savez(self.workdir / workdir_lib.PR_CURVE, precision=precision, recall=recall, thresholds=thresholds)
-    plots.plot_pr_curve(self.workdir / "pr_curve.png", precision, recall, title="Mean precision-recall curve, test")
-    plots.plot_convergence(self.workdir / "convergence.png", self.log.lines, warmup_steps=self.config.warmup.steps)
+    variables = {"params": replicated.params, "batch_stats": replicated.batch_stats}
+    values: dict[str, Any] = {}
+    for name in (name for name in self.data.splits if name.startswith("test")):
+      embedded = self._embedded(variables, name)
+      values[name] = evaluation.evaluate(embedded, self.config.eval)
+      if self.config.eval.one_per_class:
+        values[f"{name}_one_per_class"] = evaluation.one_per_class(
+          embedded, self.config.eval, repeats=self.config.eval.one_per_class
+        )
+      if name == "test":
+        self._draw(embedded)
     results = {
       "config": self.config.to_dict(),
       "steps": self.num_steps,
       "tested_step": int(state.step),
       "images_per_second": self._images_per_second(),
+      "device": parallel.describe(),
       "val": _val_at(self.log.lines, int(state.step)),
-      "test": values,
+      **values,
     }
     workdir_lib.write_results(self.workdir, results)
     return results
+
+  def _draw(self, embedded: evaluation.Embedded) -> None:
+    """The pictures of the run, and the data of its mean precision-recall curve on test."""
+    precision, recall, thresholds = metrics_lib.mean_pr_curve(
+      embedded.embeddings, embedded.labels, block_size=self.config.eval.block_size
+    )
+    np.savez(self.workdir / workdir_lib.PR_CURVE, precision=precision, recall=recall, thresholds=thresholds)
+    plots.plot_pr_curve(self.workdir / "pr_curve.png", precision, recall, title="Mean precision-recall curve, test")
+    plots.plot_convergence(self.workdir / "convergence.png", self.log.lines, warmup_steps=self.config.warmup.steps)
 
   def _images_per_second(self) -> float:
     """Median over all steps of the run, whichever process made them."""

@@ -47,9 +47,35 @@ def name_problem(name: str) -> str | None:
     return f"must be one of {', '.join(LOSSES)}, or package.module:function for your own; got {name!r}"
   try:
     factory = _factory(name)
-  except (ImportError, AttributeError) as error:
-    return f"{name!r} cannot be imported: {error}"
+  except Exception as error:  # whatever the import of a module of the user's raises
+    return f"{name!r} cannot be imported: {type(error).__name__}: {error}"
   return None if callable(factory) else f"{name!r} is not a function"
+
+
+def check(name: str, config: Any) -> None:
+  """Traces a loss on a small batch, so that a mistake in one's own is told before anything is trained.
+
+  Raises:
+    ValueError: it cannot be made, or does not give a scalar loss.
+  """
+  dim, count = 4, 8
+  setting = Setting(np.array([4, 4]), num_steps=10, max_positives=3, axis_name=None, embedding_dim=dim, seed=0)
+
+  def loss(embeddings: Any) -> Any:
+    objective = make_objective(name, config, setting)
+    state = objective.tracker.init({})
+    labels = jnp.arange(count, dtype=jnp.int32) // 4
+    inputs = Inputs(embeddings, labels, jnp.ones(count, bool), jnp.zeros([], jnp.int32), (state,))
+    outputs = objective.compute(inputs)
+    objective.tracker.update({}, state, {}, **outputs.update_args)
+    return outputs.loss
+
+  try:
+    jax.eval_shape(jax.grad(loss), jax.ShapeDtypeStruct((count, dim), jnp.float32))
+  except Exception as error:  # of a function of the user's, anything
+    raise ValueError(
+      f"loss.name={name!r} does not work as a loss (soprc_jax/training/protocol.py): {type(error).__name__}: {error}"
+    ) from error
 
 
 def _factory(name: str) -> Callable[[Any, Setting], Objective]:

@@ -30,6 +30,11 @@ def num_devices() -> int:
   return jax.device_count()
 
 
+def describe() -> str:
+  """What computes, e.g. ``1 x cpu, jax 0.10.2``."""
+  return f"{num_devices()} x {jax.devices()[0].device_kind}, jax {jax.__version__}"
+
+
 def check_batch_size(name: str, size: int) -> None:
   """Raises a ValueError with the nearest sizes that fit if the devices do not divide ``size``."""
   count = num_devices()

@@ -1,12 +1,11 @@
 """The files of a finished comparison: table.md, table.json, pr_curves.png, convergence.png."""
 
 from collections.abc import Mapping, Sequence
+import hashlib
 import json
 import logging
 from pathlib import Path
 from typing import Any
-
-import jax
 
 from soprc_jax.training import comparison, costs, methods, parallel, plots, tables
 from soprc_jax.training import workdir as workdir_lib
@@ -15,11 +14,12 @@ _log = logging.getLogger(__name__)
 _COSTS = "costs.json"
 
 
-def write(folder: Path, rows: Sequence[comparison.Row], configs: Mapping[str, Any]) -> str:
+def write(folder: Path, plan: comparison.Plan, rows: Sequence[comparison.Row], configs: Mapping[str, Any]) -> str:
   """Writes all of them and returns the table.
 
   Args:
     folder: of the comparison.
+    plan: what was compared.
     rows: its methods, the first the one that is compared with the others.
     configs: method -> resolved config of one of its runs.
   """
@@ -27,11 +27,19 @@ def write(folder: Path, rows: Sequence[comparison.Row], configs: Mapping[str, An
   found = _costs(folder, configs)
   metrics = ["mAUPRC", *(f"recall@{k}" for k in config.eval.ks[:2])]
   summaries = [tables.summarize(folder, row, metrics, found[row.method]) for row in rows]
-  table = f"{_title(configs)}\n\n{tables.markdown(summaries)}"
-  about = {"config": {key: value for key, value in config.to_dict().items() if key != "loss"}, "device": _device()}
+  devices = sorted({comparison.device(folder, run) for row in rows for run in row.runs})
+  table = (
+    f"{_title(plan, configs)}; trained on {' and '.join(devices)}\n\n{tables.markdown(summaries, parallel.describe())}"
+  )
+  about = {
+    "plan": plan._asdict(),
+    "trained_on": devices,
+    "costs_on": parallel.describe(),
+    "config": comparison.shared(config),
+  }
   content = tables.as_json(summaries, about)
   workdir_lib.write_atomically(folder / "table.md", table)
-  workdir_lib.write_atomically(folder / "table.json", json.dumps(content, indent=2, default=list) + "\n")
+  workdir_lib.write_atomically(folder / "table.json", json.dumps(content, indent=2, default=list, allow_nan=False) + "\n")
   labels = {row.method: methods.label(row.method) for row in rows}
   plots.plot_curves(
     folder / "pr_curves.png",
@@ -50,28 +58,35 @@ def write(folder: Path, rows: Sequence[comparison.Row], configs: Mapping[str, An
 
 
 def _costs(folder: Path, configs: Mapping[str, Any]) -> dict[str, costs.Cost]:
-  """Costs of all methods, measured in one go; those of an earlier call if they were of the same methods and device."""
+  """Costs of all methods, measured in one go; those of an earlier call if they were of the same configs and device."""
   path = folder / _COSTS
+  key = {"device": parallel.describe(), "configs": {name: _digest(config) for name, config in configs.items()}}
   if path.exists():
-    content = json.loads(path.read_text())
-    if content["device"] == _device() and set(content["costs"]) >= set(configs):
-      return {name: costs.Cost(*value) for name, value in content["costs"].items()}
+    try:
+      content = json.loads(path.read_text())
+      if content["key"] == key:
+        return {name: costs.Cost(*value) for name, value in content["costs"].items()}
+    except (ValueError, KeyError, TypeError) as error:
+      _log.warning("%s is damaged (%s): measuring again.", path, error)
   _log.info("Measuring time and memory of a training step of each method.")
   found = costs.measure(configs)
-  workdir_lib.write_atomically(path, json.dumps({"device": _device(), "costs": found}, indent=2) + "\n")
+  workdir_lib.write_atomically(path, json.dumps({"key": key, "costs": found}, indent=2) + "\n")
   return found
 
 
-def _title(configs: Mapping[str, Any]) -> str:
+def _digest(config: Any) -> str:
+  tree = config.to_dict()
+  return hashlib.sha256(
+    json.dumps([tree["loss"], comparison.shared(config)], sort_keys=True, default=list).encode()
+  ).hexdigest()
+
+
+def _title(plan: comparison.Plan, configs: Mapping[str, Any]) -> str:
   """What all runs share."""
   config = next(iter(configs.values()))
   optimizers = " or ".join(sorted({config.optim.name for config in configs.values()}))
-  start = f"from the networks in {config.model.init_from}" if config.model.init_from else "from random weights"
+  start = f"from the networks in {plan.init_from}" if plan.init_from else "from random weights"
   return (
     f"{config.data.source}, {config.model.name} (width {config.model.width}), {config.train.steps} steps of "
-    f"{config.train.batch_size} images, {optimizers}, {start}; {_device()}"
+    f"{config.train.batch_size} images, {optimizers}, {start}"
   )
-
-
-def _device() -> str:
-  return f"{parallel.num_devices()} x {jax.devices()[0].device_kind}, jax {jax.__version__}"

@@ -34,7 +34,7 @@ def summarize(folder: Path, row: comparison.Row, metrics: Sequence[str], cost: c
 
 
 def mean_and_deviation(values: np.ndarray) -> str:
-  """``mean ± standard deviation`` over seeds.
+  """``mean ± standard deviation`` over seeds; the mean alone of one.
 
   >>> mean_and_deviation(np.array([0.5, 0.7]))
   '0.6000 ± 0.1414'
@@ -54,8 +54,13 @@ def paired_difference(first: np.ndarray, other: np.ndarray) -> tuple[float, floa
   return float(gaps.mean()), float(error)
 
 
-def markdown(summaries: Sequence[Summary]) -> str:
-  """A table of the methods, best mAUPRC first, and the paired difference of the first method to each other one."""
+def markdown(summaries: Sequence[Summary], device: str) -> str:
+  """A table of the methods, best mAUPRC first, and the paired difference of the first method to each other one.
+
+  Args:
+    summaries: the methods.
+    device: on which the costs were measured.
+  """
   metrics = list(summaries[0].values)
   header = [
     "method",
@@ -69,11 +74,12 @@ def markdown(summaries: Sequence[Summary]) -> str:
   main = metrics[0]
   for summary in sorted(summaries, key=lambda summary: -np.nan_to_num(summary.values[main].mean())):
     gap, error = paired_difference(summaries[0].values[main], summary.values[main])
+    margin = "" if np.isnan(error) else f" ± {error:.4f}"
     cells = [
       methods.label(summary.row.method),
       f"{summary.row.rate:g}{'*' if summary.row.at_edge() else ''}",
       *(mean_and_deviation(summary.values[key]) for key in metrics),
-      "" if summary is summaries[0] else f"{gap:+.4f} ± {error:.4f}",
+      "" if summary is summaries[0] else f"{gap:+.4f}{margin}",
       f"{1e3 * summary.cost.step_seconds:.0f}",
       f"{summary.cost.peak_bytes / 2**20:.0f}",
     ]
@@ -84,17 +90,28 @@ def markdown(summaries: Sequence[Summary]) -> str:
     f"Test, mean ± standard deviation over {count} seed{'s' if count > 1 else ''}; learning rate picked on val at the first seed"
     f" (* at the edge of its grid). Difference of {main} paired by seed, ± standard error.",
     "Step: median time of a training step of the whole batch without loading, the methods taking turns. Memory: XLA's plan for that step "
-    "on one device.",
+    f"on one device. Both on {device}.",
   ]
-  broken = [
-    f"{methods.label(summary.row.method)} at {rate:g}"
-    for summary in summaries
-    for rate, value in summary.row.val.items()
-    if np.isnan(value)
-  ]
+  broken = _broken(summaries)
   if broken:
-    lines.append(f"Training broke down (loss or gradient not finite): {', '.join(broken)}.")
+    lines.append(f"Training broke down (loss or gradient not finite; left out of the curves): {', '.join(broken)}.")
   return "\n".join(lines) + "\n"
+
+
+def _broken(summaries: Sequence[Summary]) -> list[str]:
+  """Names of the runs that broke down."""
+  names = []
+  for summary in summaries:
+    row, values = summary.row, next(iter(summary.values.values()))
+    runs = [comparison.RunName(row.method, rate, row.runs[0].seed) for rate, value in row.val.items() if np.isnan(value)]
+    runs += [run for run, value in zip(row.runs, values, strict=True) if np.isnan(value)]
+    names += [f"{methods.label(run.method)} at {run.rate:g}, seed {run.seed}" for run in dict.fromkeys(runs)]
+  return names
+
+
+def _or_none(value: float | None) -> float | None:
+  """JSON has no NaN."""
+  return None if value is None or np.isnan(value) else float(value)
 
 
 def as_json(summaries: Sequence[Summary], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,10 +123,14 @@ def as_json(summaries: Sequence[Summary], about: Mapping[str, Any]) -> dict[str,
       "method": row.method,
       "label": methods.label(row.method),
       "learning_rate": row.rate,
-      "val_by_rate": {f"{rate:g}": value for rate, value in row.val.items()},
+      "val_by_rate": {f"{rate:g}": _or_none(value) for rate, value in row.val.items()},
       "runs": [run.folder() for run in row.runs],
       "test": {
-        key: {"mean": values.mean(), "std": values.std(ddof=1) if len(values) > 1 else None, "values": values.tolist()}
+        key: {
+          "mean": _or_none(values.mean()),
+          "std": _or_none(values.std(ddof=1)) if len(values) > 1 else None,
+          "values": [_or_none(value) for value in values],
+        }
         for key, values in summary.values.items()
       },
       "step_seconds": summary.cost.step_seconds,

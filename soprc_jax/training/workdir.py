@@ -65,6 +65,23 @@ def read_config(workdir: Path) -> dict[str, Any]:
     raise ValueError(f"{path} is damaged ({error}): restore it, or choose another --workdir") from error
 
 
+def find_config(workdir: Path) -> dict[str, Any] | None:
+  """The resolved config of the run in a folder, None if it holds no run."""
+  return read_config(workdir) if (workdir / CONFIG).is_file() else None
+
+
+def read_json(path: Path) -> Any:
+  """The content of a JSON file.
+
+  Raises:
+    ValueError: it is damaged.
+  """
+  try:
+    return json.loads(path.read_text())
+  except json.JSONDecodeError as error:
+    raise ValueError(f"{path} is damaged ({error}): remove it, and what it stands for is made again") from error
+
+
 def write_atomically(path: Path, text: str) -> None:
   """Writes a file that is either the old or the new one, whenever the process is killed."""
   aside = path.with_name(f".{path.name}.tmp")

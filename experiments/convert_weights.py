@@ -1,0 +1,38 @@
+r"""Converts the weights of a torchvision ResNet to a checkpoint that --config.model.init_from takes.
+
+python -m experiments.convert_weights --input=resnet50.pth --output=weights/resnet50
+
+The input is a .pth file (needs torch; nothing in it is executed), a .safetensors file, or hf://USER/REPOSITORY[/FILE] (needs huggingface_hub), with
+the names of torchvision, timm or Hugging Face. init_from takes all of these directly too; a converted checkpoint needs neither package.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app
+from absl import flags as absl_flags
+
+from experiments import flags
+
+_INPUT = absl_flags.DEFINE_string(
+  "input", None, "Weights: FILE.pth, FILE.safetensors or hf://USER/REPOSITORY[/FILE].", required=True
+)
+_OUTPUT = absl_flags.DEFINE_string("output", None, "Folder of the checkpoint; must not exist.", required=True)
+
+
+def main(argv: Sequence[str]) -> None:
+  del argv
+  from soprc_jax.models import pretrained
+  from soprc_jax.training import checkpoints
+
+  with flags.errors_as_messages():
+    output = Path(_OUTPUT.value).expanduser().absolute()
+    if output.exists():
+      raise FileExistsError(f"--output={output} exists: choose a new folder")
+    variables = pretrained.to_flax(pretrained.read(_INPUT.value))
+    checkpoints.save_variables(output, variables)
+  print(f"Written to {output}. Train from it: --config.model.init_from={output}")
+
+
+if __name__ == "__main__":
+  app.run(main)

@@ -1,0 +1,79 @@
+"""The splits of a data set, by the name in the config."""
+
+from typing import Any
+
+import numpy as np
+
+from soprc_jax.data import glyphs, image_folder, lists, sources, tfds_source
+
+# What each name in config.data.source reads from config.data.root.
+SOURCES = {
+  "glyphs": "the embedded data set; root is the folder of its cache",
+  "folder": "a folder of images, one subfolder a class",
+  "csv": "a CSV file with path,label or path,label,split",
+  "sop": "Stanford Online Products, list files",
+  "inaturalist": "iNaturalist 2018, retrieval lists of SmoothAP",
+  "vehicle_id": "PKU VehicleID, list files",
+  "tfds_sop": "Stanford Online Products, prepared by TensorFlow Datasets",
+  "tfds_inaturalist": "iNaturalist 2018, prepared by TensorFlow Datasets, with the retrieval lists",
+}
+Splits = dict[str, sources.Source]
+
+
+def make_splits(config: Any) -> Splits:
+  """The splits of ``config.data``: ``train``, ``val`` and ``test``, no class in two of them; VehicleID has ``test_medium`` and ``test_small`` too.
+
+  Data sets with an official test split have ``val_share`` of their other classes in val, drawn by ``split_seed``; data sets without one
+  are divided by ``train_share``, ``val_share`` and the rest. With ``trainval`` the classes of val are trained on, and there is no val.
+
+  Raises:
+    ValueError: the data are not what they should be; the message names the place.
+    FileNotFoundError: something is missing; the message says what to put where.
+  """
+  name, root = config.source, config.root
+  if name == "glyphs":
+    splits = _by_shares(glyphs.load(root or None), config)
+  elif name == "folder":
+    splits = _by_shares(image_folder.load(root), config)
+  elif name == "csv":
+    found: Splits = dict(lists.load_csv(root))
+    splits = _by_shares(found["all"], config) if "all" in found else _with_val(found, config)
+  elif name in lists.BENCHMARKS:
+    benchmark = lists.load(name, root)
+    splits = _with_val({"train": benchmark.train, **benchmark.tests}, config)
+  elif name in tfds_source.DATA_SETS:
+    train, test = tfds_source.load(name, root)
+    splits = _with_val({"train": train, "test": test}, config)
+  else:
+    raise ValueError(f"data.source must be one of {', '.join(SOURCES)}; got {name!r}")
+  if config.trainval:
+    splits["train"] = sources.Joined([splits["train"], splits.pop("val")])
+  _check(splits)
+  return splits
+
+
+def _by_shares(source: sources.Source, config: Any) -> Splits:
+  train, val = config.train_share, config.val_share
+  shares = {"train": train, "val": val, "test": 1.0 - train - val}
+  return _subsets(source, shares, config.split_seed)
+
+
+def _with_val(splits: Splits, config: Any) -> Splits:
+  """Splits with a val split, drawn from the training classes unless there is one."""
+  if "val" in splits:
+    return splits
+  rest = _subsets(splits["train"], {"train": 1.0 - config.val_share, "val": config.val_share}, config.split_seed)
+  return splits | rest
+
+
+def _subsets(source: sources.Source, shares: dict[str, float], seed: int) -> Splits:
+  positions = sources.split_by_class(source.labels, shares, seed)
+  return {name: sources.Subset(source, where) for name, where in positions.items()}
+
+
+def _check(splits: Splits) -> None:
+  """Raises a ValueError for a split in which no query has a positive."""
+  for name, source in splits.items():
+    counts = np.unique(source.labels, return_counts=True)[1]
+    if counts.max(initial=0) < 2:
+      raise ValueError(f"every class of split {name!r} has one image: there is nothing to retrieve")

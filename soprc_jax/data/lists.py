@@ -1,0 +1,201 @@
+"""The list files that the retrieval benchmarks publish, over a folder of their images: train classes and test classes.
+
+Nothing is downloaded: the error for a missing root says what to fetch from where, and how to lay it out.
+"""
+
+from collections.abc import Callable
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+from soprc_jax.data import files
+
+TEST = "test"
+
+
+class Benchmark(NamedTuple):
+  """A data set with an official test split.
+
+  Attributes:
+    train: images of the training classes.
+    tests: name -> images of test classes, the main one under ``"test"``.
+  """
+
+  train: files.Files
+  tests: dict[str, files.Files]
+
+
+class _Layout(NamedTuple):
+  """What a benchmark looks like on disk."""
+
+  what: str
+  layout: str
+  lists: dict[str, str]
+  parse: Callable[[Path, list[tuple[int, str]]], dict[str, str]]
+
+
+def _sop_rows(path: Path, lines: list[tuple[int, str]]) -> dict[str, str]:
+  """``image_id class_id super_class_id path`` under a header."""
+  header = lines[0][1].split()
+  if header != ["image_id", "class_id", "super_class_id", "path"]:
+    raise ValueError(f"{path}:1: the header must be 'image_id class_id super_class_id path', got {lines[0][1]!r}")
+  rows: dict[str, str] = {}
+  for number, line in lines[1:]:
+    fields = line.split()
+    if len(fields) != 4 or not fields[1].isdecimal():
+      raise ValueError(f"{path}:{number}: four fields 'image_id class_id super_class_id path' wanted, got {line!r}")
+    _put(rows, fields[3], fields[1], path, number)
+  return rows
+
+
+def _inaturalist_rows(path: Path, lines: list[tuple[int, str]]) -> dict[str, str]:
+  """One image a line; its class is the two folders that it lies in, e.g. ``Aves/2820``."""
+  rows: dict[str, str] = {}
+  for number, line in lines:
+    parts = line.split("/")
+    if len(parts) < 3:
+      raise ValueError(f"{path}:{number}: a path like train_val2018/Aves/2820/IMAGE.jpg wanted, got {line!r}")
+    _put(rows, line, "/".join(parts[-3:-1]), path, number)
+  return rows
+
+
+def _vehicle_id_rows(path: Path, lines: list[tuple[int, str]]) -> dict[str, str]:
+  """``image vehicle``, both numbers; the image is ``image/0000001.jpg``."""
+  rows: dict[str, str] = {}
+  for number, line in lines:
+    fields = line.split()
+    if len(fields) != 2 or not all(field.isdecimal() for field in fields):
+      raise ValueError(f"{path}:{number}: two numbers 'image vehicle' wanted, got {line!r}")
+    _put(rows, f"image/{int(fields[0]):07d}.jpg", str(int(fields[1])), path, number)
+  return rows
+
+
+def _put(rows: dict[str, str], image: str, name: str, path: Path, number: int) -> None:
+  if image in rows:
+    raise ValueError(f"{path}:{number}: {image!r} is listed twice")
+  rows[image] = name
+
+
+BENCHMARKS = {
+  "sop": _Layout(
+    "Stanford Online Products (https://cvgl.stanford.edu/projects/lifted_struct, Stanford_Online_Products.zip, 2.9 GB)",
+    "  Ebay_train.txt, Ebay_test.txt   as in the archive\n  bicycle_final/, cabinet_final/, ...   its folders of images",
+    {"train": "Ebay_train.txt", TEST: "Ebay_test.txt"},
+    _sop_rows,
+  ),
+  "inaturalist": _Layout(
+    "iNaturalist 2018 (https://github.com/visipedia/inat_comp/tree/master/2018, train_val2018.tar.gz, 120 GB) with the retrieval lists of "
+    "SmoothAP (https://github.com/Andrew-Brown1/Smooth_AP)",
+    "  Inat_dataset_splits/Inaturalist_train_set1.txt and Inaturalist_test_set1.txt\n  train_val2018/Aves/..., as in the archive",
+    {"train": "Inat_dataset_splits/Inaturalist_train_set1.txt", TEST: "Inat_dataset_splits/Inaturalist_test_set1.txt"},
+    _inaturalist_rows,
+  ),
+  # The paper's tables show the large list; the smaller ones lie in it.
+  "vehicle_id": _Layout(
+    "PKU VehicleID (on request from https://www.pkuml.org/resources/pku-vehicleid.html)",
+    "  train_test_split/train_list.txt, test_list_800.txt (small), test_list_1600.txt (medium), test_list_2400.txt (large)\n"
+    "  image/0000001.jpg, ...   as in the archive",
+    {
+      "train": "train_test_split/train_list.txt",
+      TEST: "train_test_split/test_list_2400.txt",
+      "test_medium": "train_test_split/test_list_1600.txt",
+      "test_small": "train_test_split/test_list_800.txt",
+    },
+    _vehicle_id_rows,
+  ),
+}
+
+
+def load(name: str, root: str) -> Benchmark:
+  """A benchmark from its list files.
+
+  Args:
+    name: key of `BENCHMARKS`.
+    root: folder of the data set.
+
+  Raises:
+    ValueError: a line of a list is wrong, an image is listed twice or under two labels, or a test class is among the training classes.
+    FileNotFoundError: the folder, a list or an image is missing.
+  """
+  folder = files.check_root(root, what=BENCHMARKS[name].what, layout=BENCHMARKS[name].layout)
+  labels, listed_in = read_lists(name, folder), BENCHMARKS[name].lists
+  splits = {}
+  for split, found in labels.items():
+    files.check_paths(folder, list(found), listed_in=listed_in[split])
+    splits[split] = files.Files(folder, list(found), list(found.values()))
+  train = splits.pop("train")
+  for split, source in splits.items():
+    files.check_disjoint(train.labels, source.labels, names=(listed_in["train"], listed_in[split]))
+  return Benchmark(train, splits)
+
+
+def read_lists(name: str, folder: Path, *, layout: str = "") -> dict[str, dict[str, int]]:
+  """Split -> image -> label, from the list files of a benchmark; the images themselves are not looked for.
+
+  Args:
+    name: key of `BENCHMARKS`.
+    folder: where the lists are.
+    layout: what must lie there, for messages; the benchmark's own if empty.
+
+  Raises:
+    ValueError: as `load`, but for missing images.
+    FileNotFoundError: a list is missing.
+  """
+  benchmark, rows = BENCHMARKS[name], {}
+  for split, file in benchmark.lists.items():
+    path = folder / file
+    lines = files.read_lines(path, what=benchmark.what, layout=layout or benchmark.layout)
+    rows[split] = benchmark.parse(path, lines)
+    if not rows[split]:
+      raise ValueError(f"{path} lists no image")
+  numbers = files.label_numbers(label for labels in rows.values() for label in labels.values())
+  labels = {split: {path: numbers[label] for path, label in found.items()} for split, found in rows.items()}
+  files.check_lists({benchmark.lists[split]: found for split, found in labels.items()})
+  return labels
+
+
+_CSV_LAYOUT = "  a header path,label or path,label,split; paths below the folder of the CSV; split one of train, val, test"
+CSV_SPLITS = ("train", "val", "test")
+
+
+def load_csv(path: str) -> dict[str, files.Files]:
+  """The images of a CSV: by split where it has that column, else all under ``"all"``.
+
+  Raises:
+    ValueError: a wrong header, row or split, an image that is listed twice, a class in two splits, no training or test image.
+    FileNotFoundError: the file or an image is missing.
+  """
+  if not path or not Path(path).expanduser().is_file():
+    raise FileNotFoundError(f"data.root={path!r} must be a CSV file with\n{_CSV_LAYOUT}")
+  file = Path(path).expanduser().absolute()
+  with file.open(newline="", encoding="utf-8-sig") as stream:
+    reader = csv.DictReader(stream)
+    columns = reader.fieldnames or []
+    if list(columns) not in (["path", "label"], ["path", "label", "split"]):
+      raise ValueError(f"{file}: the columns are {list(columns)}; the file must have\n{_CSV_LAYOUT}")
+    rows: dict[str, dict[str, str]] = {}
+    listed: list[str] = []
+    for row in reader:
+      if None in row or None in row.values() or not row["path"] or not row["label"]:
+        raise ValueError(
+          f"{file}:{reader.line_num}: {len(columns)} fields that are not empty wanted, got {list(row.values())}"
+        )
+      split = row.get("split", "all")
+      if split != "all" and split not in CSV_SPLITS:
+        raise ValueError(f"{file}:{reader.line_num}: split must be one of {', '.join(CSV_SPLITS)}; got {split!r}")
+      rows.setdefault(split, {})[row["path"]] = row["label"]
+      listed.append(row["path"])
+  files.check_paths(file.parent, listed, listed_in=str(file))
+  for split in ("train", "test") if "split" in columns else ("all",):
+    if split not in rows:
+      raise ValueError(f"{file} has no image" + (f" of split {split!r}" if split != "all" else ""))
+  numbers = files.label_numbers(label for found in rows.values() for label in found.values())
+  splits = {
+    split: files.Files(file.parent, list(found), [numbers[label] for label in found.values()])
+    for split, found in rows.items()
+  }
+  names = list(splits)
+  for i, one in enumerate(names):
+    for other in names[i + 1 :]:
+      files.check_disjoint(splits[one].labels, splits[other].labels, names=(f"split {one}", f"split {other}"))
+  return splits

@@ -1,0 +1,169 @@
+"""Pictures as they are stored: any part of one as upright 8-bit RGB, decoded no finer than needed."""
+
+from collections.abc import Iterator
+import contextlib
+import io
+import math
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from PIL import Image
+
+Box = tuple[float, float, float, float]
+# A header can claim any size: what is larger than this is refused before memory is taken for it.
+MAX_PIXELS = 150_000_000
+_ORIENTATION_TAG = 0x0112
+# EXIF orientation -> what makes the stored picture upright.
+_UPRIGHT = {
+  2: Image.Transpose.FLIP_LEFT_RIGHT,
+  3: Image.Transpose.ROTATE_180,
+  4: Image.Transpose.FLIP_TOP_BOTTOM,
+  5: Image.Transpose.TRANSPOSE,
+  6: Image.Transpose.ROTATE_270,
+  7: Image.Transpose.TRANSVERSE,
+  8: Image.Transpose.ROTATE_90,
+}
+_SIDEWAYS = (5, 6, 7, 8)
+
+
+class BrokenImageError(ValueError):
+  """An image that cannot be used; the message names it."""
+
+
+class Encoded(NamedTuple):
+  """The content of an image file.
+
+  Attributes:
+    data: the bytes.
+    name: what names it in messages.
+  """
+
+  data: bytes
+  name: str
+
+
+class Picture(Protocol):
+  """A picture of which parts can be taken."""
+
+  @property
+  def size(self) -> tuple[int, int]:
+    """Height and width in pixels, upright."""
+
+  def region(self, box: Box, size: tuple[int, int]) -> np.ndarray:
+    """The part ``box`` = (left, top, right, bottom) resized to ``size`` = (height, width): ``[h, w, 3]`` uint8, bilinear, antialiased."""
+
+
+def as_picture(image: np.ndarray | Encoded) -> Picture:
+  """A picture of pixels ``[H, W, 3]`` uint8, or of the content of a file.
+
+  Raises:
+    BrokenImageError: the content is no image, or too large.
+  """
+  return _File(image) if isinstance(image, Encoded) else _Pixels(image)
+
+
+def whole(picture: Picture) -> Box:
+  """The box of all of a picture."""
+  height, width = picture.size
+  return 0, 0, width, height
+
+
+def pixels(picture: Picture) -> np.ndarray:
+  """All of a picture at its own size, ``[H, W, 3]`` uint8."""
+  return picture.region(whole(picture), picture.size)
+
+
+class _Pixels:
+  """A picture that is in memory."""
+
+  def __init__(self, array: np.ndarray):
+    self._array = array
+
+  @property
+  def size(self) -> tuple[int, int]:
+    return self._array.shape[0], self._array.shape[1]
+
+  def region(self, box: Box, size: tuple[int, int]) -> np.ndarray:
+    if size == self.size and box == whole(self):
+      return self._array
+    return _resized(Image.fromarray(self._array), box, size)
+
+
+class _File:
+  """A picture that is decoded at each access: JPEG at 1/2, 1/4 or 1/8 of its size where that is fine enough."""
+
+  def __init__(self, encoded: Encoded):
+    self._encoded = encoded
+    with _named(encoded.name):
+      image = Image.open(io.BytesIO(encoded.data))
+      width, height = image.size
+      self._orientation = _orientation(image)
+    if width * height > MAX_PIXELS:
+      raise BrokenImageError(f"{encoded.name}: {width} x {height} pixels are more than {MAX_PIXELS:,}: resize the file")
+    self._size = (width, height) if self._orientation in _SIDEWAYS else (height, width)
+
+  @property
+  def size(self) -> tuple[int, int]:
+    return self._size
+
+  def region(self, box: Box, size: tuple[int, int]) -> np.ndarray:
+    # The smallest picture that still has a pixel for every pixel that is asked for.
+    scale = max(size[0] / (box[3] - box[1]), size[1] / (box[2] - box[0]))
+    with _named(self._encoded.name):
+      file = Image.open(io.BytesIO(self._encoded.data))
+      if scale < 1:
+        file.draft(file.mode, (math.ceil(file.size[0] * scale), math.ceil(file.size[1] * scale)))
+      file.load()
+      image = to_rgb(file)
+      if self._orientation in _UPRIGHT:
+        image = image.transpose(_UPRIGHT[self._orientation])
+      shrunk_x, shrunk_y = image.size[0] / self._size[1], image.size[1] / self._size[0]
+      box = (box[0] * shrunk_x, box[1] * shrunk_y, box[2] * shrunk_x, box[3] * shrunk_y)
+      return _resized(image, box, size)
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+  """8-bit RGB of a loaded picture: what is transparent becomes white, 16-bit grey keeps its high byte.
+
+  Raises:
+    ValueError: a mode whose range of values is not known.
+  """
+  mode = image.mode
+  if mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+  if mode.startswith("I"):
+    values = np.asarray(image)
+    if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
+      raise ValueError(f"integer pixels from {values.min()} to {values.max()} are not 16 bit: convert the file to 8 bit")
+    return Image.fromarray((values // 256).astype(np.uint8)).convert("RGB")
+  if mode == "F":
+    raise ValueError("floating-point pixels have no fixed range: convert the file to 8 bit")
+  return image if mode == "RGB" else image.convert("RGB")
+
+
+def _resized(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
+  # Rounding may have moved an edge past the picture by the last bit.
+  box = (max(box[0], 0.0), max(box[1], 0.0), min(box[2], image.size[0]), min(box[3], image.size[1]))
+  return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=box))
+
+
+def _orientation(image: Image.Image) -> int:
+  try:
+    return int(image.getexif().get(_ORIENTATION_TAG, 1))
+  except Exception:  # an EXIF block that cannot be read, in any way that third-party code fails at it
+    return 1
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+  """Whatever a decoder raises becomes a BrokenImageError that names the image."""
+  try:
+    yield
+  except BrokenImageError:
+    raise
+  except MemoryError:
+    raise
+  except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, zlib.error and more
+    reason = "this is no image that can be read" if isinstance(error, Image.UnidentifiedImageError) else str(error)
+    raise BrokenImageError(f"{name}: {reason or type(error).__name__}") from error

@@ -1,0 +1,140 @@
+"""Data sets that TensorFlow Datasets has prepared as array_record: read without TensorFlow, one record at a time.
+
+Preparing needs the ``[tfds]`` extra, once: ``tfds build stanford_online_products --file_format=array_record --data_dir=ROOT``.
+"""
+
+from collections.abc import Sequence
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from soprc_jax.data import files, lists, pictures, sources
+
+_log = logging.getLogger(__name__)
+# Name here -> name in TFDS.
+DATA_SETS = {"tfds_sop": "stanford_online_products", "tfds_inaturalist": "i_naturalist2018"}
+_LAYOUT = "  what this command writes: tfds build {name} --file_format=array_record --data_dir=ROOT   (needs pip install -e '.[tfds]')"
+_INATURALIST_LISTS = "\n  Inat_dataset_splits/Inaturalist_train_set1.txt and Inaturalist_test_set1.txt   of https://github.com/Andrew-Brown1/Smooth_AP"
+
+
+class Records:
+  """The images of a TFDS data source; files stay encoded until they are needed.
+
+  Args:
+    records: random access to records with the encoded file under ``"image"``.
+    labels: ``[N]`` integers.
+    ids: ``[N]`` names of the images.
+  """
+
+  def __init__(self, records: Any, labels: np.ndarray, ids: Sequence[str]):
+    self._records = records
+    self._labels = np.asarray(labels, np.int64)
+    self._ids = list(ids)
+
+  @property
+  def labels(self) -> np.ndarray:
+    return self._labels
+
+  def __len__(self) -> int:
+    return len(self._labels)
+
+  def __getitem__(self, index: int) -> sources.Example:
+    name = self._ids[index]
+    return sources.Example(pictures.Encoded(self._records[index]["image"], name), int(self._labels[index]), name)
+
+
+def load(name: str, root: str) -> tuple[sources.Source, sources.Source]:
+  """Training and test classes of a data set.
+
+  Args:
+    name: key of `DATA_SETS`.
+    root: ``data_dir`` of the command that prepared it.
+
+  Raises:
+    FileNotFoundError: it is not there; the message has the command.
+    ValueError: a class is in both splits; an image of the retrieval lists is not in the data.
+  """
+  tfds_name = DATA_SETS[name]
+  layout = _LAYOUT.format(name=tfds_name) + (_INATURALIST_LISTS if name == "tfds_inaturalist" else "")
+  folder = files.check_root(root, what=f"{tfds_name} as prepared by TensorFlow Datasets", layout=layout)
+  builder = _builder(tfds_name, folder, layout)
+  return _sop(builder, folder) if name == "tfds_sop" else _inaturalist(builder, folder, layout)
+
+
+def _sop(builder: Any, folder: Path) -> tuple[sources.Source, sources.Source]:
+  splits = []
+  for split in ("train", "test"):
+    records = _data_source(builder, split)
+    labels = _column(records, "class_id", folder, f"{builder.name}-{builder.version}-{split}")
+    splits.append(Records(records, labels, [f"{builder.name}/{split}/{i}" for i in range(len(records))]))
+  files.check_disjoint(splits[0].labels, splits[1].labels, names=("train", "test"))
+  return splits[0], splits[1]
+
+
+def _inaturalist(builder: Any, folder: Path, layout: str) -> tuple[sources.Source, sources.Source]:
+  """The lists name files of TFDS's splits ``train`` and ``validation``; an id is the name of the file without its ending."""
+  rows = lists.read_lists("inaturalist", folder, layout=layout)
+  label_of = {Path(path).stem: label for found in rows.values() for path, label in found.items()}
+  parts: list[sources.Source] = []
+  positions: dict[str, int] = {}
+  for split in ("train", "validation"):
+    records = _data_source(builder, split)
+    ids = [str(name) for name in _column(records, "id", folder, f"{builder.name}-{builder.version}-{split}")]
+    positions |= {name: len(positions) + i for i, name in enumerate(ids)}
+    # Images that are in no list are never asked for.
+    parts.append(Records(records, np.array([label_of.get(name, -1) for name in ids]), ids))
+  everything, splits = sources.Joined(parts), []
+  for split in ("train", lists.TEST):
+    stems = [Path(path).stem for path in rows[split]]
+    missing = [stem for stem in stems if stem not in positions]
+    if missing:
+      raise ValueError(f"{len(missing)} images of the list for {split} are not in {builder.name}, e.g. {missing[0]!r}")
+    splits.append(sources.Subset(everything, [positions[stem] for stem in stems]))
+  files.check_disjoint(splits[0].labels, splits[1].labels, names=("the training list", "the test list"))
+  return splits[0], splits[1]
+
+
+def _builder(name: str, folder: Path, layout: str) -> Any:
+  import tensorflow_datasets as tfds
+
+  try:
+    builder = tfds.builder(name, data_dir=str(folder))
+    prepared = builder.is_prepared() and builder.info.file_format.file_suffix == "array_record"
+  except (ValueError, OSError, ImportError) as error:
+    raise FileNotFoundError(f"{folder} holds no {name} that can be read ({error}). It must hold\n{layout}") from error
+  if not prepared:
+    raise FileNotFoundError(f"{folder} holds no {name} in array_record format. It must hold\n{layout}")
+  return builder
+
+
+def _data_source(builder: Any, split: str) -> Any:
+  import tensorflow_datasets as tfds
+
+  return builder.as_data_source(split=split, decoders={"image": tfds.decode.SkipDecoding()})
+
+
+def _column(part: Any, key: str, folder: Path, name: str) -> np.ndarray:
+  """A feature of all records; read once, since that reads the whole data set, and kept beside it."""
+  path = folder / f".soprc_jax-{name}-{key}-{len(part)}.npy"
+  if path.exists():
+    try:
+      values = np.load(path, allow_pickle=False)
+      if len(values) == len(part):
+        return values
+    except (OSError, ValueError, EOFError) as error:
+      _log.warning("%s is damaged (%s): reading the records again.", path, error)
+  _log.info("Reading %s of %d records, once.", key, len(part))
+  values = np.array([_plain(part[i][key]) for i in range(len(part))])
+  aside = path.with_name(f"{path.name}.tmp.npy")
+  try:
+    np.save(aside, values)
+    aside.replace(path)
+  except OSError as error:
+    _log.warning("Cannot keep %s (%s): the records will be read at every start.", path, error)
+  return values
+
+
+def _plain(value: Any) -> Any:
+  return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,206 @@
+"""Weights of torchvision's ResNets, by whatever name they are published, as the variables of `EmbeddingNet`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+import re
+from typing import Any
+
+import numpy as np
+
+SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
+HUB = "hf://"
+Variables = dict[str, Any]
+
+_STATISTICS = {"running_mean": "mean", "running_var": "var"}
+# Hugging Face's ResNet -> torchvision's names; timm's are torchvision's.
+_HUGGING_FACE = (
+  (r"^resnet\.", ""),
+  (r"^embedder\.embedder\.convolution\.", "conv1."),
+  (r"^embedder\.embedder\.normalization\.", "bn1."),
+  (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.shortcut\.convolution\.", r"layer\1.\2.downsample.0."),
+  (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.shortcut\.normalization\.", r"layer\1.\2.downsample.1."),
+  (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.layer\.(\d+)\.convolution\.", r"layer\1.\2.conv\3."),
+  (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.layer\.(\d+)\.normalization\.", r"layer\1.\2.bn\3."),
+  (r"^classifier\.1\.", "fc."),
+)
+
+
+def is_file(source: str) -> bool:
+  """Whether `read` takes the source: a weights file, or a name on the Hugging Face hub."""
+  return source.startswith(HUB) or source.endswith(SUFFIXES)
+
+
+def read(source: str) -> dict[str, np.ndarray]:
+  """The state dict in a file, name -> array, under torchvision's names.
+
+  Args:
+    source: a ``.pth``, ``.pt`` or ``.bin`` file (needs torch; read with ``weights_only``, so that nothing in it is executed), a ``.safetensors``
+      file, or ``hf://USER/REPOSITORY[/FILE]`` (needs ``huggingface_hub``; FILE is ``model.safetensors`` by default).
+
+  Raises:
+    FileNotFoundError: no such file.
+    ValueError: the file holds no weights, or the package that reads it is not installed.
+  """
+  path = _from_hub(source) if source.startswith(HUB) else Path(source).expanduser()
+  if not path.is_file():
+    raise FileNotFoundError(f"model.init_from={source}: there is no such file")
+  weights = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+  return {torchvision_name(name): array for name, array in weights.items()}
+
+
+def torchvision_name(name: str) -> str:
+  """The name of a weight in torchvision, from timm's, Hugging Face's or a data-parallel wrapper's name.
+
+  >>> torchvision_name("resnet.encoder.stages.1.layers.0.layer.2.convolution.weight")
+  'layer2.0.conv3.weight'
+  """
+  name = name.removeprefix("module.")
+  renamed = name
+  for pattern, replacement in _HUGGING_FACE:
+    renamed = re.sub(pattern, replacement, renamed)
+  if renamed == name or not name.startswith(("resnet.", "embedder.", "encoder.")):
+    return renamed
+  # Hugging Face counts stages and convolutions from 0.
+  renamed = re.sub(r"^layer(\d+)", lambda match: f"layer{int(match[1]) + 1}", renamed)
+  return re.sub(r"\.(conv|bn)(\d+)\.", lambda match: f".{match[1]}{int(match[2]) + 1}.", renamed)
+
+
+def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
+  """``{"params": ..., "batch_stats": ...}`` of an `EmbeddingNet` around a `ResNet`; ``fc`` becomes its head.
+
+  Args:
+    weights: state dict under torchvision's names.
+  """
+  variables: Variables = {"params": {}, "batch_stats": {}}
+  for name, array in weights.items():
+    if name.endswith("num_batches_tracked"):
+      continue
+    collection, path = _flax_path(name)
+    node = variables[collection]
+    for part in path[:-1]:
+      node = node.setdefault(part, {})
+    # Torch stores kernels as [out, in, height, width] and [out, in].
+    node[path[-1]] = np.transpose(array, (2, 3, 1, 0)) if array.ndim == 4 else array.T
+  return variables
+
+
+def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variables, bool]:
+  """The variables as float32 in the structure of a network; the head stays the network's own where the stored one is of another size.
+
+  Args:
+    variables: as `to_flax` returns them.
+    like: ``{"params": ..., "batch_stats": ...}`` of the network.
+    source: what names the weights in messages.
+
+  Returns:
+    The variables, and whether the head is the stored one.
+
+  Raises:
+    ValueError: the backbone is of another architecture; the first names and shapes that differ are told.
+  """
+  found, wanted = _flat(variables), _flat(like)
+  head = {path: leaf for path, leaf in wanted.items() if _is_head(path)}
+  has_head = all(path in found and found[path].shape == leaf.shape for path, leaf in head.items())
+  problems = [f"{'.'.join(path)} is not in it" for path in wanted if not _is_head(path) and path not in found]
+  problems += [f"{'.'.join(path)} is not in the network" for path in found if not _is_head(path) and path not in wanted]
+  problems += [
+    f"{'.'.join(path)}: {found[path].shape} there, {leaf.shape} wanted"
+    for path, leaf in wanted.items()
+    if not _is_head(path) and path in found and found[path].shape != leaf.shape
+  ]
+  if problems:
+    more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
+    raise ValueError(
+      f"the weights in {source} are not those of model.* of this config (name, width, stem?):\n  "
+      + "\n  ".join(problems[:5])
+      + more
+    )
+  taken = {path: (leaf if _is_head(path) and not has_head else found[path]) for path, leaf in wanted.items()}
+  # A leaf of the network itself may be abstract, where only the fit is asked for.
+  arrays = {path: leaf if leaf is wanted[path] else np.asarray(leaf, np.float32) for path, leaf in taken.items()}
+  return _nested(arrays), has_head
+
+
+def _is_head(path: tuple[str, ...]) -> bool:
+  return path[:2] == ("params", "head")
+
+
+def _flax_path(name: str) -> tuple[str, tuple[str, ...]]:
+  """The collection and the keys of a torchvision weight, e.g. of ``layer1.0.bn2.weight``."""
+  *modules, leaf = name.split(".")
+  if modules == ["fc"]:
+    return "params", ("head", "kernel" if leaf == "weight" else "bias")
+  module = re.sub(r"^(layer\d)\.(\d+)\.", r"\1_\2.", ".".join(modules))
+  module = module.replace("downsample.0", "downsample_conv").replace("downsample.1", "downsample_bn")
+  path = ("backbone", *module.split("."))
+  if re.search(r"bn\d?$", module):
+    path += ("bn",)
+    if leaf in _STATISTICS:
+      return "batch_stats", (*path, _STATISTICS[leaf])
+    return "params", (*path, "scale" if leaf == "weight" else leaf)
+  return "params", (*path, "kernel" if leaf == "weight" else leaf)
+
+
+def _flat(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+  leaves: dict[tuple[str, ...], Any] = {}
+  for key, value in tree.items():
+    leaves |= _flat(value, (*path, key)) if isinstance(value, Mapping) else {(*path, key): value}
+  return leaves
+
+
+def _nested(leaves: Mapping[tuple[str, ...], Any]) -> Variables:
+  tree: Variables = {}
+  for path, leaf in leaves.items():
+    node = tree
+    for part in path[:-1]:
+      node = node.setdefault(part, {})
+    node[path[-1]] = leaf
+  return tree
+
+
+def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+  try:
+    from safetensors import SafetensorError, numpy
+  except ImportError:
+    raise ValueError(f"{path}: reading it needs the package safetensors (pip install safetensors)") from None
+  try:
+    return numpy.load_file(path)
+  except SafetensorError as error:
+    raise ValueError(f"{path} is no safetensors file ({error})") from error
+
+
+def _read_torch(path: Path) -> dict[str, np.ndarray]:
+  try:
+    import torch
+  except ImportError:
+    raise ValueError(
+      f"{path}: reading it needs torch (pip install torch --index-url https://download.pytorch.org/whl/cpu), once: "
+      "experiments.convert_weights writes a checkpoint that does not need it; a .safetensors file of the weights does not either"
+    ) from None
+  try:
+    content = torch.load(path, map_location="cpu", weights_only=True)
+  except Exception as error:  # pickle, zip and torch errors: whatever is in the file, it is not executed
+    raise ValueError(f"{path} is no file of weights that can be read without executing it ({error})") from error
+  for key in ("state_dict", "model"):
+    if isinstance(content, dict) and isinstance(content.get(key), dict):
+      content = content[key]
+  if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+    raise ValueError(f"{path} holds no state dict (names and tensors)")
+  return {
+    str(name): value.to(torch.float32).numpy() if value.is_floating_point() else value.numpy()
+    for name, value in content.items()
+  }
+
+
+def _from_hub(source: str) -> Path:
+  parts = source.removeprefix(HUB).split("/")
+  if len(parts) < 2 or not all(parts):
+    raise ValueError(f"{source}: a name like hf://USER/REPOSITORY or hf://USER/REPOSITORY/FILE wanted")
+  try:
+    from huggingface_hub import errors, hf_hub_download
+  except ImportError:
+    raise ValueError(f"{source}: this needs the package huggingface_hub (pip install huggingface_hub)") from None
+  try:
+    return Path(hf_hub_download("/".join(parts[:2]), "/".join(parts[2:]) or "model.safetensors"))
+  except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
+    raise ValueError(f"{source} could not be fetched ({error})") from error

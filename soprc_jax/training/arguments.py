@@ -1,0 +1,83 @@
+"""The arguments of the config files, ``--config=FILE:ARGUMENT[,ARGUMENT...]``: what each changes."""
+
+from collections.abc import Callable, Mapping
+import functools
+from typing import Any
+
+from soprc_jax.training import methods
+
+Change = Callable[[Any], None]
+
+
+def apply(config: Any, text: str, arguments: Mapping[str, Change]) -> Any:
+  """Changes a config by its arguments, in their order, and returns it.
+
+  Raises:
+    ValueError: unknown argument; the known ones are listed.
+  """
+  for name in filter(None, text.split(",")):
+    if name not in arguments:
+      raise ValueError(f"arguments are {', '.join(arguments)}; got {name!r}")
+    arguments[name](config)
+  return config
+
+
+def method_arguments() -> dict[str, Change]:
+  """Every method of the comparison: losses, and the presets of SOPRC."""
+  return {name: functools.partial(methods.choose, name=name) for name in methods.METHODS}
+
+
+def ablation_arguments(*, sgd_rate: float, adam_rate: float) -> dict[str, Change]:
+  """``ablation1`` .. ``ablation5``, the rows of the paper's Table 2.
+
+  (1) biased prior, v of the batch; (2) unbiased prior, v of the batch; (3) carried v; (4) with the semi-variance term; (5) the same with Adam.
+
+  Args:
+    sgd_rate: learning rate of rows 1 to 4.
+    adam_rate: learning rate of row 5.
+  """
+
+  def ablation(row: int) -> Change:
+    def change(config: Any) -> None:
+      if row == 1:
+        config.loss.prior.update({"kind": "batch", "start": 0.0})
+      if row <= 2:
+        config.loss.v = "batch"
+      terms = (1.0, 5.0) if row >= 4 else (0.0, 0.0)
+      config.loss.update({"lambda1": terms[0], "lambda2": terms[1]})
+      optimizer = ("sgd", sgd_rate) if row <= 4 else ("adam", adam_rate)
+      config.optim.update({"name": optimizer[0], "learning_rate": optimizer[1]})
+
+    return change
+
+  return {f"ablation{row}": ablation(row) for row in range(1, 6)}
+
+
+def photograph_arguments(*, sgd_rate: float, adam_rate: float = 1e-4) -> dict[str, Change]:
+  """What the configs of the paper's three data sets take: methods, ablations, ``adam``, ``trainval`` and ``crop``."""
+
+  def adam(config: Any) -> None:
+    config.optim.update({"name": "adam", "learning_rate": adam_rate})
+
+  def trainval(config: Any) -> None:
+    config.data.trainval = True
+
+  def crop(config: Any) -> None:
+    config.data.update({"augmentation": "crop", "resize": 256})
+
+  def slow_v(config: Any) -> None:
+    config.loss.beta = 0.001
+
+  changes = method_arguments()
+  for name in ("paper", "authors"):
+    changes[name] = _both(changes[name], slow_v)
+  ablations = ablation_arguments(sgd_rate=sgd_rate, adam_rate=adam_rate)
+  return {**changes, **ablations, "adam": adam, "trainval": trainval, "crop": crop}
+
+
+def _both(first: Change, second: Change) -> Change:
+  def change(config: Any) -> None:
+    first(config)
+    second(config)
+
+  return change

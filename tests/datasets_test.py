@@ -1,0 +1,331 @@
+"""Data sets on disk: every format read as it is published, every mistake told before training."""
+
+import collections
+import pickle
+
+import numpy as np
+import pytest
+import trees
+
+from soprc_jax.data import datasets, lists, pictures, tfds_source
+from soprc_jax.training import config as config_lib
+
+
+def _config(source, root, **values):
+  config = config_lib.default_config().data
+  config.update({"source": source, "root": str(root), "train_share": 0.5, "val_share": 0.25} | values)
+  return config
+
+
+def _splits(source, root, **values):
+  return datasets.make_splits(_config(source, root, **values))
+
+
+def _check_examples(source, label_of, tolerance):
+  """Every image has the pixels of its class and its number."""
+  for i in range(len(source)):
+    example = source[i]
+    assert example.label == source.labels[i]
+    assert isinstance(example.label, int)
+    label, index = label_of(example)
+    got = pictures.pixels(pictures.as_picture(example.image)).astype(int)
+    assert np.abs(got - trees.pixels(label, index)).max() <= tolerance
+
+
+def _classes(source):
+  return set(source.labels.tolist())
+
+
+class TestFolder:
+  def test_images_and_splits(self, tmp_path):
+    splits = _splits("folder", trees.folder(tmp_path, 8))
+    assert {name: len(split) for name, split in splits.items()} == {"train": 16, "val": 8, "test": 8}
+    assert _classes(splits["train"]) | _classes(splits["val"]) | _classes(splits["test"]) == set(range(8))
+    for split in splits.values():
+      _check_examples(split, lambda example: (example.label, int(example.id[-5])), 0)
+    assert splits["train"][0].id.startswith("class_00")
+
+  def test_names_that_are_numbers_are_the_labels(self, tmp_path):
+    for name in ("7", "900", "-3", "12"):
+      trees.write(tmp_path / name / "a.png", 1, 0)
+      trees.write(tmp_path / name / "b.JPG", 1, 1)
+    splits = _splits("folder", tmp_path)
+    assert set.union(*map(_classes, splits.values())) == {7, 900, -3, 12}
+
+  def test_order_of_the_disk_plays_no_role(self, tmp_path):
+    trees.folder(tmp_path, 8)
+    for path in sorted(tmp_path.glob("*/*"), reverse=True):
+      path.rename(path.with_suffix(".tmp"))
+      path.with_suffix(".tmp").rename(path)
+    again = _splits("folder", tmp_path)
+    assert [again["train"][i].id for i in range(16)] == sorted(again["train"][i].id for i in range(16))
+
+  def test_other_files_are_counted_and_hidden_ones_skipped(self, tmp_path, caplog):
+    trees.folder(tmp_path, 8)
+    (tmp_path / "class_001" / "notes.txt").write_text("x")
+    (tmp_path / "class_001" / ".DS_Store").write_text("x")
+    (tmp_path / ".git").mkdir()
+    splits = _splits("folder", tmp_path)
+    assert sum(map(len, splits.values())) == 32
+    assert "1 files in" in caplog.text
+    assert "class_001/notes.txt" in caplog.text
+
+  def test_trainval_trains_on_the_classes_of_val(self, tmp_path):
+    trees.folder(tmp_path, 8)
+    with_val, without = _splits("folder", tmp_path), _splits("folder", tmp_path, trainval=True)
+    assert set(without) == {"train", "test"}
+    assert _classes(without["train"]) == _classes(with_val["train"]) | _classes(with_val["val"])
+    assert _classes(without["test"]) == _classes(with_val["test"])
+    _check_examples(without["train"], lambda example: (example.label, int(example.id[-5])), 0)
+
+  @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+      (lambda root: (root / "class_009").mkdir(), r"class_009 has no image: remove the folder, or put images"),
+      (lambda root: (root / "class_001" / "more").mkdir(), r"more is a folder in the folder of a class"),
+      (lambda root: [path.unlink() for path in root.glob("*/[123].png")], "has one image: there is nothing to retrieve"),
+    ],
+  )
+  def test_what_is_wrong_is_told(self, tmp_path, change, message):
+    change(trees.folder(tmp_path, 8))
+    with pytest.raises(ValueError, match=message):
+      _splits("folder", tmp_path)
+
+  def test_roots(self, tmp_path):
+    with pytest.raises(ValueError, match=r"data\.root is empty: give the folder of your images, with\n  CLASS/IMAGE"):
+      _splits("folder", "")
+    with pytest.raises(FileNotFoundError, match=r"data\.root=.*nowhere: there is no such folder"):
+      _splits("folder", tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="has no subfolders"):
+      _splits("folder", tmp_path)
+
+  def test_too_few_classes(self, tmp_path):
+    with pytest.raises(ValueError, match="classes are too few"):
+      _splits("folder", trees.folder(tmp_path, 2))
+
+
+class TestCsv:
+  def test_without_split(self, tmp_path):
+    splits = _splits("csv", trees.csv(tmp_path, 8))
+    assert {name: len(split) for name, split in splits.items()} == {"train": 16, "val": 8, "test": 8}
+    _check_examples(splits["val"], lambda example: (int(example.id[6:9]), int(example.id[-5])), 0)
+
+  def test_with_split(self, tmp_path):
+    path = trees.csv(tmp_path, 8, split=lambda label: ("test", "train", "train", "val")[label % 4])
+    splits = _splits("csv", path)
+    assert _classes(splits["test"]) == {0, 4}
+    assert _classes(splits["val"]) == {3, 7}
+    assert _classes(splits["train"]) == {1, 2, 5, 6}
+
+  def test_val_is_drawn_where_it_is_not_given(self, tmp_path):
+    splits = _splits("csv", trees.csv(tmp_path, 8, split=lambda label: "test" if label < 4 else "train"))
+    assert {name: len(_classes(split)) for name, split in splits.items()} == {"train": 3, "val": 1, "test": 4}
+
+  @pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+      ("file,label\na,b\n", ValueError, r"the columns are \['file', 'label'\]"),
+      ("", ValueError, r"the columns are \[\]"),
+      ("path,label\nclass_000/0.png\n", ValueError, r"csv:2: 2 fields that are not empty wanted"),
+      ("path,label\nclass_000/0.png,\n", ValueError, r"csv:2: 2 fields"),
+      ("path,label\nclass_000/0.png,a,b\n", ValueError, r"csv:2: 2 fields"),
+      ("path,label,split\nclass_000/0.png,a,dev\n", ValueError, r"csv:2: split must be one of train, val, test; got 'dev'"),
+      ("path,label\nclass_000/0.png,a\nclass_000/0.png,a\n", ValueError, r"'class_000/0\.png' is listed twice"),
+      ("path,label\nclass_000/9.png,a\n", FileNotFoundError, r"there is no file class_000/9\.png"),
+      ("path,label\n../secret.png,a\n", ValueError, r"'\.\./secret\.png' is not a path below"),
+      ("path,label\n/etc/passwd,a\n", ValueError, r"'/etc/passwd' is not a path below"),
+      ("path,label\n", ValueError, "has no image"),
+      ("path,label,split\nclass_000/0.png,a,train\n", ValueError, "has no image of split 'test'"),
+      (
+        "path,label,split\nclass_000/0.png,a,train\nclass_000/1.png,a,test\n",
+        ValueError,
+        "1 classes are both in split train and in split test",
+      ),
+    ],
+  )
+  def test_what_is_wrong_is_told(self, tmp_path, text, error, message):
+    path = trees.csv(tmp_path, 2)
+    path.write_text(text)
+    with pytest.raises(error, match=message):
+      _splits("csv", path)
+
+  def test_missing_file(self, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"must be a CSV file with\n  a header path,label"):
+      _splits("csv", tmp_path / "images.csv")
+
+
+_WRITERS = {
+  "sop": lambda root: trees.sop(root, 8, 3),
+  "inaturalist": lambda root: trees.inaturalist(root, 8, 3),
+  "vehicle_id": lambda root: trees.vehicle_id(root, 8),
+}
+
+
+@pytest.mark.parametrize("name", list(_WRITERS))
+class TestBenchmarks:
+  def test_official_test_split_and_val_by_class(self, tmp_path, name):
+    splits = _splits(name, _WRITERS[name](tmp_path))
+    sizes = {split: len(_classes(source)) for split, source in splits.items()}
+    tests = {"test": 6, "test_medium": 4, "test_small": 2} if name == "vehicle_id" else {"test": 3}
+    assert sizes == {"train": 6, "val": 2} | tests
+    assert not _classes(splits["train"]) & _classes(splits["val"])
+    assert not (_classes(splits["train"]) | _classes(splits["val"])) & _classes(splits["test"])
+    assert all(len(source) == trees.PER_CLASS * sizes[split] for split, source in splits.items())
+
+  def test_images(self, tmp_path, name):
+    def label_of(example):
+      if name == "sop":
+        return example.label, int(example.id[-5])
+      if name == "inaturalist":
+        return int(example.id.split("/")[2]) - 2800, int(example.id[-8])
+      return example.label, int(example.id[-5])
+
+    splits = _splits(name, _WRITERS[name](tmp_path))
+    for source in splits.values():
+      _check_examples(source, label_of, 12)  # JPEG
+
+  def test_missing_root_says_what_to_fetch(self, tmp_path, name):
+    with pytest.raises(FileNotFoundError, match=r"https://") as error:
+      _splits(name, tmp_path / "nowhere")
+    assert all(part in str(error.value) for part in lists.BENCHMARKS[name].lists["train"].split("/"))
+
+  def test_missing_list(self, tmp_path, name):
+    _WRITERS[name](tmp_path)
+    (tmp_path / lists.BENCHMARKS[name].lists["test"]).unlink()
+    with pytest.raises(FileNotFoundError, match=r"is missing\. data\.root must be the folder of .*https://"):
+      _splits(name, tmp_path)
+
+  def test_empty_list(self, tmp_path, name):
+    _WRITERS[name](tmp_path)
+    (tmp_path / lists.BENCHMARKS[name].lists["test"]).write_text("\n")
+    with pytest.raises(ValueError, match="is empty"):
+      _splits(name, tmp_path)
+
+  def test_missing_image(self, tmp_path, name):
+    _WRITERS[name](tmp_path)
+    image = sorted(tmp_path.rglob("*.[jJ][pP][gG]"))[-1]
+    image.unlink()
+    with pytest.raises(FileNotFoundError, match=f"there is no file .*{image.name}"):
+      _splits(name, tmp_path)
+
+  def test_image_that_is_listed_twice(self, tmp_path, name):
+    _WRITERS[name](tmp_path)
+    path = tmp_path / lists.BENCHMARKS[name].lists["train"]
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, lines[-1]]))
+    with pytest.raises(ValueError, match=rf":{len(lines) + 1}: .* is listed twice"):
+      _splits(name, tmp_path)
+
+  def test_line_that_cannot_be_read(self, tmp_path, name):
+    _WRITERS[name](tmp_path)
+    path = tmp_path / lists.BENCHMARKS[name].lists["train"]
+    path.write_text(path.read_text() + "nonsense\n")
+    with pytest.raises(ValueError, match=r":33: .* wanted, got 'nonsense'|:34: .* wanted, got 'nonsense'"):
+      _splits(name, tmp_path)
+
+  def test_test_class_among_the_training_classes(self, tmp_path, name):
+    _WRITERS[name](tmp_path)
+    files = lists.BENCHMARKS[name].lists
+    train, test = tmp_path / files["train"], tmp_path / files["test"]
+    lines = test.read_text().splitlines()
+    if name == "sop":  # a new image of a test class
+      trees.write(tmp_path / "bicycle_final/new.JPG", 9, 5)
+      line = f"999 {lines[-1].split()[1]} 1 bicycle_final/new.JPG"
+    elif name == "inaturalist":
+      line = lines[-1].rsplit("/", 1)[0] + "/new.jpg"
+      trees.write(tmp_path / line, 9, 5)
+    else:
+      trees.write(tmp_path / "image/0000999.jpg", 9, 5)
+      line = f"0000999 {lines[-1].split()[1]}"
+    train.write_text(train.read_text() + line + "\n")
+    with pytest.raises(ValueError, match=r"1 classes are both in .*train.* and in .*test.* must be disjoint"):
+      _splits(name, tmp_path)
+
+
+class TestListsThatDisagree:
+  def test_image_with_two_labels(self, tmp_path):
+    trees.vehicle_id(tmp_path, 8)
+    path = tmp_path / "train_test_split" / "test_list_800.txt"
+    first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([first[:-5] + "00010", *rest]))
+    with pytest.raises(ValueError, match=r"'image/0000090\.jpg' has label 9 in .*2400\.txt and 10 in .*800\.txt"):
+      _splits("vehicle_id", tmp_path)
+
+  def test_header_of_sop(self, tmp_path):
+    trees.sop(tmp_path, 8, 3)
+    path = tmp_path / "Ebay_train.txt"
+    path.write_text(path.read_text().split("\n", 1)[1])
+    with pytest.raises(ValueError, match="the header must be 'image_id class_id super_class_id path', got"):
+      _splits("sop", tmp_path)
+
+  def test_path_that_leaves_the_root(self, tmp_path):
+    trees.sop(tmp_path, 8, 3)
+    path = tmp_path / "Ebay_train.txt"
+    path.write_text(path.read_text() + "99 1 1 bicycle_final/../../secret.jpg\n")
+    with pytest.raises(ValueError, match="is not a path below"):
+      _splits("sop", tmp_path)
+
+
+class TestTfds:
+  def test_sop(self, tmp_path):
+    splits = _splits("tfds_sop", trees.tfds_sop(tmp_path, 8, 3))
+    assert _classes(splits["test"]) == {11318, 11319, 11320}
+    assert _classes(splits["train"]) | _classes(splits["val"]) == set(range(8))
+    count = collections.Counter()
+
+    def label_of(example):
+      count[example.label] += 1
+      return example.label, count[example.label] - 1
+
+    for source in splits.values():
+      _check_examples(source, label_of, 12)
+
+  def test_worker_processes_can_have_it(self, tmp_path):
+    source = pickle.loads(pickle.dumps(_splits("tfds_sop", trees.tfds_sop(tmp_path, 8, 3))["test"]))
+    assert source[0].label == 11318
+
+  def test_labels_are_read_once_and_a_damaged_file_of_them_is_read_again(self, tmp_path, monkeypatch):
+    trees.tfds_sop(tmp_path, 8, 3)
+    want = _splits("tfds_sop", tmp_path)["train"].labels
+    kept = sorted(tmp_path.glob(".soprc_jax-*.npy"))
+    assert len(kept) == 2
+    monkeypatch.setattr(tfds_source, "_plain", None)  # reading a record would fail
+    np.testing.assert_array_equal(_splits("tfds_sop", tmp_path)["train"].labels, want)
+    monkeypatch.undo()
+    for path in kept:
+      path.write_bytes(path.read_bytes()[:-5])
+    np.testing.assert_array_equal(_splits("tfds_sop", tmp_path)["train"].labels, want)
+
+  def test_inaturalist_by_its_lists(self, tmp_path):
+    trees.inaturalist(tmp_path, 8, 3)
+    names = sorted(tmp_path.rglob("*.jpg"))
+    # The labels of the builder play no role: the lists have the classes.
+    examples = [{"id": path.stem, "label": 5, "supercategory": 1, "image": str(path)} for path in names]
+    trees.tfds(tmp_path, "i_naturalist2018", {"train": examples[::2], "validation": examples[1::2]})
+    splits, by_lists = _splits("tfds_inaturalist", tmp_path), _splits("inaturalist", tmp_path)
+    for split, source in splits.items():
+      np.testing.assert_array_equal(source.labels, by_lists[split].labels)
+      for i in range(len(source)):
+        assert source[i].id == by_lists[split][i].id.split("/")[-1].removesuffix(".jpg")
+        assert source[i].image.data == by_lists[split][i].image.data
+
+  def test_an_image_of_the_lists_that_is_not_in_the_data(self, tmp_path):
+    trees.inaturalist(tmp_path, 8, 3)
+    examples = [
+      {"id": path.stem, "label": 5, "supercategory": 1, "image": str(path)} for path in sorted(tmp_path.rglob("*.jpg"))
+    ]
+    trees.tfds(tmp_path, "i_naturalist2018", {"train": examples[:-1], "validation": examples[:1]})
+    with pytest.raises(ValueError, match=r"1 images of the list for .* are not in i_naturalist2018"):
+      _splits("tfds_inaturalist", tmp_path)
+
+  @pytest.mark.parametrize("name", list(tfds_source.DATA_SETS))
+  def test_what_is_not_prepared_says_the_command(self, tmp_path, name):
+    if name == "tfds_inaturalist":
+      trees.inaturalist(tmp_path, 8, 3)
+    with pytest.raises(FileNotFoundError, match=f"tfds build {tfds_source.DATA_SETS[name]} --file_format=array_record"):
+      _splits(name, tmp_path)
+
+
+def test_unknown_source_lists_the_known_ones(tmp_path):
+  with pytest.raises(ValueError, match="glyphs, folder, csv, sop, inaturalist, vehicle_id, tfds_sop"):
+    _splits("imagenet", tmp_path)

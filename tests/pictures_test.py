@@ -1,0 +1,195 @@
+"""Image files as they come (failures F29, F30): right pixels, or an error that names the file."""
+
+import io
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from soprc_jax.data import images, pictures
+
+_RAMP = np.linspace(0, 255, 48).astype(np.uint8)
+# Three channels that differ, no symmetry: left to right, top to bottom, constant.
+_COLOUR = np.stack(
+  [np.broadcast_to(_RAMP[None, :], (32, 48)), np.broadcast_to(_RAMP[:32, None], (32, 48)), np.full((32, 48), 90, np.uint8)],
+  -1,
+)
+
+
+def _encode(image, kind="PNG", **options):
+  stream = io.BytesIO()
+  image.save(stream, kind, **options)
+  return pictures.Encoded(stream.getvalue(), f"folder/image.{kind.lower()}")
+
+
+def _pixels(encoded):
+  return pictures.pixels(pictures.as_picture(encoded))
+
+
+def test_rgb_is_what_was_stored():
+  np.testing.assert_array_equal(_pixels(_encode(Image.fromarray(_COLOUR))), _COLOUR)
+
+
+def test_grey_becomes_three_equal_channels():
+  grey = _COLOUR[:, :, 0]
+  np.testing.assert_array_equal(_pixels(_encode(Image.fromarray(grey))), np.repeat(grey[:, :, None], 3, 2))
+
+
+def test_one_bit():
+  bits = Image.fromarray(_COLOUR[:, :, 0] > 127)
+  want = np.where(_COLOUR[:, :, :1] > 127, 255, 0).repeat(3, 2)
+  np.testing.assert_array_equal(_pixels(_encode(bits)), want)
+
+
+def test_palette():
+  image = Image.fromarray(_COLOUR).quantize(64)
+  np.testing.assert_array_equal(_pixels(_encode(image)), np.asarray(image.convert("RGB")))
+
+
+def test_palette_with_transparency_is_on_white():
+  image = Image.new("P", (4, 4), 0)
+  image.putpalette([10, 20, 30, 200, 100, 50])
+  image.putpixel((1, 0), 1)
+  got = _pixels(_encode(image, transparency=0))
+  np.testing.assert_array_equal(got[0, 0], [255, 255, 255])
+  np.testing.assert_array_equal(got[0, 1], [200, 100, 50])
+
+
+def test_alpha_is_on_white():
+  image = Image.new("RGBA", (3, 1), (100, 0, 50, 255))
+  image.putpixel((1, 0), (1, 2, 3, 0))  # whatever colour hides under full transparency
+  image.putpixel((2, 0), (0, 0, 0, 128))
+  np.testing.assert_array_equal(_pixels(_encode(image))[0], [[100, 0, 50], [255, 255, 255], [127, 127, 127]])
+
+
+def test_grey_with_alpha():
+  image = Image.new("LA", (2, 1), (40, 255))
+  image.putpixel((1, 0), (40, 0))
+  np.testing.assert_array_equal(_pixels(_encode(image))[0], [[40] * 3, [255] * 3])
+
+
+def test_cmyk_is_not_inverted():
+  image = Image.new("CMYK", (16, 16), (0, 255, 255, 0))  # red
+  assert np.abs(_pixels(_encode(image, "JPEG"))[8, 8].astype(int) - [255, 0, 0]).max() <= 8
+
+
+def test_sixteen_bit_grey_keeps_its_high_byte():
+  values = (np.arange(32 * 48) * 40).reshape(32, 48).astype(np.uint16)  # up to 61,400: clipping at 255 would be white
+  got = _pixels(_encode(Image.fromarray(values)))
+  np.testing.assert_array_equal(got, np.repeat((values // 256).astype(np.uint8)[:, :, None], 3, 2))
+
+
+def test_float_pixels_are_refused():
+  encoded = _encode(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
+  with pytest.raises(
+    pictures.BrokenImageError, match=r"folder/image\.tiff: floating-point pixels .* convert the file to 8 bit"
+  ):
+    _pixels(encoded)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_exif_orientation_is_undone(orientation, kind):
+  upright = Image.fromarray(np.repeat(np.repeat(_COLOUR, 4, 0), 4, 1))
+  inverse = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_270,
+  }
+  exif = Image.Exif()
+  exif[0x0112] = orientation
+  stored = upright.transpose(inverse[orientation]) if orientation > 1 else upright
+  picture = pictures.as_picture(_encode(stored, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {})))
+  assert picture.size == (128, 192)
+  # A part of it, at a reduced scale too.
+  box = (32, 16, 160, 112)
+  for size in ((96, 128), (24, 32)):
+    want = np.asarray(upright.resize(size[::-1], Image.Resampling.BILINEAR, box=box)).astype(int)
+    assert np.abs(picture.region(box, size).astype(int) - want).max() <= (0 if kind == "PNG" else 12)
+
+
+@pytest.mark.parametrize("box", [(0, 0, 1200, 800), (100.5, 50.25, 1100, 700), (600, 400, 700, 500)])
+def test_reduced_jpeg_is_the_picture(box):
+  y, x = np.mgrid[0:800, 0:1200]
+  waves = np.stack([np.sin(x / 40), np.sin(y / 60), np.sin((x + y) / 90)], -1) * 100 + 128
+  encoded = _encode(Image.fromarray(waves.astype(np.uint8)), "JPEG", quality=95)
+  got = pictures.as_picture(encoded).region(box, (64, 64))
+  whole = Image.open(io.BytesIO(encoded.data))
+  want = np.asarray(whole.resize((64, 64), Image.Resampling.BILINEAR, box=box))
+  assert np.abs(got.astype(int) - want.astype(int)).max() <= 6
+
+
+def test_only_as_much_as_needed_is_decoded(monkeypatch):
+  encoded = _encode(Image.new("RGB", (1600, 1200)), "JPEG")
+  sizes = []
+  real = pictures.to_rgb
+  monkeypatch.setattr(pictures, "to_rgb", lambda image: sizes.append(image.size) or real(image))
+  picture = pictures.as_picture(encoded)
+  picture.region((0, 0, 1600, 1200), (150, 150))
+  picture.region((0, 0, 400, 300), (150, 150))
+  assert sizes == [(200, 150), (800, 600)]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_truncated_file_is_named(kind):
+  whole = _encode(Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)), kind)
+  encoded = whole._replace(data=whole.data[: len(whole.data) // 2])
+  with pytest.raises(pictures.BrokenImageError, match=rf"folder/image\.{kind.lower()}: "):
+    _pixels(encoded)
+
+
+@pytest.mark.parametrize("data", [b"", b"<html>quota exceeded</html>", b"\x89PNG\r\n\x1a\n" + bytes(50)])
+def test_what_is_no_image_is_named(data):
+  with pytest.raises(pictures.BrokenImageError, match=r"folder/a\.jpg: "):
+    _pixels(pictures.Encoded(data, "folder/a.jpg"))
+
+
+def test_huge_image_is_refused_before_it_is_decoded(monkeypatch):
+  monkeypatch.setattr(pictures, "MAX_PIXELS", 1000)
+  with pytest.raises(pictures.BrokenImageError, match=r"folder/image\.png: 48 x 32 pixels are more than 1,000: resize"):
+    pictures.as_picture(_encode(Image.fromarray(_COLOUR)))
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_a_header_that_claims_a_huge_image_is_refused():
+  encoded = _encode(Image.new("1", (8, 8)))
+  header = bytearray(encoded.data)
+  header[16:24] = (60_000).to_bytes(4, "big") * 2
+  with pytest.raises(pictures.BrokenImageError, match=r"folder/image\.png"):
+    pictures.as_picture(encoded._replace(data=bytes(header)))
+
+
+def test_pixels_in_memory_are_taken_as_they_are():
+  picture = pictures.as_picture(_COLOUR)
+  assert picture.size == (32, 48)
+  assert pictures.pixels(picture) is _COLOUR
+
+
+def test_centre_crop_keeps_the_aspect():
+  # A white square in the middle of a wide picture stays a square.
+  wide = np.zeros((40, 100, 3), np.uint8)
+  wide[10:30, 40:60] = 255
+  got = images.centre_crop(wide, 20)
+  want = np.zeros((20, 20, 3), np.uint8)
+  want[5:15, 5:15] = 255
+  np.testing.assert_array_equal(got > 127, want > 127)  # edges are antialiased
+  # With a margin: the shorter side to 40, the middle 20.
+  np.testing.assert_array_equal(images.centre_crop(wide, 20, resize_to=40), np.full((20, 20, 3), 255, np.uint8))
+  with pytest.raises(ValueError, match="the side of 10 pixels before the crop is smaller than the crop of 20"):
+    images.centre_crop(wide, 20, resize_to=10)
+
+
+def test_random_crop_stays_inside_and_moves():
+  ramp = np.broadcast_to(np.arange(100, dtype=np.uint8)[None, :, None], (50, 100, 3)).copy()
+  augment = images.make_augmentation("crop", 20, resize_to=25)
+  starts = []
+  for seed in range(200):
+    row = augment(ramp, np.random.default_rng(seed))[0, :, 0].astype(int)
+    starts.append(min(row[0], row[-1]))
+    assert abs(abs(row[-1] - row[0]) - 38) <= 2  # 20 pixels of a side of 25 are 40 of 50, at any place
+  assert min(starts) < 10
+  assert max(starts) > 50

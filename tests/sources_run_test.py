@@ -1,0 +1,178 @@
+"""Every kind of data, from files on disk through `experiments.train` and `experiments.evaluate`."""
+
+import io
+import json
+import math
+
+from PIL import Image
+import pytest
+import runs
+import trees
+
+from soprc_jax.data import datasets
+from soprc_jax.training import config as config_lib
+from soprc_jax.training import loop, workdir
+
+_TINY = {
+  "model.name": "resnet8",
+  "model.width": 4,
+  "model.stem": "small",
+  "model.embedding_dim": 16,
+  "model.freeze_bn": False,
+  "data.image_size": 16,
+  "data.workers": 0,
+  "data.val_share": 0.25,
+  "loss.num_points": 20,
+  "train.steps": 2,
+  "train.batch_size": 16,
+  "eval.image_size": 16,
+  "eval.every": 1,
+  "checkpoint.every": 2,
+}
+
+
+def _flags(config, root, folder, **values):
+  values = _TINY | {"data.root": root} | values
+  return [
+    f"--config={runs.ROOT / 'configs' / config}",
+    f"--workdir={folder}",
+    *(f"--config.{key}={value}" for key, value in values.items()),
+  ]
+
+
+def _train(flags, folder):
+  done = runs.call("experiments.train", *flags)
+  assert done.returncode == 0, done.stderr
+  return json.loads((folder / workdir.RESULTS).read_text())
+
+
+_CASES = {
+  "folder.py": lambda root: trees.folder(root, 24),
+  "folder.py:csv": lambda root: trees.csv(root, 24),
+  "sop.py": lambda root: trees.sop(root, 12, 3),
+  "sop.py:tfds": lambda root: trees.tfds_sop(root, 12, 3),
+  "inaturalist.py": lambda root: trees.inaturalist(root, 12, 3),
+  "vehicle_id.py": lambda root: trees.vehicle_id(root, 12),
+}
+
+
+@pytest.mark.parametrize("config", list(_CASES))
+def test_train_and_evaluate(tmp_path, config):
+  root = _CASES[config](tmp_path / "data")
+  flags = _flags(config, root, tmp_path / "run")
+  results = _train(flags, tmp_path / "run")
+  assert results["steps"] == 2
+  splits = ["test", "test_medium", "test_small"] if config == "vehicle_id.py" else ["test"]
+  for split in ["val", *splits]:
+    assert 0 < results[split]["mAUPRC"] <= 1
+    assert results[split]["num_broken"] == 0
+  assert results["test"]["num_queries"] == trees.PER_CLASS * {"folder.py": 6, "folder.py:csv": 6, "vehicle_id.py": 6}.get(
+    config, 3
+  )
+  ks = results["config"]["eval"]["ks"]
+  assert all(f"recall@{k}" in results["test"] for k in ks)
+  if config == "vehicle_id.py":
+    assert results["test_small"]["num_queries"] == 2 * trees.PER_CLASS
+    single = results["test_one_per_class"]
+    assert single["num_repeats"] == 10
+    assert single["num_queries"] == 6 * (trees.PER_CLASS - 1)
+    assert single["mAUPRC_std"] >= 0
+    assert results["test_small_one_per_class"]["num_queries"] == 2 * (trees.PER_CLASS - 1)
+  split = splits[-1]
+  done = runs.call("experiments.evaluate", *flags, f"--split={split}")
+  assert done.returncode == 0, done.stderr
+  values = json.loads((tmp_path / "run" / f"evaluation_{split}.json").read_text())
+  assert values.pop("checkpoint_step") == results["tested_step"]
+  assert values == results[split]
+
+
+def test_a_folder_of_png_gives_the_result_of_the_source_in_memory(tmp_path):
+  """A small one; the slow test below has 200 classes of 6."""
+  _compare_with_memory(tmp_path, num_classes=24, per_class=4, steps=3)
+
+
+@pytest.mark.slow
+def test_a_folder_of_200_classes_gives_the_result_of_the_source_in_memory(tmp_path):
+  results = _compare_with_memory(
+    tmp_path,
+    num_classes=200,
+    per_class=6,
+    steps=40,
+    **{"model.width": 16, "train.batch_size": 64, "optim.learning_rate": 0.01},
+  )
+  assert results["test"]["mAUPRC"] > 0.3
+
+
+def _compare_with_memory(tmp_path, *, num_classes, per_class, steps, **values):
+  """The same training on PNG files and on the arrays that they were written from; returns the results of both, which are equal."""
+  memory = trees.glyph_folder(tmp_path / "data", num_classes, per_class)
+  config = config_lib.ConfigDict(
+    runs.tiny_config(steps=steps, warmup_steps=0, **{"data.train_share": 0.7, "data.val_share": 0.1} | values)
+  )
+  config.unlock()
+  found = {}
+  for source in ("folder", "glyphs"):
+    config.data.update({"source": source, "root": str(tmp_path / "data") if source == "folder" else ""})
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(datasets.glyphs, "load", lambda root: memory)
+      found[source] = loop.train(config, tmp_path / source)
+  lines = [runs.metrics(tmp_path / source) for source in ("folder", "glyphs")]
+  assert lines[0] == lines[1]
+  assert found["folder"]["test"] == found["glyphs"]["test"]
+  return found["folder"]
+
+
+class TestBrokenImages:
+  @pytest.fixture
+  def root(self, tmp_path):
+    """24 classes; one broken file in each third of them, and one class with nothing but broken files."""
+    trees.folder(tmp_path / "data", 24)
+    whole = io.BytesIO()
+    Image.fromarray(trees.pixels(0, 0)).save(whole, "PNG")
+    for label in range(0, 24, 3):
+      (tmp_path / "data" / f"class_{label:03d}" / "1.png").write_bytes(whole.getvalue()[:60])
+    for index in range(4):
+      (tmp_path / "data" / "class_004" / f"{index}.png").write_bytes(b"")
+    return tmp_path / "data"
+
+  def test_error_names_the_file_and_the_way_out(self, tmp_path, root):
+    done = runs.call("experiments.train", *_flags("folder.py", root, tmp_path / "run"))
+    assert done.returncode == 1
+    assert "Error: " in done.stderr
+    assert ".png: " in done.stderr
+    assert "data.on_broken=skip" in done.stderr
+
+  def test_skip_counts_and_goes_on(self, tmp_path, root):
+    flags = _flags("folder.py", root, tmp_path / "run", **{"data.on_broken": "skip", "train.steps": 6})
+    results = _train(flags, tmp_path / "run")
+    lines = list(workdir.read_metrics(tmp_path / "run"))
+    assert sum(line["num_broken"] for line in lines) > 0
+    assert all(math.isfinite(line["loss"]) for line in lines)
+    counts = results["test"]["num_queries"] + results["test"]["num_broken"]
+    assert counts == 6 * trees.PER_CLASS
+    total = results["test"]["num_broken"] + results["val"]["num_broken"]
+    assert 0 <= total <= 8 + 4
+
+
+def test_trainval_has_no_val_and_tests_the_last_network(tmp_path):
+  flags = _flags("folder.py", trees.folder(tmp_path / "data", 24), tmp_path / "run", **{"data.trainval": True})
+  results = _train(flags, tmp_path / "run")
+  assert results["val"] == {}
+  assert results["tested_step"] == 2
+  done = runs.call("experiments.evaluate", *flags)
+  assert done.returncode == 0, done.stderr
+  values = json.loads((tmp_path / "run" / "evaluation_test.json").read_text())
+  assert values["mAUPRC"] == results["test"]["mAUPRC"]
+
+
+def test_mistakes_in_the_data_end_with_a_message(tmp_path):
+  trees.sop(tmp_path / "data", 12, 3)
+  (tmp_path / "data" / "Ebay_test.txt").unlink()
+  done = runs.call("experiments.train", *_flags("sop.py", tmp_path / "data", tmp_path / "run"))
+  assert done.returncode == 1
+  assert done.stderr.startswith("Error: ")
+  assert "Ebay_test.txt is missing" in done.stderr
+  assert not (tmp_path / "run").exists()
+  done = runs.call("experiments.evaluate", *_flags("sop.py", tmp_path / "data", tmp_path / "run"))
+  assert done.returncode == 1
+  assert "holds no run" in done.stderr
