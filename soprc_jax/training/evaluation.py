@@ -10,7 +10,7 @@ from flax import linen as nn
 import numpy as np
 
 from soprc_jax import metrics
-from soprc_jax.data import pipeline, sources
+from soprc_jax.data import pictures, pipeline, sources
 from soprc_jax.training import build, checkpoints, parallel
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import step as step_lib
@@ -23,11 +23,13 @@ class Embedded(NamedTuple):
   Attributes:
     embeddings: ``[N, D]`` float32, of the images that could be decoded.
     labels: ``[N]`` theirs.
+    positions: ``[N]`` theirs in the source.
     num_broken: images that could not be decoded and were left out (``data.on_broken=skip``).
   """
 
   embeddings: np.ndarray
   labels: np.ndarray
+  positions: np.ndarray
   num_broken: int
 
 
@@ -60,7 +62,7 @@ def make_embed(model: nn.Module, config: Any) -> EmbedFn:
       parts.append(embeddings[where])  # padding never reaches a metric
       kept.append(where)
     good = np.concatenate(kept)[: len(source)]
-    return Embedded(np.concatenate(parts), source.labels[good], int((~good).sum()))
+    return Embedded(np.concatenate(parts), source.labels[good], np.flatnonzero(good), int((~good).sum()))
 
   return embed
 
@@ -105,11 +107,27 @@ def one_per_class(embedded: Embedded, settings: Any, *, repeats: int, seed: int 
   return means | deviations | fixed | {"num_repeats": repeats, "num_broken": embedded.num_broken}
 
 
-def evaluate_workdir(config: Any, workdir: Path, *, split: str, newest: bool) -> dict[str, Any]:
-  """Metrics of ``split`` for a checkpoint of the run in ``workdir``, under ``"checkpoint_step"`` its step.
+class Trained(NamedTuple):
+  """The network of a run, ready to embed.
+
+  Attributes:
+    embed: images to vectors.
+    variables: of the network, on all devices.
+    splits: data of the run.
+    step: of the checkpoint.
+  """
+
+  embed: EmbedFn
+  variables: Any
+  splits: dict[str, sources.Source]
+  step: int
+
+
+def load(config: Any, workdir: Path, *, newest: bool = False) -> Trained:
+  """The network of the run in ``workdir``: best on val, or the newest.
 
   Raises:
-    ValueError: ``workdir`` holds no run, or one of another config; the data have no such split.
+    ValueError: ``workdir`` holds no run, or one of another config.
     FileNotFoundError: the run has no such checkpoint yet.
   """
   lines = config_lib.differences(json.loads(config_lib.to_json(config)), workdir_lib.read_config(workdir))
@@ -120,8 +138,6 @@ def evaluate_workdir(config: Any, workdir: Path, *, split: str, newest: bool) ->
   if not folder.is_dir():
     raise FileNotFoundError(f"{folder} is missing: the run has not reached its first evaluation yet")
   data = build.make_data(config)
-  if split not in data.splits:
-    raise ValueError(f"there is no split {split!r} here: choose one of {', '.join(data.splits)}")
   parts = build.make_parts(config, data)
   store = checkpoints.Store(folder)
   try:
@@ -130,5 +146,82 @@ def evaluate_workdir(config: Any, workdir: Path, *, split: str, newest: bool) ->
     store.close()
   replicated = parallel.replicate(state)
   variables = {"params": replicated.params, "batch_stats": replicated.batch_stats}
-  embedded = make_embed(parts.model, config)(variables, data.splits[split])
-  return evaluate(embedded, config.eval) | {"checkpoint_step": int(state.step)}
+  return Trained(make_embed(parts.model, config), variables, data.splits, int(state.step))
+
+
+def evaluate_workdir(config: Any, workdir: Path, *, split: str, newest: bool) -> dict[str, Any]:
+  """Metrics of ``split`` for a checkpoint of the run in ``workdir``, under ``"checkpoint_step"`` its step.
+
+  Raises:
+    ValueError: as `load`; or the data have no such split.
+    FileNotFoundError: as `load`.
+  """
+  trained = load(config, workdir, newest=newest)
+  images = pick_split(trained.splits, split)
+  return evaluate(trained.embed(trained.variables, images), config.eval) | {"checkpoint_step": trained.step}
+
+
+def pick_split(splits: dict[str, sources.Source], name: str) -> sources.Source:
+  """A split by its name; ``all`` joins train, val and test.
+
+  Raises:
+    ValueError: there is none of that name.
+  """
+  if name == "all":
+    return sources.Joined([splits[part] for part in ("train", "val", "test") if part in splits])
+  if name not in splits:
+    raise ValueError(f"there is no split {name!r} here: choose one of {', '.join(splits)}, all")
+  return splits[name]
+
+
+class Neighbour(NamedTuple):
+  """An image near a query.
+
+  Attributes:
+    id: of the image.
+    label: its class.
+    similarity: cosine to the query.
+  """
+
+  id: str
+  label: int
+  similarity: float
+
+
+def nearest(trained: Trained, query: Path, *, split: str, top: int) -> list[Neighbour]:
+  """The images of a split that are nearest to an image file, the nearest first.
+
+  Args:
+    trained: network and data.
+    query: image file.
+    split: as of `pick_split`.
+    top: number of images >= 1.
+
+  Raises:
+    ValueError: the query is no image; there is no such split.
+    FileNotFoundError: there is no such file.
+  """
+  gallery = pick_split(trained.splits, split)
+  vector = trained.embed(trained.variables, _OneFile(query)).embeddings
+  if not len(vector):
+    raise ValueError(f"{query} is no image that can be read")
+  found = trained.embed(trained.variables, gallery)
+  similarities = found.embeddings.astype(np.float64) @ vector[0].astype(np.float64)
+  order = np.argsort(-similarities, kind="stable")[:top]
+  return [Neighbour(gallery[int(found.positions[i])].id, int(found.labels[i]), float(similarities[i])) for i in order]
+
+
+class _OneFile:
+  """A source of one image file."""
+
+  labels = np.zeros(1, np.int64)
+
+  def __init__(self, path: Path):
+    self._data = path.read_bytes()
+    self._path = str(path)
+
+  def __len__(self) -> int:
+    return 1
+
+  def __getitem__(self, index: int) -> sources.Example:
+    return sources.Example(pictures.Encoded(self._data, self._path), 0, self._path)

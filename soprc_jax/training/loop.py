@@ -234,6 +234,10 @@ class _Run:
       parallel.num_devices(),
       jax.devices()[0].platform,
     )
+    if self.config.model.freeze_bn and not self.config.model.init_from:
+      _log.warning(
+        "Batch norm is frozen at its initial statistics, with random weights: set model.init_from, or model.freeze_bn=False."
+      )
     if self.start:
       _log.info("Going on from step %d of %d in %s.", self.start, self.num_steps, self.workdir)
     else:
