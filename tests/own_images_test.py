@@ -1,0 +1,64 @@
+"""The README's commands for one's own images, as they stand there, on a folder of images."""
+
+import json
+import pathlib
+import re
+import shlex
+
+import numpy as np
+from PIL import Image
+import runs
+
+_ROOT = pathlib.Path(__file__).parents[1]
+
+
+def _draw(path, label, rng):
+  """A class is three coloured stripes and a tilt; its images differ in place, noise and size."""
+  colours = np.random.default_rng([3, label]).integers(0, 255, (3, 3))
+  tilt = label % 7 / 7
+  height, width = rng.integers(60, 110, 2)
+  y, x = np.mgrid[0:height, 0:width]
+  stripe = ((y + tilt * x + rng.integers(0, 40)) // 14).astype(int) % 3
+  image = colours[stripe] + rng.normal(0, 25, (height, width, 3))
+  path.parent.mkdir(parents=True, exist_ok=True)
+  Image.fromarray(np.clip(image, 0, 255).astype(np.uint8)).save(path)
+
+
+def test_train_evaluate_and_search(tmp_path):
+  rng = np.random.default_rng(0)
+  for label in range(40):
+    for index in range(6):
+      _draw(tmp_path / "IMAGES" / f"thing{label:02d}" / f"{index}.png", label, rng)
+  section = (_ROOT / "README.md").read_text().split("## Your own images")[1]
+  (block,) = re.findall(r"```bash\n(.*?)```", section.split("## ")[0], re.S)
+  query = tmp_path / "IMAGES" / "thing07" / "3.png"
+  commands = block.replace("IMAGES/CLASS/PHOTO.png", str(query)).replace("=IMAGES", f"={tmp_path / 'IMAGES'}").splitlines()
+  outputs = []
+  for command in commands:
+    words = shlex.split(command.replace("runs/mine", str(tmp_path / "mine")))
+    assert words[:2] == ["python", "-m"]
+    done = runs.call(words[2], *words[3:], env=runs.environment())
+    assert done.returncode == 0, done.stderr
+    outputs.append(done.stdout)
+  results = json.loads((tmp_path / "mine" / "results.json").read_text())
+  assert results["test"]["num_queries"] == 16 * 6
+  assert results["test"]["mAUPRC"] > 0.5
+  assert f"test: mAUPRC {results['test']['mAUPRC']:.4f}" in outputs[1]
+  rows = [line.split() for line in outputs[2].splitlines()[1:]]
+  assert len(rows) == 10
+  assert rows[0] == ["1.0000", "7", "thing07/3.png"]  # the query is among the images
+  similarities = [float(row[0]) for row in rows]
+  assert similarities == sorted(similarities, reverse=True)
+  assert sum(row[1] == "7" for row in rows[1:6]) >= 2
+
+
+def test_mistakes_of_search(tmp_path):
+  for query, message in (
+    ("missing.png", "--query=missing.png must be an image file"),
+    ("", "--query= must be an image file"),
+  ):
+    flags = [f"--query={query}", f"--config={_ROOT / 'configs' / 'folder.py'}", f"--workdir={tmp_path}"]
+    done = runs.call("experiments.search", *flags)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: ")
+    assert message in done.stderr
