@@ -154,6 +154,25 @@ class TestBrokenImages:
     assert 0 <= total <= 8 + 4
 
 
+def test_comparison_on_other_data(tmp_path):
+  flags = _flags("folder.py", trees.folder(tmp_path / "data", 24), tmp_path / "run")
+  done = runs.call("experiments.compare", *flags, "--methods=soprc,triplet", "--rates=0.01", "--seeds=0")
+  assert done.returncode == 0, done.stderr
+  content = json.loads((tmp_path / "run" / "table.json").read_text())
+  assert [entry["method"] for entry in content["methods"]] == ["soprc", "triplet"]
+  assert set(content["methods"][0]["test"]) == {"mAUPRC", "recall@1", "recall@5"}  # the first two k of the config
+  assert content["config"]["data"]["source"] == "folder"
+
+
+@pytest.mark.slow
+def test_files_in_two_processes_change_nothing(tmp_path):
+  trees.folder(tmp_path / "data", 24)
+  for workers in (0, 2):
+    folder = tmp_path / str(workers)
+    _train(_flags("folder.py", tmp_path / "data", folder, **{"data.workers": workers, "train.steps": 6}), folder)
+  assert runs.metrics(tmp_path / "0") == runs.metrics(tmp_path / "2")
+
+
 def test_trainval_has_no_val_and_tests_the_last_network(tmp_path):
   flags = _flags("folder.py", trees.folder(tmp_path / "data", 24), tmp_path / "run", **{"data.trainval": True})
   results = _train(flags, tmp_path / "run")
