@@ -41,33 +41,35 @@ _INIT_FROM = absl_flags.DEFINE_string(
 
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv)
-  from soprc_jax.training import comparison
+  from soprc_jax.training import comparison, plans
 
   with flags.errors_as_messages():
-    plan = comparison.read_plan(_settings())
+    plan = plans.read_plan(_settings())
     _refuse_lost_overrides()
     comparison.check(plan, _make_config, run.workdir)
     comparison.claim(plan, _make_config, run.workdir)
-    _logger().info("%s; into %s.", comparison.describe(plan), run.workdir)
+    _logger().info("%s; into %s.", plans.describe(plan), run.workdir)
     _compare(plan, run)
 
 
 def _compare(plan: Any, run: flags.Run) -> None:
   import jax
 
-  from soprc_jax.training import comparison, report
+  from soprc_jax.training import comparison, plans, report
 
   jax.config.update("jax_compilation_cache_dir", str(run.workdir / ".jax_cache"))
   rows = comparison.run_all(plan, _make_config, run.workdir)
-  configs = {row.method: comparison.run_config(plan, _make_config, row.runs[0]) for row in rows}
+  configs = {row.method: plans.run_config(plan, _make_config, row.runs[0]) for row in rows}
   print(report.write(run.workdir, plan, rows, configs))
   print(f"Written to {run.workdir}: table.md, table.json, pr_curves.png, convergence.png")
 
 
 def _settings() -> Any:
   """``config.compare`` with the flags in place of its values."""
-  settings = flags.load_config().compare
+  config = flags.load_config()
+  settings = config.compare
   with settings.unlocked():
+    settings.init_from = settings.init_from or config.model.init_from
     try:
       for key, flag, kind in (("methods", _METHODS, str), ("rates", _RATES, float), ("seeds", _SEEDS, int)):
         if flag.value is not None:
@@ -89,11 +91,11 @@ def _make_config(method: str) -> Any:
 
 
 def _refuse_lost_overrides() -> None:
-  from soprc_jax.training import comparison
+  from soprc_jax.training import plans
 
   for key in flags.config_overrides():
-    if key in comparison.OWN_KEYS:
-      raise ValueError(f"--config.{key} is set by the comparison in every run: use {comparison.OWN_KEYS[key]}")
+    if key in plans.OWN_KEYS:
+      raise ValueError(f"--config.{key} is set by the comparison in every run: use {plans.OWN_KEYS[key]}")
     if key == "optim.name" and flags.load_config().compare.soprc_with_sgd:
       raise ValueError(
         "--config.optim.name goes with compare.soprc_with_sgd=False: with True SOPRC has sgd and the others adam"

@@ -11,7 +11,7 @@ import pytest
 import quick
 import runs
 
-from soprc_jax.training import comparison, costs, loop, methods, plots, tables, workdir
+from soprc_jax.training import comparison, costs, loop, methods, plans, plots, tables, workdir
 from soprc_jax.training import config as config_lib
 
 quick_compilation = quick.quick_compilation
@@ -77,7 +77,7 @@ def trainer(monkeypatch):
 
 @pytest.fixture
 def rows(trainer, tmp_path):
-  return comparison.run_all(comparison.read_plan(_settings()), _make_config, tmp_path)
+  return comparison.run_all(plans.read_plan(_settings()), _make_config, tmp_path)
 
 
 class TestPlan:
@@ -100,36 +100,36 @@ class TestPlan:
   )
   def test_what_does_not_work_is_named(self, changes, message):
     with pytest.raises(ValueError, match=message):
-      comparison.read_plan(_settings(**changes))
+      plans.read_plan(_settings(**changes))
 
   def test_of_the_config_file_is_the_papers_table_in_sixty_runs(self):
     config = runpy.run_path(runs.GLYPHS)["get_config"]("compare")
-    plan = comparison.read_plan(config.compare)
+    plan = plans.read_plan(config.compare)
     assert len(plan.methods) == 12
     assert plan.methods[0] == "soprc"
     assert len(plan.seeds) >= 3
     assert len(plan.methods) * (len(plan.rates) + len(plan.seeds) - 1) <= 60
-    assert comparison.describe(plan).startswith("60 runs: 12 methods")
+    assert plans.describe(plan).startswith("60 runs: 12 methods")
 
   def test_methods_differ_in_the_loss_alone(self):
-    plan = comparison.read_plan(_settings(methods=methods.COMPARED))
-    name = comparison.RunName("soprc", 0.1, 1)
-    reference = comparison.run_config(plan, _make_config, name).to_dict()
+    plan = plans.read_plan(_settings(methods=methods.COMPARED))
+    name = plans.RunName("soprc", 0.1, 1)
+    reference = plans.run_config(plan, _make_config, name).to_dict()
     assert reference["optim"]["learning_rate"] == 0.1
     assert reference["seed"] == 1
     for method in methods.COMPARED[1:]:
-      other = comparison.run_config(plan, _make_config, name._replace(method=method)).to_dict()
+      other = plans.run_config(plan, _make_config, name._replace(method=method)).to_dict()
       lines = config_lib.differences(other, reference)
       assert lines
       assert all(line.startswith("loss.") for line in lines)
 
   def test_start_by_seed(self):
-    plan = comparison.read_plan(_settings(init_from="runs/triplet-seed{seed}"))
-    config = comparison.run_config(plan, _make_config, comparison.RunName("xbm", 0.1, 1))
+    plan = plans.read_plan(_settings(init_from="runs/triplet-seed{seed}"))
+    config = plans.run_config(plan, _make_config, plans.RunName("xbm", 0.1, 1))
     assert config.model.init_from == "runs/triplet-seed1"
 
   def test_config_that_chooses_a_method_already_is_refused(self, tmp_path):
-    plan = comparison.read_plan(_settings())
+    plan = plans.read_plan(_settings())
     with pytest.raises(ValueError, match="chooses a loss or a preset already"):
       comparison.check(plan, lambda method: _make_config("authors"), tmp_path / "new")
 
@@ -142,29 +142,28 @@ class TestPlan:
       return config
 
     with pytest.raises(ValueError, match=r"'triplet' differs .*\n  model.width: .*\n  train.steps: 600 there, 7 here"):
-      comparison.check(comparison.read_plan(_settings()), make_config, tmp_path / "new")
+      comparison.check(plans.read_plan(_settings()), make_config, tmp_path / "new")
 
   def test_folder_of_a_training_run_is_refused(self, tmp_path):
     workdir.claim(tmp_path / "run", config_lib.resolve(_make_config("soprc")))
     with pytest.raises(ValueError, match="is the folder of a training run: choose a new folder"):
-      comparison.check(comparison.read_plan(_settings()), _make_config, tmp_path / "run")
+      comparison.check(plans.read_plan(_settings()), _make_config, tmp_path / "run")
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file: choose a new folder"):
-      comparison.check(comparison.read_plan(_settings()), _make_config, tmp_path / "file")
+      comparison.check(plans.read_plan(_settings()), _make_config, tmp_path / "file")
 
   def test_a_start_without_a_network_is_told_before_the_first_run(self, tmp_path):
-    plan = comparison.read_plan(_settings(init_from=str(tmp_path / "start{seed}")))
+    plan = plans.read_plan(_settings(init_from=str(tmp_path / "start{seed}")))
     with pytest.raises(FileNotFoundError, match=r"start0'? holds no checkpoint"):
       comparison.check(plan, _make_config, tmp_path / "new")
 
   def test_sgd_for_soprc_and_adam_for_the_others(self):
-    plan = comparison.read_plan(_settings(soprc_with_sgd=True, methods=("soprc", "paper", "triplet")))
+    plan = plans.read_plan(_settings(soprc_with_sgd=True, methods=("soprc", "paper", "triplet")))
     used = {
-      method: comparison.run_config(plan, _make_config, comparison.RunName(method, 0.1, 0)).optim.name
-      for method in plan.methods
+      method: plans.run_config(plan, _make_config, plans.RunName(method, 0.1, 0)).optim.name for method in plan.methods
     }
     assert used == {"soprc": "sgd", "paper": "sgd", "triplet": "adam"}
-    assert comparison.describe(plan).startswith("7 runs")  # 1 + 1 for the two by SGD, 2 + 1
+    assert plans.describe(plan).startswith("7 runs")  # 1 + 1 for the two by SGD, 2 + 1
 
 
 class TestStarts:
@@ -182,7 +181,7 @@ class TestStarts:
       config.update_from_flattened_dict(values)
       return config
 
-    plan = comparison.read_plan(_settings(init_from=str(start.parent / "start{seed}"), seeds=(0,)))
+    plan = plans.read_plan(_settings(init_from=str(start.parent / "start{seed}"), seeds=(0,)))
     comparison.check(plan, make_config, folder)
     comparison.claim(plan, make_config, folder)
 
@@ -203,7 +202,7 @@ class TestStarts:
 
   def test_random_weights_behind_networks_are_refused(self, tmp_path, start):
     self._check(tmp_path / "new", start)
-    plan = comparison.read_plan(_settings(seeds=(0,)))
+    plan = plans.read_plan(_settings(seeds=(0,)))
     with pytest.raises(ValueError, match="started from networks: choose another folder"):
       comparison.claim(plan, _make_config, tmp_path / "new")
 
@@ -216,7 +215,7 @@ class TestStarts:
       self._check(tmp_path / "new", start, **{"model.width": 8})
 
   def test_another_config_in_the_folder_is_refused(self, tmp_path):
-    plan = comparison.read_plan(_settings())
+    plan = plans.read_plan(_settings())
     comparison.claim(plan, _make_config, tmp_path / "new")
 
     def wider(method):
@@ -226,7 +225,7 @@ class TestStarts:
 
     with pytest.raises(ValueError, match=r"holds a comparison of another config; .*\n  model\.width: 4 there, 9 here"):
       comparison.claim(plan, wider, tmp_path / "new")
-    more = comparison.read_plan(_settings(methods=("soprc", "xbm"), rates=(0.5,)))
+    more = plans.read_plan(_settings(methods=("soprc", "xbm"), rates=(0.5,)))
     comparison.claim(more, _make_config, tmp_path / "new")
 
 
@@ -244,7 +243,7 @@ class TestMethods:
     name = "soprc_jax.training.baselines:stateless"
     assert methods.is_method(name)
     assert _make_config(name).loss.name == name
-    assert comparison.RunName(name, 0.1, 0).folder() == "soprc_jax.training.baselines.stateless-lr0.1-seed0"
+    assert plans.RunName(name, 0.1, 0).folder() == "soprc_jax.training.baselines.stateless-lr0.1-seed0"
 
   def test_unknown_name_lists_the_right_ones(self):
     assert not methods.is_method("tripelt")
@@ -257,7 +256,7 @@ class TestRuns:
     assert trainer.made == list(_VAL)
     assert [(row.method, row.rate) for row in rows] == [("soprc", 0.2), ("triplet", 0.1)]
     assert rows[0].val == {0.1: 0.3, 0.2: 0.4}
-    assert rows[0].runs == (comparison.RunName("soprc", 0.2, 0), comparison.RunName("soprc", 0.2, 1))
+    assert rows[0].runs == (plans.RunName("soprc", 0.2, 0), plans.RunName("soprc", 0.2, 1))
 
   def test_edge_of_the_grid(self):
     row = comparison.Row("soprc", 0.2, {0.1: 0.1, 0.2: 0.3, 0.4: 0.2}, ())
@@ -269,7 +268,7 @@ class TestRuns:
     del rows
     made = len(trainer.made)
     (tmp_path / "soprc-lr0.2-seed1" / "results.json").unlink()
-    comparison.run_all(comparison.read_plan(_settings()), _make_config, tmp_path)
+    comparison.run_all(plans.read_plan(_settings()), _make_config, tmp_path)
     assert trainer.made[made:] == [("soprc", 0.2, 1)]
 
   def test_finished_run_of_another_config_is_refused(self, trainer, rows, tmp_path):
@@ -282,14 +281,14 @@ class TestRuns:
       return config
 
     with pytest.raises(ValueError, match=r"loss\.tau1: 0\.03 there, 0\.7 here"):
-      comparison.run_all(comparison.read_plan(_settings()), changed, tmp_path)
+      comparison.run_all(plans.read_plan(_settings()), changed, tmp_path)
     assert len(trainer.made) == made
 
   def test_a_rate_at_which_training_breaks_down_is_not_picked_and_not_repeated(self, trainer, tmp_path, monkeypatch):
     monkeypatch.setitem(_VAL, ("soprc", 0.2, 0), None)
     monkeypatch.setitem(_VAL, ("soprc", 0.1, 1), 0.35)
     monkeypatch.setitem(_TEST, ("soprc", 0.1, 1), 0.5)
-    plan = comparison.read_plan(_settings())
+    plan = plans.read_plan(_settings())
     row = comparison.run_all(plan, _make_config, tmp_path)[0]
     assert row.rate == 0.1
     assert math.isnan(row.val[0.2])
@@ -299,7 +298,7 @@ class TestRuns:
 
   def test_unfinished_run_has_no_metrics(self, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"soprc-lr0\.4-seed0 has not finished"):
-      comparison.metric(tmp_path, comparison.RunName("soprc", 0.4, 0), "val", "mAUPRC")
+      comparison.metric(tmp_path, plans.RunName("soprc", 0.4, 0), "val", "mAUPRC")
 
 
 class TestTable:
@@ -360,7 +359,7 @@ class TestTable:
     np.testing.assert_allclose(val, [0.65 / 2, 0.65])
 
   def test_curves_of_runs_that_broke_down_are_left_out(self, rows, tmp_path):
-    row = rows[0]._replace(runs=(rows[0].runs[1], comparison.RunName("soprc", 9.0, 0)))
+    row = rows[0]._replace(runs=(rows[0].runs[1], plans.RunName("soprc", 9.0, 0)))
     np.testing.assert_allclose(tables.mean_convergence(tmp_path, row)[1], [0.45, 0.9])
     nothing = row._replace(runs=row.runs[1:])
     assert np.isnan(tables.mean_pr_curve(tmp_path, nothing)[1]).all()

@@ -1,6 +1,6 @@
 """A fair comparison of methods: same start, batches and budget, each with its learning rate picked on val."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import json
 import logging
 import math
@@ -8,61 +8,13 @@ from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
-from soprc_jax.training import build, checkpoints, loop, methods, objectives
+from soprc_jax.training import build, checkpoints, loop, objectives, plans
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
 _log = logging.getLogger(__name__)
 _DIVERGED = "diverged.json"
 _NOTE = "comparison.json"
-
-# What a comparison sets in every run: an override by hand would be lost.
-OWN_KEYS = {
-  "optim.learning_rate": "--rates",
-  "seed": "--seeds",
-  "model.init_from": "--init_from",
-  "loss.name": "--methods",
-  "loss.preset": "--methods",
-}
-_LARGEST_RATE = 1e38  # of float32
-# A method's name -> the config of its runs, rate and seed not yet set.
-MakeConfig = Callable[[str], Any]
-
-
-class Plan(NamedTuple):
-  """Which runs a comparison makes: every method at each rate with the first seed, and at its best rate with the others.
-
-  Attributes:
-    methods: names that the config file, or `methods.choose`, takes. The first is compared with the others.
-    rates: grid of learning rates.
-    seeds: seeds of weights, batches and augmentation; the first picks the rate.
-    init_from: workdir of the run that all methods start from, ``{seed}`` replaced; empty: random weights.
-    soprc_with_sgd: SOPRC trains by SGD and the others by Adam, as in the paper's appendix; else all by ``config.optim.name``.
-    sgd_rates: grid of SOPRC's rates in that case.
-  """
-
-  methods: tuple[str, ...]
-  rates: tuple[float, ...]
-  seeds: tuple[int, ...]
-  init_from: str
-  soprc_with_sgd: bool
-  sgd_rates: tuple[float, ...]
-
-  def start(self, seed: int) -> str:
-    """``model.init_from`` of the runs of a seed."""
-    return self.init_from.replace("{seed}", str(seed))
-
-
-class RunName(NamedTuple):
-  """One run of a comparison."""
-
-  method: str
-  rate: float
-  seed: int
-
-  def folder(self) -> str:
-    """Name of its folder, e.g. ``triplet-lr0.004-seed1``."""
-    return f"{self.method.replace(':', '.')}-lr{self.rate:g}-seed{self.seed}"
 
 
 class Row(NamedTuple):
@@ -78,49 +30,14 @@ class Row(NamedTuple):
   method: str
   rate: float
   val: dict[float, float]
-  runs: tuple[RunName, ...]
+  runs: tuple[plans.RunName, ...]
 
   def at_edge(self) -> bool:
     """Whether a rate beyond the grid may be better."""
     return len(self.val) > 1 and self.rate in (min(self.val), max(self.val))
 
 
-def read_plan(settings: Any) -> Plan:
-  """The plan of ``config.compare``.
-
-  Raises:
-    ValueError: names each wrong key with its value and what is allowed.
-  """
-  problems = []
-
-  def entries(key: str, kind: type, what: str, usable: Callable[[Any], bool]) -> tuple[Any, ...]:
-    values = tuple(settings[key]) if isinstance(settings[key], (tuple, list)) else (settings[key],)
-    if not all(isinstance(value, (kind, int)) and not isinstance(value, bool) and usable(value) for value in values):
-      problems.append(f"compare.{key} must be {what}; got {settings[key]!r}")
-      return ()
-    # Folders are named by six digits of a rate.
-    names = [f"{value:g}" if kind is float else str(value) for value in values]
-    if not values or len(set(names)) < len(names):
-      problems.append(f"compare.{key} must have at least one entry and none twice; got {values}")
-    return tuple(kind(value) for value in values)
-
-  def rates(key: str) -> tuple[float, ...]:
-    return entries(key, float, "numbers > 0", lambda rate: 0 < rate < _LARGEST_RATE)
-
-  plan = Plan(
-    methods=entries("methods", str, "names", lambda name: isinstance(name, str)),
-    rates=rates("rates"),
-    seeds=entries("seeds", int, "integers >= 0 and < 2**32", lambda seed: 0 <= seed < 2**32),
-    init_from=settings.init_from,
-    soprc_with_sgd=settings.soprc_with_sgd,
-    sgd_rates=rates("sgd_rates"),
-  )
-  if problems:
-    raise ValueError("the comparison does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
-  return plan
-
-
-def check(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
+def check(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> None:
   """Raises a ValueError or an OSError for what would stop a run later or make the comparison unfair.
 
   Args:
@@ -142,14 +59,14 @@ def check(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
     raise ValueError(
       "the config file's argument chooses a loss or a preset already: leave it out, and give it in --methods"
     )
-  first = run_config(plan, make_config, RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
+  first = plans.run_config(plan, make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
   if first.data.trainval:
     raise ValueError("data.trainval must be False in a comparison: learning rates are picked on val; got True")
   for method in plan.methods:
-    for rate in _rates(plan, method):
+    for rate in plans.rates_of(plan, method):
       for seed in plan.seeds:
-        name = RunName(method, rate, seed)
-        config = run_config(plan, make_config, name)
+        name = plans.RunName(method, rate, seed)
+        config = plans.run_config(plan, make_config, name)
         _check_alike(first, config, method)
         workdir_lib.check(folder / name.folder(), config)
     if config.loss.name not in objectives.LOSSES:
@@ -157,15 +74,15 @@ def check(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
   _check_starts(plan, first)
 
 
-def claim(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
+def claim(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> None:
   """Makes the folder and notes what is compared from which start, or checks that it is what was noted there.
 
   Raises:
     ValueError: the folder holds a comparison of another config, or its runs started from other networks.
   """
-  config = run_config(plan, make_config, RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
+  config = plans.run_config(plan, make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
   starts = {str(seed): checkpoints.fingerprint(plan.start(seed)) for seed in plan.seeds if plan.start(seed)}
-  noted = {"shared": shared(config), "starts": starts}
+  noted = {"shared": plans.shared(config), "starts": starts}
   path = folder / _NOTE
   if not path.exists():
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,18 +107,7 @@ def claim(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
   workdir_lib.write_atomically(path, json.dumps(noted, indent=2, default=list) + "\n")
 
 
-def run_config(plan: Plan, make_config: MakeConfig, name: RunName) -> Any:
-  """The resolved config of a run."""
-  config = make_config(name.method)
-  if plan.soprc_with_sgd and name.method in methods.METHODS:
-    config.optim.name = "sgd" if _by_sgd(plan, name.method) else "adam"
-  config.optim.learning_rate = name.rate
-  config.seed = name.seed
-  config.model.init_from = plan.start(name.seed)
-  return config_lib.resolve(config)
-
-
-def run_all(plan: Plan, make_config: MakeConfig, folder: Path) -> list[Row]:
+def run_all(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> list[Row]:
   """Makes every run that has not finished yet; a killed comparison goes on where it stopped.
 
   Args:
@@ -212,14 +118,14 @@ def run_all(plan: Plan, make_config: MakeConfig, folder: Path) -> list[Row]:
   Raises:
     ValueError: a folder holds a run of another config.
   """
-  progress = _Progress(_num_runs(plan))
+  progress = _Progress(plans.num_runs(plan))
   rows = []
   for method in plan.methods:
-    rates = _rates(plan, method)
+    rates = plans.rates_of(plan, method)
 
-    def run(rate: float, seed: int, method: str = method) -> RunName:
-      name = RunName(method, rate, seed)
-      _run(run_config(plan, make_config, name), folder, name, progress)
+    def run(rate: float, seed: int, method: str = method) -> plans.RunName:
+      name = plans.RunName(method, rate, seed)
+      _run(plans.run_config(plan, make_config, name), folder, name, progress)
       return name
 
     for rate in rates:
@@ -230,7 +136,7 @@ def run_all(plan: Plan, make_config: MakeConfig, folder: Path) -> list[Row]:
   return rows
 
 
-def finished(folder: Path, name: RunName) -> dict[str, Any] | None:
+def finished(folder: Path, name: plans.RunName) -> dict[str, Any] | None:
   """``results.json`` of a run; of one that broke down a dict with ``"diverged"``, the reason; None if it has not ended yet."""
   for file in (workdir_lib.RESULTS, _DIVERGED):
     path = folder / name.folder() / file
@@ -239,7 +145,7 @@ def finished(folder: Path, name: RunName) -> dict[str, Any] | None:
   return None
 
 
-def metric(folder: Path, name: RunName, split: str, key: str) -> float:
+def metric(folder: Path, name: plans.RunName, split: str, key: str) -> float:
   """A metric of a run that has ended, NaN if it broke down.
 
   Raises:
@@ -251,14 +157,14 @@ def metric(folder: Path, name: RunName, split: str, key: str) -> float:
   return math.nan if "diverged" in results else results[split][key]
 
 
-def device(folder: Path, name: RunName) -> str:
+def device(folder: Path, name: plans.RunName) -> str:
   """What a run was trained on."""
   return str((finished(folder, name) or {}).get("device", "an unknown device"))
 
 
 def val_by_rate(folder: Path, method: str, rates: Sequence[float], seed: int) -> dict[float, float]:
   """Val mAUPRC of the runs of ``seed``; all of them must have ended."""
-  return {rate: metric(folder, RunName(method, rate, seed), "val", "mAUPRC") for rate in rates}
+  return {rate: metric(folder, plans.RunName(method, rate, seed), "val", "mAUPRC") for rate in rates}
 
 
 def best_rate(val: dict[float, float]) -> float:
@@ -266,18 +172,7 @@ def best_rate(val: dict[float, float]) -> float:
   return max(val, key=lambda rate: -math.inf if math.isnan(val[rate]) else val[rate])
 
 
-def describe(plan: Plan) -> str:
-  """The plan in a line."""
-  grids = {method: _rates(plan, method) for method in plan.methods}
-  shown = sorted({f"{', '.join(f'{rate:g}' for rate in grid)}" for grid in grids.values()})
-  start = f"the networks in {plan.init_from}" if plan.init_from else "random weights"
-  return (
-    f"{_num_runs(plan)} runs: {len(plan.methods)} methods ({', '.join(plan.methods)}), learning rates "
-    f"{' or '.join(shown)} at seed {plan.seeds[0]}, the best on val at seeds {', '.join(map(str, plan.seeds))}; from {start}"
-  )
-
-
-def _run(config: Any, folder: Path, name: RunName, progress: "_Progress") -> None:
+def _run(config: Any, folder: Path, name: plans.RunName, progress: "_Progress") -> None:
   """Makes a run unless it has ended before."""
   workdir_lib.check(folder / name.folder(), config)  # a finished run of another config must not enter the table
   began = time.perf_counter()
@@ -296,17 +191,8 @@ def _run(config: Any, folder: Path, name: RunName, progress: "_Progress") -> Non
   progress.tell(name, told, time.perf_counter() - began if is_new else None)
 
 
-def shared(config: Any) -> dict[str, Any]:
-  """What all runs of a comparison have in common: everything but the loss, the optimizer, the seed and the start."""
-  tree = config.to_dict()
-  del tree["loss"], tree["seed"], tree["model"]["init_from"]
-  for key in ("name", "learning_rate"):
-    del tree["optim"][key]
-  return tree
-
-
 def _check_alike(first: Any, config: Any, method: str) -> None:
-  lines = config_lib.differences(shared(config), shared(first))
+  lines = config_lib.differences(plans.shared(config), plans.shared(first))
   if lines:
     raise ValueError(
       f"method {method!r} differs from the first one in more than its loss and optimizer, so that they cannot be compared:\n  "
@@ -314,7 +200,7 @@ def _check_alike(first: Any, config: Any, method: str) -> None:
     )
 
 
-def _check_starts(plan: Plan, config: Any) -> None:
+def _check_starts(plan: plans.Plan, config: Any) -> None:
   """Loads the network that each seed starts from, and throws it away."""
   if not plan.init_from:
     return
@@ -330,25 +216,13 @@ def _check_starts(plan: Plan, config: Any) -> None:
     checkpoints.load_network(start, like)
 
 
-def _num_runs(plan: Plan) -> int:
-  return sum(len(_rates(plan, method)) + len(plan.seeds) - 1 for method in plan.methods)
-
-
-def _by_sgd(plan: Plan, method: str) -> bool:
-  return plan.soprc_with_sgd and method in methods.METHODS and methods.METHODS[method].loss == "soprc"
-
-
-def _rates(plan: Plan, method: str) -> tuple[float, ...]:
-  return plan.sgd_rates if _by_sgd(plan, method) else plan.rates
-
-
 class _Progress:
   """One line a run, with the time left judged by the runs made so far."""
 
   def __init__(self, total: int):
-    self._total, self._done, self._seconds = total, set[RunName](), list[float]()
+    self._total, self._done, self._seconds = total, set[plans.RunName](), list[float]()
 
-  def tell(self, name: RunName, told: str, seconds: float | None) -> None:
+  def tell(self, name: plans.RunName, told: str, seconds: float | None) -> None:
     """A run has ended, in this many seconds, or before."""
     if name in self._done:
       return  # the first seed at the best rate

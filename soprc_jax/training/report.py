@@ -7,14 +7,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from soprc_jax.training import comparison, costs, methods, parallel, plots, tables
+from soprc_jax.training import comparison, costs, methods, parallel, plans, plots, tables
 from soprc_jax.training import workdir as workdir_lib
 
 _log = logging.getLogger(__name__)
 _COSTS = "costs.json"
 
 
-def write(folder: Path, plan: comparison.Plan, rows: Sequence[comparison.Row], configs: Mapping[str, Any]) -> str:
+def write(folder: Path, plan: plans.Plan, rows: Sequence[comparison.Row], configs: Mapping[str, Any]) -> str:
   """Writes all of them and returns the table.
 
   Args:
@@ -35,7 +35,7 @@ def write(folder: Path, plan: comparison.Plan, rows: Sequence[comparison.Row], c
     "plan": plan._asdict(),
     "trained_on": devices,
     "costs_on": parallel.describe(),
-    "config": comparison.shared(config),
+    "config": plans.shared(config),
   }
   content = tables.as_json(summaries, about)
   workdir_lib.write_atomically(folder / "table.md", table)
@@ -76,12 +76,10 @@ def _costs(folder: Path, configs: Mapping[str, Any]) -> dict[str, costs.Cost]:
 
 def _digest(config: Any) -> str:
   tree = config.to_dict()
-  return hashlib.sha256(
-    json.dumps([tree["loss"], comparison.shared(config)], sort_keys=True, default=list).encode()
-  ).hexdigest()
+  return hashlib.sha256(json.dumps([tree["loss"], plans.shared(config)], sort_keys=True, default=list).encode()).hexdigest()
 
 
-def _title(plan: comparison.Plan, configs: Mapping[str, Any]) -> str:
+def _title(plan: plans.Plan, configs: Mapping[str, Any]) -> str:
   """What all runs share."""
   config = next(iter(configs.values()))
   optimizers = " or ".join(sorted({config.optim.name for config in configs.values()}))

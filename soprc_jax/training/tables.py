@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soprc_jax.training import comparison, costs, methods
+from soprc_jax.training import comparison, costs, methods, plans
 from soprc_jax.training import workdir as workdir_lib
 
 
@@ -103,7 +103,7 @@ def _broken(summaries: Sequence[Summary]) -> list[str]:
   names = []
   for summary in summaries:
     row, values = summary.row, next(iter(summary.values.values()))
-    runs = [comparison.RunName(row.method, rate, row.runs[0].seed) for rate, value in row.val.items() if np.isnan(value)]
+    runs = [plans.RunName(row.method, rate, row.runs[0].seed) for rate, value in row.val.items() if np.isnan(value)]
     runs += [run for run, value in zip(row.runs, values, strict=True) if np.isnan(value)]
     names += [f"{methods.label(run.method)} at {run.rate:g}, seed {run.seed}" for run in dict.fromkeys(runs)]
   return names

@@ -1,0 +1,135 @@
+"""The plan of a comparison: which methods, rates, seeds and start, and the config of each run."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from soprc_jax.training import config as config_lib
+from soprc_jax.training import methods
+
+# What a comparison sets in every run: an override by hand would be lost.
+OWN_KEYS = {
+  "optim.learning_rate": "--rates",
+  "seed": "--seeds",
+  "model.init_from": "--init_from",
+  "loss.name": "--methods",
+  "loss.preset": "--methods",
+}
+_LARGEST_RATE = 1e38  # of float32
+# A method's name -> the config of its runs, rate and seed not yet set.
+MakeConfig = Callable[[str], Any]
+
+
+class Plan(NamedTuple):
+  """Which runs a comparison makes: every method at each rate with the first seed, and at its best rate with the others.
+
+  Attributes:
+    methods: names that the config file, or `methods.choose`, takes. The first is compared with the others.
+    rates: grid of learning rates.
+    seeds: seeds of weights, batches and augmentation; the first picks the rate.
+    init_from: workdir of the run that all methods start from, ``{seed}`` replaced; empty: random weights.
+    soprc_with_sgd: SOPRC trains by SGD and the others by Adam, as in the paper's appendix; else all by ``config.optim.name``.
+    sgd_rates: grid of SOPRC's rates in that case.
+  """
+
+  methods: tuple[str, ...]
+  rates: tuple[float, ...]
+  seeds: tuple[int, ...]
+  init_from: str
+  soprc_with_sgd: bool
+  sgd_rates: tuple[float, ...]
+
+  def start(self, seed: int) -> str:
+    """``model.init_from`` of the runs of a seed."""
+    return self.init_from.replace("{seed}", str(seed))
+
+
+class RunName(NamedTuple):
+  """One run of a comparison."""
+
+  method: str
+  rate: float
+  seed: int
+
+  def folder(self) -> str:
+    """Name of its folder, e.g. ``triplet-lr0.004-seed1``."""
+    return f"{self.method.replace(':', '.')}-lr{self.rate:g}-seed{self.seed}"
+
+
+def read_plan(settings: Any) -> Plan:
+  """The plan of ``config.compare``.
+
+  Raises:
+    ValueError: names each wrong key with its value and what is allowed.
+  """
+  problems = []
+
+  def entries(key: str, kind: type, what: str, usable: Callable[[Any], bool]) -> tuple[Any, ...]:
+    values = tuple(settings[key]) if isinstance(settings[key], (tuple, list)) else (settings[key],)
+    if not all(isinstance(value, (kind, int)) and not isinstance(value, bool) and usable(value) for value in values):
+      problems.append(f"compare.{key} must be {what}; got {settings[key]!r}")
+      return ()
+    # Folders are named by six digits of a rate.
+    names = [f"{value:g}" if kind is float else str(value) for value in values]
+    if not values or len(set(names)) < len(names):
+      problems.append(f"compare.{key} must have at least one entry and none twice; got {values}")
+    return tuple(kind(value) for value in values)
+
+  def rates(key: str) -> tuple[float, ...]:
+    return entries(key, float, "numbers > 0", lambda rate: 0 < rate < _LARGEST_RATE)
+
+  plan = Plan(
+    methods=entries("methods", str, "names", lambda name: isinstance(name, str)),
+    rates=rates("rates"),
+    seeds=entries("seeds", int, "integers >= 0 and < 2**32", lambda seed: 0 <= seed < 2**32),
+    init_from=settings.init_from,
+    soprc_with_sgd=settings.soprc_with_sgd,
+    sgd_rates=rates("sgd_rates"),
+  )
+  if problems:
+    raise ValueError("the comparison does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
+  return plan
+
+
+def run_config(plan: Plan, make_config: MakeConfig, name: RunName) -> Any:
+  """The resolved config of a run."""
+  config = make_config(name.method)
+  if plan.soprc_with_sgd and name.method in methods.METHODS:
+    config.optim.name = "sgd" if _by_sgd(plan, name.method) else "adam"
+  config.optim.learning_rate = name.rate
+  config.seed = name.seed
+  config.model.init_from = plan.start(name.seed)
+  return config_lib.resolve(config)
+
+
+def describe(plan: Plan) -> str:
+  """The plan in a line."""
+  grids = {method: rates_of(plan, method) for method in plan.methods}
+  shown = sorted({f"{', '.join(f'{rate:g}' for rate in grid)}" for grid in grids.values()})
+  start = f"the networks in {plan.init_from}" if plan.init_from else "random weights"
+  return (
+    f"{num_runs(plan)} runs: {len(plan.methods)} methods ({', '.join(plan.methods)}), learning rates "
+    f"{' or '.join(shown)} at seed {plan.seeds[0]}, the best on val at seeds {', '.join(map(str, plan.seeds))}; from {start}"
+  )
+
+
+def shared(config: Any) -> dict[str, Any]:
+  """What all runs of a comparison have in common: everything but the loss, the optimizer, the seed and the start."""
+  tree = config.to_dict()
+  del tree["loss"], tree["seed"], tree["model"]["init_from"]
+  for key in ("name", "learning_rate"):
+    del tree["optim"][key]
+  return tree
+
+
+def num_runs(plan: Plan) -> int:
+  """How many runs it takes."""
+  return sum(len(rates_of(plan, method)) + len(plan.seeds) - 1 for method in plan.methods)
+
+
+def _by_sgd(plan: Plan, method: str) -> bool:
+  return plan.soprc_with_sgd and method in methods.METHODS and methods.METHODS[method].loss == "soprc"
+
+
+def rates_of(plan: Plan, method: str) -> tuple[float, ...]:
+  """Grid of a method."""
+  return plan.sgd_rates if _by_sgd(plan, method) else plan.rates
