@@ -134,6 +134,40 @@ def test_another_architecture_is_told_by_its_weights(weights, tmp_path, network,
   assert "more" in str(error.value)
 
 
+def _names(blocks, convolutions):
+  """torchvision's names of the weights of a ResNet."""
+  norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+  names = ["conv1.weight", *(f"bn1.{leaf}" for leaf in norm)]
+  for layer, count in enumerate(blocks, start=1):
+    for block in range(count):
+      prefix = f"layer{layer}.{block}"
+      for i in range(1, convolutions + 1):
+        names += [f"{prefix}.conv{i}.weight", *(f"{prefix}.bn{i}.{leaf}" for leaf in norm)]
+      if block == 0 and (layer > 1 or convolutions == 3):
+        names += [f"{prefix}.downsample.0.weight", *(f"{prefix}.downsample.1.{leaf}" for leaf in norm)]
+  return [*names, "fc.weight", "fc.bias"]
+
+
+@pytest.mark.parametrize(
+  ("arch", "blocks", "convolutions"),
+  [
+    ("resnet18", (2, 2, 2, 2), 2),
+    ("resnet34", (3, 4, 6, 3), 2),
+    ("resnet50", (3, 4, 6, 3), 3),
+    ("resnet101", (3, 4, 23, 3), 3),
+  ],
+)
+def test_every_weight_of_every_architecture_has_its_place(arch, blocks, convolutions):
+  like = checkpoints._parts(_like(_network(arch)))[0]
+  paths = {
+    (collection, *path)
+    for name in _names(blocks, convolutions)
+    if "batches" not in name
+    for collection, path in [pretrained._flax_path(name)]
+  }
+  assert paths == set(pretrained._flat(like))
+
+
 class _Evil:
   """Unpickling this would run a command."""
 

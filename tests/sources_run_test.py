@@ -52,6 +52,7 @@ _CASES = {
   "sop.py": lambda root: trees.sop(root, 12, 3),
   "sop.py:tfds": lambda root: trees.tfds_sop(root, 12, 3),
   "inaturalist.py": lambda root: trees.inaturalist(root, 12, 3),
+  "inaturalist.py:tfds": lambda root: trees.tfds_inaturalist(root, 12, 3),
   "vehicle_id.py": lambda root: trees.vehicle_id(root, 12),
 }
 
