@@ -42,6 +42,7 @@ def get_config(arg: str = "") -> Any:
 
 def _finetune(config: Any) -> None:
   config.model.freeze_bn = True
+  config.presets.default.prior.start = 0.0
   # With batch norm frozen, Adam's first full steps can throw a network back to where no loss recovers.
   config.optim.update({"learning_rate": 2e-3, "ramp_steps": 30})
   config.train.steps = 150
