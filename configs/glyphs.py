@@ -48,7 +48,7 @@ def _finetune(config: Any) -> None:
   config.train.steps = 150
   config.eval.every = 25
   config.checkpoint.every = 50
-  config.compare.update({"rates": (0.002, 0.008, 0.032), "sgd_rates": (0.03, 0.1, 0.3)})
+  config.compare.sgd_rates = (0.03, 0.1, 0.3)
 
 
 def _compare(config: Any) -> None:

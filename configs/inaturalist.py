@@ -22,19 +22,12 @@ Arguments, joined by commas (``--config=configs/inaturalist.py:paper,crop``):
 from typing import Any
 
 from soprc_jax.training import arguments
-from soprc_jax.training import config as config_lib
 
 
 def get_config(arg: str = "") -> Any:
-  config = config_lib.default_config()
-  config.data.update({"source": "inaturalist", "val_share": 0.1, "workers": 8})
-  config.optim.update({"learning_rate": 0.001, "milestones": (80_000, 110_000), "weight_decay": 4e-4})
-  for preset in ("default", "authors"):
-    config.presets[preset].prior.value = 0.1
-  config.train.steps = 130_000
-  config.eval.update({"every": 1000, "image_size": 256, "ks": (1, 4, 16, 32)})
-  config.checkpoint.every = 1000
-  config.compare.update({"rates": (0.0001, 0.001, 0.01), "sgd_rates": (0.0001, 0.001, 0.01)})
+  config = arguments.photograph_config(
+    "inaturalist", learning_rate=0.001, milestones=(80_000, 110_000), steps=130_000, prior=0.1, ks=(1, 4, 16, 32)
+  )
   return arguments.apply(config, arg, ARGUMENTS)
 
 

@@ -22,19 +22,12 @@ Arguments, joined by commas (``--config=configs/sop.py:paper,crop``):
 from typing import Any
 
 from soprc_jax.training import arguments
-from soprc_jax.training import config as config_lib
 
 
 def get_config(arg: str = "") -> Any:
-  config = config_lib.default_config()
-  config.data.update({"source": "sop", "val_share": 0.1, "workers": 8})
-  config.optim.update({"learning_rate": 0.01, "milestones": (15_000, 30_000), "weight_decay": 4e-4})
-  for preset in ("default", "authors"):
-    config.presets[preset].prior.value = 0.01
-  config.train.steps = 50_000
-  config.eval.update({"every": 1000, "image_size": 256, "ks": (1, 10, 100, 1000)})
-  config.checkpoint.every = 1000
-  config.compare.update({"rates": (0.001, 0.01, 0.1), "sgd_rates": (0.001, 0.01, 0.1)})
+  config = arguments.photograph_config(
+    "sop", learning_rate=0.01, milestones=(15_000, 30_000), steps=50_000, prior=0.01, ks=(1, 10, 100, 1000)
+  )
   return arguments.apply(config, arg, ARGUMENTS)
 
 

@@ -22,20 +22,13 @@ Arguments, joined by commas (``--config=configs/vehicle_id.py:paper,crop``):
 from typing import Any
 
 from soprc_jax.training import arguments
-from soprc_jax.training import config as config_lib
 
 
 def get_config(arg: str = "") -> Any:
-  config = config_lib.default_config()
-  config.data.update({"source": "vehicle_id", "val_share": 0.1, "workers": 8})
+  config = arguments.photograph_config(
+    "vehicle_id", learning_rate=0.001, milestones=(40_000, 80_000), steps=100_000, prior=0.1, ks=(1, 5)
+  )
   config.eval.one_per_class = 10
-  config.optim.update({"learning_rate": 0.001, "milestones": (40_000, 80_000), "weight_decay": 4e-4})
-  for preset in ("default", "authors"):
-    config.presets[preset].prior.value = 0.1
-  config.train.steps = 100_000
-  config.eval.update({"every": 1000, "image_size": 256, "ks": (1, 5)})
-  config.checkpoint.every = 1000
-  config.compare.update({"rates": (0.0001, 0.001, 0.01), "sgd_rates": (0.0001, 0.001, 0.01)})
   return arguments.apply(config, arg, ARGUMENTS)
 
 

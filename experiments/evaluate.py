@@ -15,7 +15,7 @@ from experiments import flags
 
 absl_flags.adopt_module_key_flags(flags)
 _SPLIT = absl_flags.DEFINE_string(
-  "split", "test", "Images to evaluate, each a query: train, val or test (VehicleID: also test_medium, test_small)."
+  "split", "test", "Images to evaluate, each a query: train, val, test or all (VehicleID: also test_medium, test_small)."
 )
 _CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
 

@@ -21,13 +21,13 @@ _TOP = absl_flags.DEFINE_integer("top", 10, "Number of images to show.", lower_b
 
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv)
-  from soprc_jax.training import evaluation
+  from soprc_jax.training import evaluation, search
 
   with flags.errors_as_messages():
     if not _QUERY.value or not Path(_QUERY.value).expanduser().is_file():
       raise FileNotFoundError(f"--query={_QUERY.value or ''} must be an image file")
     trained = evaluation.load(run.config, run.workdir)
-    found = evaluation.nearest(trained, Path(_QUERY.value).expanduser(), split=_SPLIT.value, top=_TOP.value)
+    found = search.nearest(trained, Path(_QUERY.value).expanduser(), split=_SPLIT.value, top=_TOP.value)
   print("similarity  class  image")
   for neighbour in found:
     print(f"{neighbour.similarity:10.4f}  {neighbour.label:5d}  {neighbour.id}")

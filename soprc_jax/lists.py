@@ -123,9 +123,9 @@ def join_devices(embeddings: Any, labels: Any, where: Any, axis_name: _arrays.Ax
   labels = _integers(labels)
   chex.assert_rank(embeddings, 2, custom_message="embeddings must be [B, D]")
   chex.assert_shape(labels, embeddings.shape[:1], custom_message="labels must be [B], one for each row of embeddings")
+  mask = _arrays.mask_like(None, labels) if where is None else _checked_mask(where, labels)
   if where is not None:
-    embeddings = jnp.where(_checked_mask(where, labels)[:, None], embeddings, jnp.zeros_like(embeddings))
-  mask = _arrays.mask_like(where, labels)
+    embeddings = jnp.where(mask[:, None], embeddings, jnp.zeros_like(embeddings))
   if axis_name is None:
     return JoinedBatch(embeddings, labels, mask, 0)
   first = jax.lax.axis_index(axis_name) * labels.shape[0]

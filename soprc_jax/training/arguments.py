@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 import functools
 from typing import Any
 
+from soprc_jax.training import config as config_lib
 from soprc_jax.training import methods
 
 Change = Callable[[Any], None]
@@ -51,6 +52,32 @@ def ablation_arguments(*, sgd_rate: float, adam_rate: float) -> dict[str, Change
     return change
 
   return {f"ablation{row}": ablation(row) for row in range(1, 6)}
+
+
+def photograph_config(
+  source: str, *, learning_rate: float, milestones: tuple[int, int], steps: int, prior: float, ks: tuple[int, ...]
+) -> Any:
+  """What the paper's three data sets have in common: ResNet-50 with frozen batch norm, SGD in three stages, 56 x 4 images, test at 256 pixels.
+
+  Args:
+    source: ``data.source``.
+    learning_rate: of SGD at the start, and the middle of the grid of a comparison.
+    milestones: steps at which it is divided by 10.
+    steps: of training.
+    prior: of the largest class.
+    ks: of recall@k.
+  """
+  config = config_lib.default_config()
+  config.data.update({"source": source, "val_share": 0.1, "workers": 8})
+  config.optim.update({"learning_rate": learning_rate, "milestones": milestones, "weight_decay": 4e-4})
+  for preset in ("default", "authors"):
+    config.presets[preset].prior.value = prior
+  config.train.steps = steps
+  config.eval.update({"every": 1000, "image_size": 256, "ks": ks})
+  config.checkpoint.every = 1000
+  rates = (learning_rate / 10, learning_rate, 10 * learning_rate)
+  config.compare.update({"rates": rates, "sgd_rates": rates})
+  return config
 
 
 def photograph_arguments(*, sgd_rate: float, adam_rate: float = 1e-4) -> dict[str, Change]:

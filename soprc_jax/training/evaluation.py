@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 import functools
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,9 +9,8 @@ from flax import linen as nn
 import numpy as np
 
 from soprc_jax import metrics
-from soprc_jax.data import pictures, pipeline, sources
+from soprc_jax.data import pipeline, sources
 from soprc_jax.training import build, checkpoints, parallel
-from soprc_jax.training import config as config_lib
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -130,7 +128,7 @@ def load(config: Any, workdir: Path, *, newest: bool = False) -> Trained:
     ValueError: ``workdir`` holds no run, or one of another config.
     FileNotFoundError: the run has no such checkpoint yet.
   """
-  lines = config_lib.differences(json.loads(config_lib.to_json(config)), workdir_lib.read_config(workdir))
+  lines = workdir_lib.config_differences(workdir, config)
   if lines:
     raise ValueError("this is not the config of the run in --workdir:\n" + "\n".join(f"  {line}" for line in lines))
   # Without val there is no best network: the last one is what was tested.
@@ -172,56 +170,3 @@ def pick_split(splits: dict[str, sources.Source], name: str) -> sources.Source:
   if name not in splits:
     raise ValueError(f"there is no split {name!r} here: choose one of {', '.join(splits)}, all")
   return splits[name]
-
-
-class Neighbour(NamedTuple):
-  """An image near a query.
-
-  Attributes:
-    id: of the image.
-    label: its class.
-    similarity: cosine to the query.
-  """
-
-  id: str
-  label: int
-  similarity: float
-
-
-def nearest(trained: Trained, query: Path, *, split: str, top: int) -> list[Neighbour]:
-  """The images of a split that are nearest to an image file, the nearest first.
-
-  Args:
-    trained: network and data.
-    query: image file.
-    split: as of `pick_split`.
-    top: number of images >= 1.
-
-  Raises:
-    ValueError: the query is no image; there is no such split.
-    FileNotFoundError: there is no such file.
-  """
-  gallery = pick_split(trained.splits, split)
-  vector = trained.embed(trained.variables, _OneFile(query)).embeddings
-  if not len(vector):
-    raise ValueError(f"{query} is no image that can be read")
-  found = trained.embed(trained.variables, gallery)
-  similarities = found.embeddings.astype(np.float64) @ vector[0].astype(np.float64)
-  order = np.argsort(-similarities, kind="stable")[:top]
-  return [Neighbour(gallery[int(found.positions[i])].id, int(found.labels[i]), float(similarities[i])) for i in order]
-
-
-class _OneFile:
-  """A source of one image file."""
-
-  labels = np.zeros(1, np.int64)
-
-  def __init__(self, path: Path):
-    self._data = path.read_bytes()
-    self._path = str(path)
-
-  def __len__(self) -> int:
-    return 1
-
-  def __getitem__(self, index: int) -> sources.Example:
-    return sources.Example(pictures.Encoded(self._data, self._path), 0, self._path)

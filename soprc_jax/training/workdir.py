@@ -29,8 +29,7 @@ def check(workdir: Path, config: Any) -> bool:
         f"--workdir={workdir} is not empty and holds no {CONFIG} ({', '.join(others[:5])}): choose a new folder"
       )
     return True
-  there = read_config(workdir)
-  lines = config_lib.differences(json.loads(config_lib.to_json(config)), there)
+  lines = config_differences(workdir, config)
   if lines:
     raise ValueError(
       f"--workdir={workdir} holds a run of another config; choose another folder, or the same config to go on with it:\n"
@@ -63,6 +62,15 @@ def read_config(workdir: Path) -> dict[str, Any]:
     raise ValueError(f"--workdir={workdir} holds no run ({CONFIG} is missing)") from None
   except json.JSONDecodeError as error:
     raise ValueError(f"{path} is damaged ({error}): restore it, or choose another --workdir") from error
+
+
+def config_differences(workdir: Path, config: Any) -> list[str]:
+  """Lines ``key: value there, value here`` for each key in which the run in ``workdir`` differs from a config.
+
+  Raises:
+    ValueError: as `read_config`.
+  """
+  return config_lib.differences(json.loads(config_lib.to_json(config)), read_config(workdir))
 
 
 def find_config(workdir: Path) -> dict[str, Any] | None:
