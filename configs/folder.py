@@ -3,7 +3,7 @@ r"""Your own images: a folder with one subfolder a class, or a CSV file.
 python -m experiments.train --config=configs/folder.py --config.data.root=IMAGES --workdir=runs/mine
 python -m experiments.train --config=configs/folder.py:csv --config.data.root=images.csv --workdir=runs/mine
 
-Half of the classes are trained on, a tenth is val, the rest is test: all classes of a split are unseen by the others. A CSV with the columns path,label,split says itself what is
+Half of the classes are trained on, a tenth is val, the rest is test: all classes of a split are unseen by the others. A CSV (UTF-8, a header path,label or path,label,split, paths relative to its folder) may say itself what is
 what. Start from ImageNet weights with ``--config.model.init_from=resnet18.pth`` (see ``experiments.convert_weights``); with random weights batch norm is trained and the
 prior is annealed from 0.5.
 

@@ -14,25 +14,25 @@ from absl import flags as absl_flags
 
 from experiments import flags
 
-_INPUT = absl_flags.DEFINE_string(
-  "input", None, "Weights: FILE.pth, FILE.safetensors or hf://USER/REPOSITORY[/FILE].", required=True
-)
-_OUTPUT = absl_flags.DEFINE_string("output", None, "Folder of the checkpoint; must not exist.", required=True)
+_INPUT = absl_flags.DEFINE_string("input", None, "Weights: FILE.pth, FILE.safetensors or hf://USER/REPOSITORY[/FILE].")
+_OUTPUT = absl_flags.DEFINE_string("output", None, "Folder of the checkpoint; must not exist.")
 
 
 def main(argv: Sequence[str]) -> None:
-  del argv
+  flags.require(argv, "--input=resnet50.pth --output=weights/resnet50", input=_INPUT.value, output=_OUTPUT.value)
+  source = str(_INPUT.value)
   from soprc_jax.models import pretrained
   from soprc_jax.training import checkpoints
 
   with flags.errors_as_messages():
-    output = Path(_OUTPUT.value).expanduser().absolute()
+    output = Path(str(_OUTPUT.value)).expanduser().absolute()
     if output.exists():
       raise FileExistsError(f"--output={output} exists: choose a new folder")
-    variables = pretrained.to_flax(pretrained.read(_INPUT.value))
+    variables = pretrained.to_flax(pretrained.read(source))
+    name = pretrained.architecture(variables, source=source)
     checkpoints.save_variables(output, variables)
-  print(f"Written to {output}. Train from it: --config.model.init_from={output}")
+  print(f"Written to {output}. Train from it: --config.model.name={name} --config.model.init_from={output}")
 
 
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main, flags_parser=flags.parse)

@@ -21,11 +21,13 @@ _CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "
 
 
 def main(argv: Sequence[str]) -> None:
-  run = flags.read(argv)
-  from soprc_jax.training import evaluation, workdir
+  run = flags.read(argv, several_processes=True)
+  from soprc_jax.training import evaluation, parallel, workdir
 
   with flags.errors_as_messages():
     values = evaluation.evaluate_workdir(run.config, run.workdir, split=_SPLIT.value, newest=_CHECKPOINT.value == "newest")
+  if not parallel.is_main():
+    return
   path = run.workdir / f"evaluation_{_SPLIT.value}.json"
   workdir.write_atomically(path, json.dumps(values, indent=2) + "\n")
   print(flags.metrics_line(_SPLIT.value, values))

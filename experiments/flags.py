@@ -20,6 +20,16 @@ _CONFIG = config_flags.DEFINE_config_file(
   "soprc_jax/training/config.py.",
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: new, or of the same config to go on with.")
+_DISTRIBUTED = flags.DEFINE_bool(
+  "distributed",
+  False,
+  "One run on several processes that SLURM, Open MPI, Kubernetes or Cloud TPU has started (train and evaluate).",
+)
+_COORDINATOR = flags.DEFINE_string(
+  "coordinator", None, "HOST:PORT of process 0, for processes that nothing of the above has started; with the next two."
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes of the run.", lower_bound=1)
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.", lower_bound=0)
 
 
 class Run(NamedTuple):
@@ -39,6 +49,22 @@ def parse(argv: Sequence[str]) -> list[str]:
     return rest
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
     _exit(_config_mistake(argv) or f"{error}\nTry --help.")
+
+
+def require(argv: Sequence[str], example: str, **values: Any) -> None:
+  """Ends the process with a message if a flag is missing, or something stands there that is none; sets up logging.
+
+  Args:
+    argv: what the flags parser has left.
+    example: flags that work.
+    **values: flag -> its value.
+  """
+  if len(argv) > 1:
+    _exit(f"unexpected argument {argv[1]!r}: flags look like --workdir=DIR or --config.optim.name=adam")
+  missing = [name for name, value in values.items() if not value]
+  if missing:
+    _exit(f"missing {' and '.join('--' + name for name in missing)}. For example:\n  python -m {_module()} {example}")
+  _set_up_logging()
 
 
 def _config_mistake(argv: Sequence[str]) -> str | None:
@@ -84,22 +110,45 @@ def _values(argv: Sequence[str], flag: str) -> Iterator[str]:
       yield argument.removeprefix(flag + "=")
 
 
-def read(argv: Sequence[str]) -> Run:
-  """The checked config and workdir; ends the process with a message where something is missing or wrong."""
-  if len(argv) > 1:
-    _exit(f"unexpected argument {argv[1]!r}: flags look like --workdir=DIR or --config.optim.name=adam")
-  missing = [name for name, flag in (("config", _CONFIG), ("workdir", _WORKDIR)) if not flag.value]
-  if missing:
-    _exit(
-      f"missing {' and '.join('--' + name for name in missing)}. For example:\n"
-      f"  python -m {_module()} --config=configs/glyphs.py --workdir=runs/glyphs"
-    )
-  _set_up_logging()
+def read(argv: Sequence[str], *, several_processes: bool = False) -> Run:
+  """The checked config and workdir; ends the process with a message where something is missing or wrong.
+
+  Args:
+    argv: what the flags parser has left.
+    several_processes: whether the program can be one of several processes; it joins them if the flags say so.
+  """
+  require(argv, "--config=configs/glyphs.py --workdir=runs/glyphs", config=_CONFIG.value, workdir=_WORKDIR.value)
+  with errors_as_messages():
+    _join_processes(several_processes)
   from soprc_jax.training import config as config_lib
 
   with errors_as_messages():
     config = config_lib.resolve(_CONFIG.value)
   return Run(config, Path(_WORKDIR.value or "").expanduser().absolute())
+
+
+def _join_processes(allowed: bool) -> None:
+  """Joins the other processes of the run, if the flags name any; only process 0 then reports."""
+  given: dict[str, Any] = {
+    "coordinator": _COORDINATOR.value,
+    "num_processes": _NUM_PROCESSES.value,
+    "process_id": _PROCESS_ID.value,
+  }
+  named = [name for name, value in given.items() if value is not None]
+  if not (named or _DISTRIBUTED.value):
+    return
+  if not allowed:
+    raise ValueError(f"{_module()} runs in one process: leave out --{(named or ['distributed'])[0]}")
+  if named and (len(named) < len(given) or _DISTRIBUTED.value):
+    raise ValueError(
+      "--coordinator, --num_processes and --process_id go together, without --distributed; got "
+      + ", ".join(f"--{name}" for name in [*named, *(["distributed"] if _DISTRIBUTED.value else [])])
+    )
+  from soprc_jax.training import parallel
+
+  parallel.join_processes(**given)
+  if not parallel.is_main():
+    logging.getLogger("soprc_jax").setLevel(logging.WARNING)
 
 
 def load_config(*, argument: str = "", change: Callable[[Any], None] | None = None) -> Any:

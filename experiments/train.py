@@ -17,16 +17,18 @@ absl_flags.adopt_module_key_flags(flags)
 
 
 def main(argv: Sequence[str]) -> None:
-  run = flags.read(argv)
+  run = flags.read(argv, several_processes=True)
   # Imported after the flags are checked, so that a typo costs no start-up of the device.
   import jax
 
-  from soprc_jax.training import loop
+  from soprc_jax.training import loop, parallel
 
   # A resumed run finds its compiled steps again.
   jax.config.update("jax_compilation_cache_dir", str(run.workdir / ".jax_cache"))
   with flags.errors_as_messages():
     results = loop.train(run.config, run.workdir)
+  if not parallel.is_main():
+    return
   print(flags.metrics_line("test", results["test"]))
   print(f"Results: {run.workdir / 'results.json'}; pictures: convergence.png and pr_curve.png beside it.")
 

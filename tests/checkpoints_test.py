@@ -117,7 +117,7 @@ class TestStore:
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
       store.restore(_state())
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
-      store.restore_network(_state())
+      store.restore_network(_network())
 
   @pytest.mark.parametrize(
     ("like", "names"),
@@ -134,6 +134,11 @@ class TestStore:
       store.restore(_state(**like))
 
 
+def _network(*args, **kwargs):
+  state = _state(*args, **kwargs)
+  return {"params": state.params, "batch_stats": state.batch_stats}
+
+
 class TestLoadNetwork:
   @pytest.fixture
   def other_run(self, tmp_path):
@@ -145,7 +150,7 @@ class TestLoadNetwork:
     return tmp_path
 
   def test_takes_the_best_network_whatever_the_optimizer(self, other_run):
-    network = checkpoints.load_network(str(other_run), _state(0, tracker=False, optimizer=optax.trace(0.9)))
+    network = checkpoints.load_network(str(other_run), _network(0, tracker=False, optimizer=optax.trace(0.9)))
     assert set(network) == {"params", "batch_stats"}
     _assert_same(network["params"], _state(3).params)
     _assert_same(network["batch_stats"], _state(3).batch_stats)
@@ -155,16 +160,16 @@ class TestLoadNetwork:
     store.save(_state(9), {})
     store.close()
     _open(tmp_path / checkpoints.BEST).close()  # made at the start of a run, still empty
-    _assert_same(checkpoints.load_network(str(tmp_path), _state(0))["params"], _state(9).params)
+    _assert_same(checkpoints.load_network(str(tmp_path), _network(0))["params"], _state(9).params)
 
   def test_other_network_is_refused(self, other_run):
     with pytest.raises(ValueError, match=r"(?s)does not fit model.*kernel"):
-      checkpoints.load_network(str(other_run), _state(0, width=4))
+      checkpoints.load_network(str(other_run), _network(0, width=4))
 
   def test_folder_without_a_run_is_refused_and_left_alone(self, tmp_path):
     for folder in (tmp_path / "missing", tmp_path):
       with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
-        checkpoints.load_network(str(folder), _state())
+        checkpoints.load_network(str(folder), _network())
     assert list(tmp_path.iterdir()) == []
 
 

@@ -84,7 +84,7 @@ class TestMistakes:
   def test_batch_that_needs_more_classes_than_there_are(self, tmp_path):
     message = _fails(_TRAIN, *runs.tiny_flags(tmp_path / "new", **{"train.batch_size": 8000}))
     assert "2000 classes" in message
-    assert "lower batch_size" in message
+    assert "set train.batch_size=" in message
     # The corrected command must not be told that the folder belongs to another config.
     workdir.claim(tmp_path / "new", runs.tiny_config())
 

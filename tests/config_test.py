@@ -155,7 +155,9 @@ _BAD = [
   ("train.batch_size", 226, "224 or 228"),
   ("train.batch_size", 4, "8 or 12"),
   ("train.per_class", 1, "at least 2"),
-  ("train.microbatch", 8, "not implemented"),
+  ("train.microbatch", 9, "must divide train.batch_size=224, e.g. 4, 7, 8"),
+  ("train.microbatch", 448, "e.g. 56, 112, 224, or be 0"),
+  ("train.microbatch", -4, "must divide"),
   ("eval.every", -1, ">= 0"),
   ("eval.image_size", 0, ">= 1"),
   ("eval.batch_size", 0, ">= 1"),
@@ -201,6 +203,16 @@ class TestCheck:
   def test_prior_value_plays_no_role_in_kinds_without_one(self):
     for kind in ("frequency", "batch"):
       assert _resolved(loss__prior__kind=kind, loss__prior__value=0.0).loss.prior.kind == kind
+
+  def test_microbatches_want_frozen_batch_norm_in_every_phase_that_trains(self):
+    assert _resolved(train__microbatch=32).train.microbatch == 32
+    assert _resolved(train__microbatch=224, model__freeze_bn=False).train.microbatch == 224  # one: the batch itself
+    assert _resolved(train__microbatch=32, warmup__steps=5, warmup__freeze_bn=True).train.microbatch == 32
+    for key, values in (("model", {}), ("warmup", {"warmup__steps": 5})):
+      with pytest.raises(
+        ValueError, match=rf"train\.microbatch must be 0 with {key}\.freeze_bn=False: .*statistics.*Freeze it"
+      ):
+        _resolved(train__microbatch=32, **{f"{key}__freeze_bn": False}, **values)
 
   def test_every_numeric_key_is_checked(self):
     # A key that is added without a check would take any nonsense until a run fails hours later.

@@ -365,8 +365,8 @@ class TestSampler:
       ([8] * 10, {"per_class": 1}, "per_class"),
       ([8] * 10, {"batch_size": 18}, "multiple of per_class"),
       ([8] * 10, {"batch_size": 4}, "at least 2 classes"),
-      ([8] * 3, {}, "the data has 3"),
-      ([3] * 9, {"small_classes": "drop"}, "the data has 0"),
+      ([8] * 3, {}, "the training split has 3: set train.batch_size=12 or less"),
+      ([3] * 9, {"small_classes": "drop"}, "the training split has 0: more classes"),
       ([8] * 10, {"small_classes": "ignore"}, "mask"),
     ],
   )

@@ -46,11 +46,11 @@ class TestFolder:
     assert splits["train"][0].id.startswith("class_00")
 
   def test_names_that_are_numbers_are_the_labels(self, tmp_path):
-    for name in ("7", "900", "-3", "12"):
+    for name in ("7", "900", "-3", "12", "13", "14", "15", "16"):
       trees.write(tmp_path / name / "a.png", 1, 0)
       trees.write(tmp_path / name / "b.JPG", 1, 1)
     splits = _splits("folder", tmp_path)
-    assert set.union(*map(_classes, splits.values())) == {7, 900, -3, 12}
+    assert set.union(*map(_classes, splits.values())) == {7, 900, -3, 12, 13, 14, 15, 16}
 
   def test_order_of_the_disk_plays_no_role(self, tmp_path):
     trees.folder(tmp_path, 8)
@@ -67,7 +67,7 @@ class TestFolder:
     (tmp_path / ".git").mkdir()
     splits = _splits("folder", tmp_path)
     assert sum(map(len, splits.values())) == 32
-    assert "1 files in" in caplog.text
+    assert "no images by their names: 1" in caplog.text
     assert "class_001/notes.txt" in caplog.text
 
   def test_trainval_trains_on_the_classes_of_val(self, tmp_path):
@@ -99,9 +99,15 @@ class TestFolder:
     with pytest.raises(ValueError, match="has no subfolders"):
       _splits("folder", tmp_path)
 
+  def test_a_file_in_its_place(self, tmp_path):
+    with pytest.raises(ValueError, match=r"is a file: give a folder, or for a CSV data\.source=csv"):
+      _splits("folder", trees.csv(tmp_path, 8))
+
   def test_too_few_classes(self, tmp_path):
     with pytest.raises(ValueError, match="classes are too few"):
       _splits("folder", trees.folder(tmp_path, 2))
+    with pytest.raises(ValueError, match=r"split 'val' has one class.*data\.val_share.*data\.trainval=True"):
+      _splits("folder", trees.folder(tmp_path, 4))
 
 
 class TestCsv:
@@ -118,8 +124,8 @@ class TestCsv:
     assert _classes(splits["train"]) == {1, 2, 5, 6}
 
   def test_val_is_drawn_where_it_is_not_given(self, tmp_path):
-    splits = _splits("csv", trees.csv(tmp_path, 8, split=lambda label: "test" if label < 4 else "train"))
-    assert {name: len(_classes(split)) for name, split in splits.items()} == {"train": 3, "val": 1, "test": 4}
+    splits = _splits("csv", trees.csv(tmp_path, 12, split=lambda label: "test" if label < 4 else "train"))
+    assert {name: len(_classes(split)) for name, split in splits.items()} == {"train": 6, "val": 2, "test": 4}
 
   @pytest.mark.parametrize(
     ("text", "error", "message"),
@@ -130,16 +136,25 @@ class TestCsv:
       ("path,label\nclass_000/0.png,\n", ValueError, r"csv:2: 2 fields"),
       ("path,label\nclass_000/0.png,a,b\n", ValueError, r"csv:2: 2 fields"),
       ("path,label,split\nclass_000/0.png,a,dev\n", ValueError, r"csv:2: split must be one of train, val, test; got 'dev'"),
-      ("path,label\nclass_000/0.png,a\nclass_000/0.png,a\n", ValueError, r"'class_000/0\.png' is listed twice"),
+      (
+        "path,label\nclass_000/0.png,a\nclass_000/0.png,a\n",
+        ValueError,
+        r"csv:3: 'class_000/0\.png' is listed twice, first in line 2",
+      ),
+      ("path,label\n./class_000/0.png,a\n", ValueError, r"write 'class_000/0\.png' instead of '\./class_000/0\.png'"),
+      ("path,label\nclass_000//0.png,a\n", ValueError, r"write 'class_000/0\.png' instead of"),
+      ("path,label\nnotes.txt,a\n", ValueError, r"csv:2: 'notes\.txt' is no image by its name"),
+      ("path;label\nclass_000/0.png;a\n", ValueError, r"(?s)the columns are \['path;label'\].*commas between"),
+      ("path,label,note\nclass_000/0.png,a,b\n", ValueError, "(?s)'note'.*and no other column"),
       ("path,label\nclass_000/9.png,a\n", FileNotFoundError, r"there is no file class_000/9\.png"),
-      ("path,label\n../secret.png,a\n", ValueError, r"'\.\./secret\.png' is not a path below"),
-      ("path,label\n/etc/passwd,a\n", ValueError, r"'/etc/passwd' is not a path below"),
+      ("path,label\n../secret.png,a\n", ValueError, r"'\.\./secret\.png' must be a path relative to"),
+      ("path,label\n/etc/passwd.png,a\n", ValueError, r"'/etc/passwd\.png' must be a path relative to"),
       ("path,label\n", ValueError, "has no image"),
       ("path,label,split\nclass_000/0.png,a,train\n", ValueError, "has no image of split 'test'"),
       (
         "path,label,split\nclass_000/0.png,a,train\nclass_000/1.png,a,test\n",
         ValueError,
-        "1 classes are both in split train and in split test",
+        r"1 of the classes are both in split train of \S+csv and in split test, e\.g\. a: give each class to one of them",
       ),
     ],
   )
@@ -150,8 +165,26 @@ class TestCsv:
       _splits("csv", path)
 
   def test_missing_file(self, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"must be a CSV file with\n  a header path,label"):
+    with pytest.raises(FileNotFoundError, match=r"must be a CSV file, with\n  a header 'path,label'"):
       _splits("csv", tmp_path / "images.csv")
+    with pytest.raises(FileNotFoundError, match="for a folder of images leave :csv out"):
+      _splits("csv", tmp_path)
+
+  def test_text_of_another_encoding_or_kind(self, tmp_path):
+    path = trees.csv(tmp_path, 8)
+    path.write_bytes(path.read_bytes() + "class_000/é.png,a\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"images\.csv is not UTF-8 text .*: save it as UTF-8"):
+      _splits("csv", path)
+    path.write_text("path,label\n" + "x" * 200_000 + ".png,a\n")
+    with pytest.raises(ValueError, match=r"images\.csv is no CSV file \(field larger than"):
+      _splits("csv", path)
+
+  def test_classes_keep_their_names(self, tmp_path):
+    path = trees.csv(tmp_path, 8)
+    path.write_text(path.read_text().replace(",", ",thing ").replace("path,thing label", "path,label"))
+    example = _splits("csv", path)["train"][0]
+    assert example.class_name.startswith("thing ")
+    assert example.label in range(8)
 
 
 _WRITERS = {
@@ -238,7 +271,9 @@ class TestBenchmarks:
       trees.write(tmp_path / "image/0000999.jpg", 9, 5)
       line = f"0000999 {lines[-1].split()[1]}"
     train.write_text(train.read_text() + line + "\n")
-    with pytest.raises(ValueError, match=r"1 classes are both in .*train.* and in .*test.* must be disjoint"):
+    with pytest.raises(
+      ValueError, match=r"1 of the classes are both in .*train.* and in .*test.*: give each class to one of them"
+    ):
       _splits(name, tmp_path)
 
 
@@ -262,7 +297,7 @@ class TestListsThatDisagree:
     trees.sop(tmp_path, 8, 3)
     path = tmp_path / "Ebay_train.txt"
     path.write_text(path.read_text() + "99 1 1 bicycle_final/../../secret.jpg\n")
-    with pytest.raises(ValueError, match="is not a path below"):
+    with pytest.raises(ValueError, match="must be a path relative to"):
       _splits("sop", tmp_path)
 
 

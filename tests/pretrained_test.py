@@ -15,7 +15,6 @@ import torchvision_rule
 
 from soprc_jax.models import RESNETS, EmbeddingNet, ResNet, pretrained
 from soprc_jax.training import checkpoints
-from soprc_jax.training import state as state_lib
 
 try:
   import torch
@@ -37,9 +36,9 @@ def _network(arch="resnet18", embedding_dim=512, width=64):
 
 
 def _like(net):
-  """The abstract state of a network."""
+  """The abstract variables of a network."""
   shapes = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), np.uint8))
-  return state_lib.TrainState(step=np.int32(0), params=shapes["params"], batch_stats=shapes["batch_stats"], opt_state=())
+  return {"params": shapes["params"], "batch_stats": shapes["batch_stats"]}
 
 
 def _torch(weights):
@@ -89,7 +88,7 @@ def _digest(variables):
   ],
 )
 def test_every_form_gives_the_same_network(weights, tmp_path, kind):
-  want, has_head = pretrained.fit(pretrained.to_flax(weights), checkpoints._parts(_like(_network()))[0], source="x")
+  want, has_head = pretrained.fit(pretrained.to_flax(weights), _like(_network()), source="x")
   assert has_head
   source = tmp_path / f"weights.{'pth' if kind in ('pth', 'wrapped') else 'safetensors'}"
   if kind == "hugging_face":
@@ -103,7 +102,8 @@ def test_every_form_gives_the_same_network(weights, tmp_path, kind):
   if kind == "converted":
     done = runs.call("experiments.convert_weights", f"--input={source}", f"--output={tmp_path / 'converted'}")
     assert done.returncode == 0, done.stderr
-    assert f"--config.model.init_from={tmp_path / 'converted'}" in done.stdout
+    assert f"--config.model.name=resnet18 --config.model.init_from={tmp_path / 'converted'}" in done.stdout
+    assert "absl" not in done.stderr
     source = tmp_path / "converted"
     again = runs.call("experiments.convert_weights", "--input=x.pth", f"--output={source}")
     assert again.returncode == 1
@@ -114,7 +114,7 @@ def test_every_form_gives_the_same_network(weights, tmp_path, kind):
 def test_a_head_of_another_size_stays_the_networks_own(weights, tmp_path):
   like = _like(_network(embedding_dim=16))
   got = checkpoints.load_network(_save(weights, tmp_path / "w.safetensors"), like)
-  assert got["params"]["head"]["kernel"] is like.params["head"]["kernel"]
+  assert got["params"]["head"]["kernel"] is like["params"]["head"]["kernel"]
   np.testing.assert_array_equal(got["params"]["backbone"]["bn1"]["bn"]["scale"], weights["bn1.weight"])
   np.testing.assert_array_equal(got["batch_stats"]["backbone"]["bn1"]["bn"]["var"], weights["bn1.running_var"])
 
@@ -158,7 +158,7 @@ def _names(blocks, convolutions):
   ],
 )
 def test_every_weight_of_every_architecture_has_its_place(arch, blocks, convolutions):
-  like = checkpoints._parts(_like(_network(arch)))[0]
+  like = _like(_network(arch))
   paths = {
     (collection, *path)
     for name in _names(blocks, convolutions)
@@ -166,6 +166,7 @@ def test_every_weight_of_every_architecture_has_its_place(arch, blocks, convolut
     for collection, path in [pretrained._flax_path(name)]
   }
   assert paths == set(pretrained._flat(like))
+  assert pretrained.architecture(like, source="x") == arch
 
 
 class _Evil:
@@ -208,6 +209,17 @@ def test_a_file_without_a_state_dict_is_named(tmp_path):
   torch.save([torch.zeros(2)], tmp_path / "list.pth")
   with pytest.raises(ValueError, match=r"list\.pth holds no state dict"):
     pretrained.read(str(tmp_path / "list.pth"))
+
+
+def test_weights_of_another_network_are_not_converted(weights, tmp_path):
+  for name, content in (("other", {"a": np.zeros(3, np.float32)}), ("part", {"conv1.weight": weights["conv1.weight"]})):
+    source = _save(content, tmp_path / f"{name}.safetensors")
+    done = runs.call("experiments.convert_weights", f"--input={source}", f"--output={tmp_path / name}")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"Error: {source} holds the weights of none of resnet8, resnet18,")
+    assert not (tmp_path / name).exists()
+  done = runs.call("experiments.convert_weights", f"--input={source}")
+  assert done.stderr.startswith("Error: missing --output. For example:")
 
 
 def test_what_a_pth_file_needs_is_told(monkeypatch, tmp_path):

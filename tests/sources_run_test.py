@@ -142,6 +142,8 @@ class TestBrokenImages:
     assert "Error: " in done.stderr
     assert ".png: " in done.stderr
     assert "data.on_broken=skip" in done.stderr
+    # The way out works on the same folder: nothing that the run has done hangs on the policy.
+    _train(_flags("folder.py", root, tmp_path / "run", **{"data.on_broken": "skip"}), tmp_path / "run")
 
   def test_skip_counts_and_goes_on(self, tmp_path, root):
     flags = _flags("folder.py", root, tmp_path / "run", **{"data.on_broken": "skip", "train.steps": 6})
@@ -163,6 +165,21 @@ def test_comparison_on_other_data(tmp_path):
   assert [entry["method"] for entry in content["methods"]] == ["soprc", "triplet"]
   assert set(content["methods"][0]["test"]) == {"mAUPRC", "recall@1", "recall@5"}  # the first two k of the config
   assert content["config"]["data"]["source"] == "folder"
+
+
+def test_a_network_searches_in_other_images(tmp_path):
+  flags = _flags("folder.py", trees.folder(tmp_path / "data", 24), tmp_path / "run")
+  _train(flags, tmp_path / "run")
+  other = trees.folder(tmp_path / "other", 20)  # fewer classes than rows of v
+  query = other / "class_003" / "1.png"
+  done = runs.call(
+    "experiments.search", *_flags("folder.py", other, tmp_path / "run"), f"--query={query}", "--checkpoint=newest"
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.splitlines()[1].split() == ["1.0000", "class_003", "class_003/1.png"]
+  query.write_bytes(b"x")
+  done = runs.call("experiments.search", *_flags("folder.py", other, tmp_path / "run"), f"--query={query}")
+  assert done.stderr == f"Error: {query}: this is no image that can be read\n"
 
 
 @pytest.mark.slow

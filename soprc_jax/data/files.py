@@ -19,12 +19,16 @@ class Files:
     root: folder.
     paths: ``[N]`` paths below it, with ``/``.
     labels: ``[N]`` integers.
+    class_names: label -> what the data call the class.
   """
 
-  def __init__(self, root: Path, paths: Sequence[str], labels: Sequence[int] | np.ndarray):
+  def __init__(
+    self, root: Path, paths: Sequence[str], labels: Sequence[int] | np.ndarray, class_names: Mapping[int, str] | None = None
+  ):
     self.root = root
     self.paths = list(paths)
     self._labels = np.asarray(labels, np.int64)
+    self._class_names = dict(class_names or {})
 
   @property
   def labels(self) -> np.ndarray:
@@ -34,8 +38,9 @@ class Files:
     return len(self.paths)
 
   def __getitem__(self, index: int) -> sources.Example:
-    path = self.root / self.paths[index]
-    return sources.Example(pictures.Encoded(path.read_bytes(), str(path)), int(self._labels[index]), self.paths[index])
+    path, label = self.root / self.paths[index], int(self._labels[index])
+    content = pictures.Encoded(path.read_bytes(), str(path))
+    return sources.Example(content, label, self.paths[index], self._class_names.get(label, ""))
 
 
 def check_root(root: str, *, what: str, layout: str) -> Path:
@@ -86,21 +91,25 @@ def check_paths(root: Path, paths: Sequence[str], *, listed_in: str) -> None:
     listed_in: what names the list in messages.
 
   Raises:
-    ValueError: a path is absolute, has ``..`` in it, or is listed twice.
+    ValueError: a path is absolute, not in its plain form, leaves the root, or is listed twice.
     FileNotFoundError: files are missing; the first few are named.
   """
   seen: set[str] = set()
   for path in paths:
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts or "\\" in path:
-      raise ValueError(f"{listed_in}: {path!r} is not a path below {root}")
+      raise ValueError(f"{listed_in}: {path!r} must be a path relative to {root} that stays in it, with / between folders")
+    if str(parts) != path:  # else one file could be listed under two names
+      raise ValueError(f"{listed_in}: write {str(parts)!r} instead of {path!r}")
     if path in seen:
       raise ValueError(f"{listed_in}: {path!r} is listed twice")
     seen.add(path)
   missing = list(_missing(root, paths))
   if missing:
     more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-    raise FileNotFoundError(f"{listed_in}: there is no file {', '.join(missing[:_SHOWN])}{more} in {root}")
+    raise FileNotFoundError(
+      f"{listed_in}: there is no file {', '.join(missing[:_SHOWN])}{more} in {root}: put it there, or take its line out of the list"
+    )
 
 
 def check_lists(lists: Mapping[str, Mapping[str, int]]) -> None:
@@ -117,18 +126,22 @@ def check_lists(lists: Mapping[str, Mapping[str, int]]) -> None:
         raise ValueError(f"{path!r} has label {known} in {other} and {label} in {name}")
 
 
-def check_disjoint(train: np.ndarray, test: np.ndarray, *, names: tuple[str, str]) -> None:
+def check_disjoint(
+  train: np.ndarray, test: np.ndarray, *, names: tuple[str, str], class_names: Mapping[int, str] | None = None
+) -> None:
   """Raises a ValueError if a class is in both splits: test classes must be unseen.
 
   Args:
     train: labels.
     test: labels.
     names: of the two.
+    class_names: label -> what the data call the class; the label itself if missing.
   """
-  both = np.intersect1d(train, test)
-  if both.size:
+  both = np.intersect1d(train, test).tolist()
+  if both:
+    shown = [(class_names or {}).get(label, label) for label in both]
     raise ValueError(
-      f"{len(both)} classes are both in {names[0]} and in {names[1]}, e.g. {_few(both.tolist())}: the classes must be disjoint"
+      f"{len(both)} of the classes are both in {names[0]} and in {names[1]}, e.g. {_few(shown)}: give each class to one of them"
     )
 
 

@@ -19,6 +19,10 @@ def load(root: str) -> files.Files:
     ValueError: no subfolder, one without an image, or one with folders in it.
     FileNotFoundError: no such folder.
   """
+  if Path(root).expanduser().is_file():
+    raise ValueError(
+      f"data.root={root} is a file: give a folder, or for a CSV data.source=csv (--config=configs/folder.py:csv)"
+    )
   folder = files.check_root(root, what="your images", layout=_LAYOUT)
   classes = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
   if not classes:
@@ -34,8 +38,8 @@ def load(root: str) -> files.Files:
     labels += [numbers[entry.name]] * len(images)
     others += rest
   if others:
-    _log.warning("%d files in %s are no images by their names and are left out, e.g. %s.", len(others), folder, others[0])
-  return files.Files(folder, paths, labels)
+    _log.warning("Left out of %s, no images by their names: %d, e.g. %s.", folder, len(others), others[0])
+  return files.Files(folder, paths, labels, {number: name for name, number in numbers.items()})
 
 
 def _images(folder: Path) -> tuple[list[str], list[str]]:

@@ -5,6 +5,7 @@ Nothing is downloaded: the error for a missing root says what to fetch from wher
 
 from collections.abc import Callable
 import csv
+import itertools
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,7 +155,10 @@ def read_lists(name: str, folder: Path, *, layout: str = "") -> dict[str, dict[s
   return labels
 
 
-_CSV_LAYOUT = "  a header path,label or path,label,split; paths below the folder of the CSV; split one of train, val, test"
+_CSV_LAYOUT = (
+  "  a header 'path,label' or 'path,label,split' and no other column, commas between, UTF-8; paths relative to the folder of the CSV; "
+  "split one of train, val, test"
+)
 CSV_SPLITS = ("train", "val", "test")
 
 
@@ -165,37 +169,52 @@ def load_csv(path: str) -> dict[str, files.Files]:
     ValueError: a wrong header, row or split, an image that is listed twice, a class in two splits, no training or test image.
     FileNotFoundError: the file or an image is missing.
   """
-  if not path or not Path(path).expanduser().is_file():
-    raise FileNotFoundError(f"data.root={path!r} must be a CSV file with\n{_CSV_LAYOUT}")
   file = Path(path).expanduser().absolute()
+  if not path or not file.is_file():
+    hint = "; for a folder of images leave :csv out" if file.is_dir() and path else ""
+    raise FileNotFoundError(f"data.root={path!r} must be a CSV file{hint}, with\n{_CSV_LAYOUT}")
+  try:
+    rows = _csv_rows(file)
+  except UnicodeDecodeError as error:
+    raise ValueError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8") from error
+  except csv.Error as error:
+    raise ValueError(f"{file} is no CSV file ({error})") from error
+  files.check_paths(file.parent, [path for found in rows.values() for path in found], listed_in=str(file))
+  numbers = files.label_numbers(label for found in rows.values() for label in found.values())
+  class_names = {number: name for name, number in numbers.items()}
+  splits = {
+    split: files.Files(file.parent, list(found), [numbers[label] for label in found.values()], class_names)
+    for split, found in rows.items()
+  }
+  for one, other in itertools.combinations(splits, 2):
+    names = (f"split {one} of {file}", f"split {other}")
+    files.check_disjoint(splits[one].labels, splits[other].labels, names=names, class_names=class_names)
+  return splits
+
+
+def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
+  """Split (or ``"all"``) -> image -> class, each row checked by itself."""
+  rows: dict[str, dict[str, str]] = {}
+  line_of: dict[str, int] = {}
   with file.open(newline="", encoding="utf-8-sig") as stream:
     reader = csv.DictReader(stream)
-    columns = reader.fieldnames or []
-    if list(columns) not in (["path", "label"], ["path", "label", "split"]):
-      raise ValueError(f"{file}: the columns are {list(columns)}; the file must have\n{_CSV_LAYOUT}")
-    rows: dict[str, dict[str, str]] = {}
-    listed: list[str] = []
+    columns = list(reader.fieldnames or [])
+    if columns not in (["path", "label"], ["path", "label", "split"]):
+      raise ValueError(f"{file}: the columns are {columns}; the file must have\n{_CSV_LAYOUT}")
     for row in reader:
+      place = f"{file}:{reader.line_num}"
       if None in row or None in row.values() or not row["path"] or not row["label"]:
-        raise ValueError(
-          f"{file}:{reader.line_num}: {len(columns)} fields that are not empty wanted, got {list(row.values())}"
-        )
-      split = row.get("split", "all")
+        raise ValueError(f"{place}: {len(columns)} fields that are not empty wanted, got {list(row.values())}")
+      path, split = row["path"], row.get("split", "all")
       if split != "all" and split not in CSV_SPLITS:
-        raise ValueError(f"{file}:{reader.line_num}: split must be one of {', '.join(CSV_SPLITS)}; got {split!r}")
-      rows.setdefault(split, {})[row["path"]] = row["label"]
-      listed.append(row["path"])
-  files.check_paths(file.parent, listed, listed_in=str(file))
+        raise ValueError(f"{place}: split must be one of {', '.join(CSV_SPLITS)}; got {split!r}")
+      if path in line_of:
+        raise ValueError(f"{place}: {path!r} is listed twice, first in line {line_of[path]}: take one of the lines out")
+      if Path(path).suffix.lower() not in files.EXTENSIONS:
+        raise ValueError(f"{place}: {path!r} is no image by its name ({', '.join(files.EXTENSIONS)})")
+      line_of[path] = reader.line_num
+      rows.setdefault(split, {})[path] = row["label"]
   for split in ("train", "test") if "split" in columns else ("all",):
     if split not in rows:
       raise ValueError(f"{file} has no image" + (f" of split {split!r}" if split != "all" else ""))
-  numbers = files.label_numbers(label for found in rows.values() for label in found.values())
-  splits = {
-    split: files.Files(file.parent, list(found), [numbers[label] for label in found.values()])
-    for split, found in rows.items()
-  }
-  names = list(splits)
-  for i, one in enumerate(names):
-    for other in names[i + 1 :]:
-      files.check_disjoint(splits[one].labels, splits[other].labels, names=(f"split {one}", f"split {other}"))
-  return splits
+  return rows

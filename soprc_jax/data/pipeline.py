@@ -132,7 +132,13 @@ def iterate(batches: TrainBatches, *, start: int, workers: int = 0, prefetch: in
 
 
 def eval_batches(
-  source: sources.Source, *, batch_size: int, image_size: int, resize_to: int = 0, on_broken: str = "error"
+  source: sources.Source,
+  *,
+  batch_size: int,
+  image_size: int,
+  resize_to: int = 0,
+  on_broken: str = "error",
+  shard: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
   """All images in order, each the middle of the picture, in batches of one shape.
 
@@ -142,17 +148,22 @@ def eval_batches(
     image_size: side in pixels.
     resize_to: shorter side before the crop; 0: ``image_size``.
     on_broken: ``"error"``, or ``"skip"`` to leave out images that cannot be decoded.
+    shard: (index, count): the part of every batch that this process loads; count divides B.
 
   Yields:
-    ``{"image": [B, H, W, 3] uint8, "where": [B] bool}``; ``where`` is False for the padding of the last batch and for broken images.
+    ``{"image": [B / count, H, W, 3] uint8, "where": [B / count] bool}``; ``where`` is False for the padding of the last batch and for
+    broken images.
   """
-  for start in range(0, len(source), batch_size):
-    stop = min(start + batch_size, len(source))
-    batch = np.zeros((batch_size, image_size, image_size, 3), np.uint8)
-    where = np.arange(batch_size) < stop - start
-    for slot, index in enumerate(range(start, stop)):
+  index, count = shard
+  size = batch_size // count
+  for batch_start in range(0, len(source), batch_size):
+    start = batch_start + index * size
+    stop = min(start + size, len(source))
+    batch = np.zeros((size, image_size, image_size, 3), np.uint8)
+    where = np.arange(size) < stop - start
+    for slot, position in enumerate(range(start, stop)):
       try:
-        batch[slot] = images.centre_crop(source[index].image, image_size, resize_to=resize_to)
+        batch[slot] = images.centre_crop(source[position].image, image_size, resize_to=resize_to)
       except pictures.BrokenImageError as error:
         if on_broken != "skip":
           raise pictures.BrokenImageError(f"{error} (data.on_broken=skip leaves it out)") from error

@@ -60,8 +60,8 @@ class ClassSampler:
     self._classes_per_batch = batch_size // per_class
     if len(members) < self._classes_per_batch:
       raise ValueError(
-        f"a batch of {batch_size} = {self._classes_per_batch} classes x {per_class} needs {self._classes_per_batch} "
-        f"classes, the data has {len(members)}: lower batch_size or raise per_class"
+        f"train.batch_size={batch_size} with train.per_class={per_class} needs {self._classes_per_batch} classes to train on, "
+        f"the training split has {len(members)}: {_smaller_batch(len(members), per_class)}"
       )
     self._members = members
     self._per_class = per_class
@@ -116,3 +116,10 @@ class ClassSampler:
     if self._mask_small:
       where = np.arange(self._per_class) < len(order)
     return order[slots % len(order)], where
+
+
+def _smaller_batch(num_classes: int, per_class: int) -> str:
+  """What to do where there are too few classes for a batch."""
+  if num_classes < 2:
+    return "more classes are needed"
+  return f"set train.batch_size={num_classes * per_class} or less"

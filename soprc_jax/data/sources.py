@@ -15,11 +15,13 @@ class Example(NamedTuple):
     image: ``[H, W, 3]`` uint8 RGB, upright; or the content of an image file, see `pictures.as_picture`.
     label: class, any integer.
     id: what names the image in messages and lists, unique in its source.
+    class_name: what names the class for people; empty where that is the label.
   """
 
   image: np.ndarray | pictures.Encoded
   label: int
   id: str
+  class_name: str = ""
 
 
 class Source(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import logging
 from pathlib import Path
 from typing import Any
+import uuid
 
 import numpy as np
 
@@ -127,7 +128,7 @@ def _column(part: Any, key: str, folder: Path, name: str) -> np.ndarray:
       _log.warning("%s is damaged (%s): reading the records again.", path, error)
   _log.info("Reading %s of %d records, once.", key, len(part))
   values = np.array([_plain(part[i][key]) for i in range(len(part))])
-  aside = path.with_name(f"{path.name}.tmp.npy")
+  aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.npy")  # several processes may be at it
   try:
     np.save(aside, values)
     aside.replace(path)

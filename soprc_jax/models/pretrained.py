@@ -5,7 +5,11 @@ from pathlib import Path
 import re
 from typing import Any
 
+import jax
 import numpy as np
+
+from soprc_jax.models.embedding import EmbeddingNet
+from soprc_jax.models.resnet import RESNETS, ResNet
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
 HUB = "hf://"
@@ -82,6 +86,29 @@ def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
     # Torch stores kernels as [out, in, height, width] and [out, in].
     node[path[-1]] = np.transpose(array, (2, 3, 1, 0)) if array.ndim == 4 else array.T
   return variables
+
+
+def architecture(variables: Variables, *, source: str) -> str:
+  """The network in `RESNETS` (with torchvision's stem) that the variables are of.
+
+  Args:
+    variables: as `to_flax` returns them.
+    source: what names the weights in messages.
+
+  Raises:
+    ValueError: they are of none of them.
+  """
+  found = {path: array.shape for path, array in _flat(variables).items() if not _is_head(path)}
+  images = jax.ShapeDtypeStruct((1, 32, 32, 3), np.uint8)
+  for name, (stages, bottleneck) in RESNETS.items():
+    network = EmbeddingNet(ResNet(stages, bottleneck), embedding_dim=1)
+    wanted = _flat(jax.eval_shape(network.init, jax.random.key(0), images))
+    if found == {path: leaf.shape for path, leaf in wanted.items() if not _is_head(path)}:
+      return name
+  names = ", ".join(".".join(path[1:]) for path in list(found)[:3]) or "nothing"
+  raise ValueError(
+    f"{source} holds the weights of none of {', '.join(RESNETS)} with torchvision's, timm's or Hugging Face's names; it has {names}, ..."
+  )
 
 
 def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variables, bool]:
@@ -166,7 +193,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
   try:
     return numpy.load_file(path)
   except SafetensorError as error:
-    raise ValueError(f"{path} is no safetensors file ({error})") from error
+    raise ValueError(f"{path} is no safetensors file ({error}): fetch it again") from error
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
@@ -180,7 +207,10 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
   try:
     content = torch.load(path, map_location="cpu", weights_only=True)
   except Exception as error:  # pickle, zip and torch errors: whatever is in the file, it is not executed
-    raise ValueError(f"{path} is no file of weights that can be read without executing it ({error})") from error
+    raise ValueError(
+      f"{path} is no file of weights that can be read without executing it ({str(error).splitlines()[0] if str(error) else 'empty'}): "
+      "give one that torch.save(model.state_dict(), FILE) wrote, or a .safetensors file"
+    ) from error
   for key in ("state_dict", "model"):
     if isinstance(content, dict) and isinstance(content.get(key), dict):
       content = content[key]
@@ -203,4 +233,4 @@ def _from_hub(source: str) -> Path:
   try:
     return Path(hf_hub_download("/".join(parts[:2]), "/".join(parts[2:]) or "model.safetensors"))
   except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
-    raise ValueError(f"{source} could not be fetched ({error})") from error
+    raise ValueError(f"{source} could not be fetched ({error}): fetch the file by other means and give its path") from error

@@ -67,7 +67,7 @@ def make_batches(config: Any, data: Data) -> pipeline.TrainBatches:
     on_broken=config.data.on_broken,
     seed=config.seed,
     num_steps=config.warmup.steps + config.train.steps,
-    shard=(jax.process_index(), jax.process_count()),
+    shard=(parallel.process_index(), parallel.num_processes()),
   )
 
 
@@ -127,11 +127,14 @@ def make_parts(config: Any, data: Data) -> Parts:
   warmup_setting = setting._replace(num_steps=config.warmup.steps)
   warmup = objectives.make_objective(config.warmup.loss, config.loss, warmup_setting)
   tx = optax.chain(main.tracker, optimizers.make_optimizer(config))
+  # A single microbatch is the batch itself.
+  microbatch = config.train.microbatch if config.train.microbatch < config.train.batch_size else 0
   shared = {
     "tx": tx,
     "carrier": main,
     "masked": (data.sampler.num_small > 0 and config.data.small_classes == "mask") or config.data.on_broken == "skip",
     "axis_name": parallel.AXIS_NAME,
+    "microbatch": microbatch // parallel.num_devices(),
   }
 
   def compiled(objective: objectives.Objective, freeze_bn: bool, first_step: int) -> StepFn:
@@ -148,6 +151,13 @@ def make_parts(config: Any, data: Data) -> Parts:
   )
 
 
+def abstract_network(config: Any) -> dict[str, Any]:
+  """Shapes and dtypes of ``{"params", "batch_stats"}``, whatever the data are."""
+  images = jax.ShapeDtypeStruct((1, config.data.image_size, config.data.image_size, 3), jnp.uint8)
+  variables = jax.eval_shape(make_model(config, freeze_bn=True).init, jax.random.key(0), images)
+  return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
+
+
 def abstract_state(config: Any, parts: Parts) -> state_lib.TrainState:
   """Shapes and dtypes of the state: what a checkpoint is restored to, without drawing or compiling anything."""
   return jax.eval_shape(functools.partial(_random_state, config, parts))
@@ -159,7 +169,7 @@ def starting_state(config: Any, parts: Parts) -> state_lib.TrainState:
   if not config.model.init_from:
     return state
   check_unseen(config)
-  network = checkpoints.load_network(config.model.init_from, state)
+  network = checkpoints.load_network(config.model.init_from, {"params": state.params, "batch_stats": state.batch_stats})
   return dataclasses.replace(state, **network)
 
 

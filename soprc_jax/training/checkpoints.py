@@ -78,12 +78,12 @@ class Store:
     parts = _checked(found["network"], network), _checked(found["training"], rest)
     return TrainState(**parts[0], **parts[1]), found["meta"]
 
-  def restore_network(self, like: TrainState) -> dict[str, Any]:
+  def restore_network(self, like: dict[str, Any]) -> dict[str, Any]:
     """Only ``params`` and ``batch_stats`` of the newest checkpoint, in the structure of ``like``."""
     step = self._manager.latest_step()
     if step is None:
       raise FileNotFoundError(f"no checkpoint in {self._manager.directory}")
-    network, _ = _parts(jax.tree.map(_abstract, like))
+    network = jax.tree.map(_abstract, like)
     args = ocp.args.Composite(network=ocp.args.StandardRestore(network))
     return _checked(self._manager.restore(step, args=args)["network"], network)
 
@@ -111,12 +111,12 @@ def fingerprint(source: str) -> str:
   return digest.hexdigest()
 
 
-def load_network(source: str, like: TrainState) -> dict[str, Any]:
+def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
   """``params`` and ``batch_stats`` to start from.
 
   Args:
     source: workdir of another run (its best, else its newest checkpoint), a folder of `save_variables`, or a weights file as of `pretrained.read`.
-    like: a state of the network; its head is kept where weights have one of another size.
+    like: ``{"params", "batch_stats"}`` of the network, abstract or not; its head is kept where weights have one of another size.
 
   Raises:
     FileNotFoundError: there is no checkpoint or file.
@@ -157,8 +157,8 @@ def _find(source: str) -> Path:
   )
 
 
-def _fitted(variables: dict[str, Any], like: TrainState, source: str) -> dict[str, Any]:
-  network, has_head = pretrained.fit(variables, _parts(like)[0], source=source)
+def _fitted(variables: dict[str, Any], like: dict[str, Any], source: str) -> dict[str, Any]:
+  network, has_head = pretrained.fit(variables, like, source=source)
   _log.info("Starting from the weights in %s, %s.", source, "head included" if has_head else "with a new head")
   return network
 

@@ -204,8 +204,7 @@ def _check_starts(plan: plans.Plan, config: Any) -> None:
   """Loads the network that each seed starts from, and throws it away."""
   if not plan.init_from:
     return
-  data = build.make_data(config)
-  like = build.abstract_state(config, build.make_parts(config, data))
+  like = build.abstract_network(config)
   for seed in plan.seeds:
     start = plan.start(seed)
     if workdir_lib.find_config(Path(start).expanduser()) and not (Path(start).expanduser() / workdir_lib.RESULTS).exists():

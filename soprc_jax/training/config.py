@@ -4,25 +4,20 @@ Files in ``configs/`` call `default_config` and change fields. Options that a pr
 `resolve` fills them in; a value given by hand wins over the preset.
 """
 
-from collections.abc import Iterator
 import json
-import math
 from typing import Any
 
 from ml_collections import config_dict
 
-from soprc_jax import interpolation, losses
-from soprc_jax.data import datasets, images, pipeline, sampler
-from soprc_jax.models import RESNETS, resnet
-from soprc_jax.training import methods, objectives, optimizers
+from soprc_jax.training import config_checks, methods
 
 # ml_collections' class is opaque to mypy: its fields are checked by `check` instead.
 ConfigDict: Any = config_dict.ConfigDict
 
-DTYPES = ("float32", "bfloat16")
 PRESETS = ("default", "paper", "authors")
 # Keys that may differ when a run is resumed, since they change no result.
-RESUME_FREE = ("data.root", "data.workers", "data.prefetch", "log.progress")
+# A run that goes on has met no broken image that it could not go on from, so data.on_broken is free too.
+RESUME_FREE = ("data.root", "data.workers", "data.prefetch", "data.on_broken", "log.progress")
 
 
 def default_config() -> Any:
@@ -56,7 +51,7 @@ def default_config() -> Any:
       "embedding_dim": 512,
       "dtype": "float32",
       "freeze_bn": True,
-      "init_from": "",  # workdir of a run whose network to start from; empty: random weights
+      "init_from": "",  # network to start from: workdir of a run, FILE.pth, FILE.safetensors or hf://USER/REPOSITORY; empty: random weights
     }
   )
   config.loss = ConfigDict(
@@ -118,7 +113,14 @@ def default_config() -> Any:
     }
   )
   config.warmup = ConfigDict({"steps": 0, "loss": "triplet", "learning_rate": 1e-3, "freeze_bn": False})
-  config.train = ConfigDict({"steps": 50_000, "batch_size": 224, "per_class": 4, "microbatch": 0})
+  config.train = ConfigDict(
+    {
+      "steps": 50_000,  # after the warm-up
+      "batch_size": 224,  # of all devices
+      "per_class": 4,  # K
+      "microbatch": 0,  # > 0: so many of the batch's images go through the network at a time: less memory, the same gradient
+    }
+  )
   config.eval = ConfigDict(
     {
       "every": 1000,
@@ -132,7 +134,7 @@ def default_config() -> Any:
   )
   config.checkpoint = ConfigDict({"every": 1000, "keep": 2})
   config.log = ConfigDict({"progress": True, "line_every": 50})
-  # Of experiments.compare alone; see soprc_jax/training/comparison.py.
+  # Of experiments.compare alone; see soprc_jax/training/plans.py.
   config.compare = ConfigDict(
     {
       "methods": methods.COMPARED,
@@ -188,134 +190,11 @@ def resolve(config: Any) -> Any:
     if config.loss.prior[key] is None:
       config.loss.prior[key] = value
   del config.presets, config.compare
-  problems = check(config)
+  problems = config_checks.check(config)
   if problems:
     raise ValueError("the config does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
   config.lock()
   return config
-
-
-def check(config: Any) -> list[str]:
-  """What is wrong with a resolved config: one line each, naming the key, the value and what is allowed."""
-  problems: list[str] = []
-
-  def get(key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-      value = value[part]
-    return value
-
-  def choice(key: str, allowed: Any) -> None:
-    if get(key) not in allowed:
-      problems.append(f"{key} must be one of {', '.join(map(str, allowed))}; got {get(key)!r}")
-
-  def number(key: str, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
-    value = get(key)
-    inside = low < value <= high if open_low else low <= value <= high
-    if not (inside and math.isfinite(value)):
-      limit = f"> {low:g}" if open_low else f">= {low:g}"
-      limit += f" and <= {high:g}" if math.isfinite(high) else ""
-      problems.append(f"{key} must be {limit}; got {value!r}")
-
-  choice("data.source", tuple(datasets.SOURCES))
-  choice("data.augmentation", images.AUGMENTATIONS)
-  choice("data.on_broken", pipeline.ON_BROKEN)
-  choice("data.small_classes", sampler.SMALL_CLASS_POLICIES)
-  choice("model.name", sorted(RESNETS))
-  choice("model.stem", resnet.STEMS)
-  choice("model.dtype", DTYPES)
-  choice("model.stem_stride", (1, 2))
-  for key in ("loss.name", "warmup.loss"):
-    problem = objectives.name_problem(get(key))
-    if problem:
-      problems.append(f"{key} {problem}")
-  choice("loss.v", ("carried", "batch"))
-  choice("loss.initial_v", ("debiased", "uniform"))
-  choice("loss.grid", interpolation.GRIDS)
-  choice("loss.average_over", ("selected", "all"))
-  choice("loss.pool", ("batch", "list"))
-  choice("loss.prior.kind", objectives.PRIOR_KINDS)
-  if config.warmup.loss in objectives.CARRIED:
-    problems.append(
-      f"warmup.loss must not carry a state of its own (as {', '.join(objectives.CARRIED)}); got {config.warmup.loss!r}"
-    )
-  choice("loss.auroc.surrogate", losses.auroc.SURROGATES)
-  choice("optim.name", optimizers.OPTIMIZERS)
-  choice("optim.schedule", optimizers.SCHEDULES)
-  number("seed", 0, 2**32 - 1)  # larger ones would draw the weights of a smaller one
-  for key in ("train.steps", "warmup.steps"):
-    number(key, 0)
-  for key in ("model.width", "model.embedding_dim", "data.image_size", "eval.image_size", "eval.batch_size"):
-    number(key, 1)
-  for key in ("eval.block_size", "checkpoint.keep", "data.prefetch", "loss.num_points", "log.line_every"):
-    number(key, 1)
-  for key in ("tau1", "tau2", "multi_similarity.alpha", "multi_similarity.beta", "smooth_ap.tau", "auroc.tau"):
-    number(f"loss.{key}", 0, open_low=True)
-  number("loss.fast_ap.num_bins", 1)
-  number("loss.blackbox.lambda_", 0, open_low=True)
-  number("loss.blackbox.interclass_coef", 0, 1)
-  number("loss.xbm.start_after", 0)
-  choice("loss.xbm.overflow", ("ring", "tail"))
-  for name in ("xbm", "blackbox"):
-    if config.loss.name == name:
-      number(f"loss.{name}.memory_size", config.train.batch_size)
-  number("loss.listwise_ap.num_bins", 2)
-  for key in ("loss.tau1_start", "loss.lambda1", "loss.lambda2", "loss.triplet.margin", "optim.weight_decay"):
-    number(key, 0)
-  for key in ("optim.learning_rate", "warmup.learning_rate", "optim.decay_factor", "optim.head_multiplier"):
-    number(key, 0)
-  number("optim.momentum", 0, 1)
-  number("loss.beta", 0, 1, open_low=True)
-  number("loss.prior.start", 0, 1)
-  if config.loss.self_weight != -1:
-    number("loss.self_weight", 0, 1)
-  if config.loss.prior.kind in ("scaled", "constant"):
-    number("loss.prior.value", 0, 1, open_low=True)
-  number("data.train_share", 0, 1, open_low=True)
-  number("data.val_share", 0, 1, open_low=True)
-  if config.data.train_share + config.data.val_share >= 1:
-    problems.append("data.train_share + data.val_share must be below 1, the rest of the classes is for test")
-  if config.train.steps + config.warmup.steps < 1:
-    problems.append("train.steps + warmup.steps must be at least 1")
-  if any(k < 1 for k in config.eval.ks) or not config.eval.ks:
-    problems.append(f"eval.ks must be numbers >= 1; got {config.eval.ks}")
-  for key, size, resize in (
-    ("data.resize", config.data.image_size, config.data.resize if config.data.augmentation == "crop" else 0),
-    ("eval.resize", config.eval.image_size, config.eval.resize),
-  ):
-    if resize and resize < size:
-      problems.append(f"{key}, the shorter side before the crop, must be at least {size}, the crop; got {resize}")
-  if list(config.optim.milestones) != sorted(config.optim.milestones):
-    problems.append(f"optim.milestones must ascend; got {config.optim.milestones}")
-  size, per_class = config.train.batch_size, config.train.per_class
-  if per_class < 2:
-    problems.append(f"train.per_class must be at least 2, a query needs a positive; got {per_class}")
-  elif size < 2 * per_class or size % per_class:
-    lower = max(size // per_class, 2) * per_class
-    problems.append(
-      f"train.batch_size must be a multiple of train.per_class={per_class} with at least two classes, "
-      f"e.g. {lower} or {lower + per_class}; got {size}"
-    )
-  if config.train.microbatch != 0:
-    problems.append(f"train.microbatch must be 0: microbatches are not implemented yet; got {config.train.microbatch}")
-  # Whatever has no rule of its own above: no number is infinite, no count, size or seed negative.
-  for key, value in _leaves(config.to_dict()):
-    if any(problem.startswith(f"{key} ") for problem in problems):
-      continue
-    if isinstance(value, float) and not math.isfinite(value):
-      problems.append(f"{key} must be a finite number; got {value!r}")
-    elif isinstance(value, int) and value < 0:
-      problems.append(f"{key} must be >= 0; got {value!r}")
-  return problems
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """(dotted key, value) of each leaf of a nested dict."""
-  for key, value in tree.items():
-    if isinstance(value, dict):
-      yield from _leaves(value, f"{prefix}{key}.")
-    else:
-      yield prefix + key, value
 
 
 def to_json(config: Any) -> str:

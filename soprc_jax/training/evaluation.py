@@ -1,4 +1,4 @@
-"""Evaluation of a network on a split: embed all images on the devices, rank them on the host."""
+"""Evaluation of a network on a split: embed all images on the devices, rank them on the hosts."""
 
 from collections.abc import Callable
 import functools
@@ -9,8 +9,8 @@ from flax import linen as nn
 import numpy as np
 
 from soprc_jax import metrics
-from soprc_jax.data import pipeline, sources
-from soprc_jax.training import build, checkpoints, parallel
+from soprc_jax.data import datasets, pipeline, sources
+from soprc_jax.training import build, checkpoints, parallel, progress
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -43,7 +43,8 @@ def make_embed(model: nn.Module, config: Any) -> EmbedFn:
   """
   count, settings = parallel.num_devices(), config.eval
   batch_size = -(-settings.batch_size // count) * count  # evaluation pads, so any size will do
-  compiled = parallel.compile_step(functools.partial(step_lib.embed_step, model=model), donate_state=False)
+  step = functools.partial(step_lib.embed_step, model=model, axis_name=parallel.AXIS_NAME)
+  compiled = parallel.compile_step(step, donate_state=False)
 
   def embed(variables: Any, source: sources.Source) -> Embedded:
     parts, kept = [], []
@@ -53,56 +54,72 @@ def make_embed(model: nn.Module, config: Any) -> EmbedFn:
       image_size=settings.image_size,
       resize_to=settings.resize,
       on_broken=config.data.on_broken,
+      shard=(parallel.process_index(), parallel.num_processes()),
     )
-    for batch in batches:
-      where = batch.pop("where")
-      embeddings = parallel.unshard(compiled(variables, parallel.shard(batch)))
-      parts.append(embeddings[where])  # padding never reaches a metric
-      kept.append(where)
+    with progress.bar(config, total=len(source), desc="embedding", unit="image") as bar:
+      for batch in batches:
+        embeddings, where = parallel.unreplicate(compiled(variables, parallel.shard(batch)))
+        parts.append(embeddings[where])  # padding never reaches a metric
+        kept.append(where)
+        bar.update(int(where.sum()))
     good = np.concatenate(kept)[: len(source)]
     return Embedded(np.concatenate(parts), source.labels[good], np.flatnonzero(good), int((~good).sum()))
 
   return embed
 
 
-def evaluate(embedded: Embedded, settings: Any) -> dict[str, Any]:
+def evaluate(embedded: Embedded, config: Any) -> dict[str, Any]:
   """`soprc_jax.metrics.retrieval_metrics` of a split against itself, by ``config.eval``, and how many images were left out."""
-  values = metrics.retrieval_metrics(embedded.embeddings, embedded.labels, ks=settings.ks, block_size=settings.block_size)
-  return values | {"num_broken": embedded.num_broken}
+  everything = np.arange(len(embedded.labels))
+  return _rank(embedded, everything, None, config) | {"num_broken": embedded.num_broken}
 
 
-def one_per_class(embedded: Embedded, settings: Any, *, repeats: int, seed: int = 0) -> dict[str, Any]:
+def one_per_class(embedded: Embedded, config: Any, *, seed: int = 0) -> dict[str, Any]:
   """Retrieval from a gallery of one random image of each class, the others as queries: the protocol of VehicleID's authors.
 
   Args:
     embedded: images and labels.
-    settings: ``config.eval``.
-    repeats: number of random galleries >= 1.
+    config: resolved; ``config.eval.one_per_class`` >= 1 is the number of random galleries.
     seed: of the galleries.
 
   Returns:
     The mean over the galleries of each metric, and under ``"NAME_std"`` its standard deviation; ``"num_repeats"``.
   """
   rng, found = np.random.default_rng(seed), []
-  for _ in range(repeats):
+  for _ in range(config.eval.one_per_class):
     order = rng.permutation(len(embedded.labels))
     chosen = order[np.unique(embedded.labels[order], return_index=True)[1]]
-    queries = np.setdiff1d(order, chosen)
-    found.append(
-      metrics.retrieval_metrics(
-        embedded.embeddings[queries],
-        embedded.labels[queries],
-        gallery=embedded.embeddings[chosen],
-        gallery_labels=embedded.labels[chosen],
-        ks=settings.ks,
-        block_size=settings.block_size,
-      )
-    )
+    found.append(_rank(embedded, np.setdiff1d(order, chosen), chosen, config))
   names = [name for name, value in found[0].items() if isinstance(value, float)]
   means = {name: float(np.mean([values[name] for values in found])) for name in names}
   deviations = {f"{name}_std": float(np.std([values[name] for values in found])) for name in names}
   fixed = {name: found[0][name] for name in ("num_queries", "num_skipped", "ks_beyond_gallery")}
-  return means | deviations | fixed | {"num_repeats": repeats, "num_broken": embedded.num_broken}
+  return means | deviations | fixed | {"num_repeats": len(found), "num_broken": embedded.num_broken}
+
+
+def _rank(embedded: Embedded, queries: np.ndarray, gallery: np.ndarray | None, config: Any) -> dict[str, Any]:
+  """Metrics of the images at ``queries`` in those at ``gallery`` (None: the queries themselves); each process ranks its share."""
+  size = -(-len(queries) // parallel.num_processes())
+  first = parallel.process_index() * size
+  mine = queries[first : first + size]
+  candidates = queries if gallery is None else gallery
+  with progress.bar(config, total=len(mine), desc="ranking", unit="query") as bar:
+    found = metrics.retrieval_metrics(
+      embedded.embeddings[mine],
+      embedded.labels[mine],
+      ks=config.eval.ks,
+      gallery=embedded.embeddings[candidates],
+      gallery_labels=embedded.labels[candidates],
+      query_ids=mine,
+      gallery_ids=candidates,
+      block_size=config.eval.block_size,
+      per_query=True,
+      on_block=bar.update,
+    )
+  ap, above = np.full(size, np.nan), np.full(size, -1)
+  ap[: len(mine)], above[: len(mine)] = found["ap_per_query"], found["negatives_above"]
+  ap, above = parallel.gather_rows(ap)[: len(queries)], parallel.gather_rows(above)[: len(queries)]
+  return metrics.summarise_ranks(ap, above, ks=config.eval.ks, num_candidates=len(candidates) - (gallery is None))
 
 
 class Trained(NamedTuple):
@@ -135,16 +152,14 @@ def load(config: Any, workdir: Path, *, newest: bool = False) -> Trained:
   folder = workdir / (checkpoints.NEWEST if newest or config.data.trainval else checkpoints.BEST)
   if not folder.is_dir():
     raise FileNotFoundError(f"{folder} is missing: the run has not reached its first evaluation yet")
-  data = build.make_data(config)
-  parts = build.make_parts(config, data)
+  splits = datasets.make_splits(config.data)
   store = checkpoints.Store(folder)
   try:
-    state, _ = store.restore(build.abstract_state(config, parts))
+    step, network = store.latest_step(), store.restore_network(build.abstract_network(config))
   finally:
     store.close()
-  replicated = parallel.replicate(state)
-  variables = {"params": replicated.params, "batch_stats": replicated.batch_stats}
-  return Trained(make_embed(parts.model, config), variables, data.splits, int(state.step))
+  embed = make_embed(build.make_model(config, freeze_bn=True), config)
+  return Trained(embed, parallel.replicate(network), splits, int(step or 0))
 
 
 def evaluate_workdir(config: Any, workdir: Path, *, split: str, newest: bool) -> dict[str, Any]:
@@ -156,7 +171,7 @@ def evaluate_workdir(config: Any, workdir: Path, *, split: str, newest: bool) ->
   """
   trained = load(config, workdir, newest=newest)
   images = pick_split(trained.splits, split)
-  return evaluate(trained.embed(trained.variables, images), config.eval) | {"checkpoint_step": trained.step}
+  return evaluate(trained.embed(trained.variables, images), config) | {"checkpoint_step": trained.step}
 
 
 def pick_split(splits: dict[str, sources.Source], name: str) -> sources.Source:

@@ -3,18 +3,18 @@
 import logging
 import math
 from pathlib import Path
-import sys
 import time
 from typing import Any
 
 import jax
 import numpy as np
 from tensorboardX import SummaryWriter
-from tqdm import tqdm
 
 from soprc_jax import metrics as metrics_lib
 from soprc_jax.data import pipeline
 from soprc_jax.training import build, checkpoints, evaluation, parallel, plots
+from soprc_jax.training import config as config_lib
+from soprc_jax.training import progress as progress_lib
 from soprc_jax.training import workdir as workdir_lib
 from soprc_jax.training.state import TrainState
 
@@ -34,6 +34,8 @@ def train(config: Any, workdir: Path) -> dict[str, Any]:
     DivergedError: the loss or its gradient is not finite.
   """
   parallel.check_batch_size("train.batch_size", config.train.batch_size)
+  parallel.check_batch_size("train.microbatch", config.train.microbatch)
+  parallel.check_equal("the config", config_lib.to_json(config))
   run = _Run(config, workdir)
   try:
     run.train()
@@ -56,8 +58,11 @@ class _Run:
     self.parts = build.make_parts(config, self.data)
     self.num_steps = config.warmup.steps + config.train.steps
     start = build.starting_state(config, self.parts) if is_new else None
+    parallel.wait_for_all("every process has checked the workdir")
     # Only now: a mistake above leaves no folder behind that would refuse the corrected command.
-    workdir_lib.claim(workdir, config)
+    if parallel.is_main():
+      workdir_lib.claim(workdir, config)
+    parallel.wait_for_all("the workdir is there")
     self.newest = checkpoints.Store(workdir / checkpoints.NEWEST, keep=config.checkpoint.keep)
     self.best = checkpoints.Store(workdir / checkpoints.BEST)
     self.embed = evaluation.make_embed(self.parts.model, config)
@@ -70,9 +75,10 @@ class _Run:
       if meta["labels"] != self.meta["labels"]:
         raise ValueError(f"the classes of the data are not those that the run in {workdir} was trained on")
     self.start = int(state.step)
+    self.broken = set[int]()
     self.state = parallel.replicate(state)
-    self.log = workdir_lib.MetricsLog(workdir, last_step=self.start)
-    self.board = SummaryWriter(str(workdir / "tensorboard"), purge_step=self.start + 1)
+    self.log = workdir_lib.MetricsLog(workdir, last_step=self.start, writes=parallel.is_main())
+    self.board = SummaryWriter(str(workdir / "tensorboard"), purge_step=self.start + 1, write_to_disk=parallel.is_main())
     self.best_value = max((line["val_mAUPRC"] for line in self.log.lines if "val_mAUPRC" in line), default=-1.0)
     self._describe()
 
@@ -82,14 +88,13 @@ class _Run:
     stream = pipeline.iterate(
       batches, start=self.start, workers=self.config.data.workers, prefetch=self.config.data.prefetch
     )
-    progress = _Progress(self.config, self.start, self.num_steps)
+    progress = progress_lib.Progress(self.config, self.start, self.num_steps)
     pending: dict[str, Any] | None = None
     began = time.perf_counter()
     for step in range(self.start + 1, self.num_steps + 1):
       waiting = time.perf_counter()
       batch = next(stream)
-      batch.pop("position")
-      num_broken = int(batch.pop("broken").sum())
+      num_broken = self._note_broken(batch.pop("position"), batch.pop("broken"))
       wait = time.perf_counter() - waiting
       step_fn = self.parts.warmup_step if step <= self.config.warmup.steps else self.parts.main_step
       self.state, scalars = step_fn(self.state, parallel.shard(batch))
@@ -108,7 +113,17 @@ class _Run:
       began = time.perf_counter()
     progress.close()
 
-  def _evaluate_and_save(self, pending: dict[str, Any], progress: "_Progress", evaluates: bool, saves: bool) -> None:
+  def _note_broken(self, positions: np.ndarray, broken: np.ndarray) -> int:
+    """Names each broken image once (``data.on_broken=skip``); returns how many of the batch's are."""
+    for position in set(positions[broken].tolist()) - self.broken:
+      self.broken.add(position)
+      name = self.data.splits["train"][position].id
+      _log.warning("Broken image %s: another one of its class takes its place (data.on_broken=skip).", name)
+    return int(broken.sum())
+
+  def _evaluate_and_save(
+    self, pending: dict[str, Any], progress: progress_lib.Progress, evaluates: bool, saves: bool
+  ) -> None:
     self._fetch(pending)  # before anything is evaluated or saved that no run should go on from
     state = parallel.unreplicate(self.state)
     improved = False
@@ -126,7 +141,7 @@ class _Run:
 
   def _evaluate_on_val(self) -> dict[str, Any]:
     variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
-    return evaluation.evaluate(self._embedded(variables, "val"), self.config.eval)
+    return evaluation.evaluate(self._embedded(variables, "val"), self.config)
 
   def _embedded(self, variables: Any, split: str) -> evaluation.Embedded:
     """The images of a split as vectors.
@@ -139,7 +154,7 @@ class _Run:
       raise DivergedError(f"training broke down: the embeddings of {split} are not finite; try a lower optim.learning_rate")
     return embedded
 
-  def _write(self, pending: dict[str, Any], progress: "_Progress") -> None:
+  def _write(self, pending: dict[str, Any], progress: progress_lib.Progress) -> None:
     step, scalars = pending["step"], self._fetch(pending)
     # Rate of the update that made this step: the schedule is called with the number of steps before it.
     line = {"step": step, **scalars, "learning_rate": float(self.parts.schedule(step - 1))}
@@ -159,7 +174,7 @@ class _Run:
     Raises:
       DivergedError: the loss or its gradient is not finite.
     """
-    scalars = {name: float(value[0]) for name, value in jax.device_get(pending["scalars"]).items()}
+    scalars = {name: float(value) for name, value in parallel.unreplicate(pending["scalars"]).items()}
     if not (math.isfinite(scalars["loss"]) and math.isfinite(scalars["grad_norm"])):
       step = pending["step"]
       raise DivergedError(
@@ -181,12 +196,10 @@ class _Run:
     values: dict[str, Any] = {}
     for name in (name for name in self.data.splits if name.startswith("test")):
       embedded = self._embedded(variables, name)
-      values[name] = evaluation.evaluate(embedded, self.config.eval)
+      values[name] = evaluation.evaluate(embedded, self.config)
       if self.config.eval.one_per_class:
-        values[f"{name}_one_per_class"] = evaluation.one_per_class(
-          embedded, self.config.eval, repeats=self.config.eval.one_per_class
-        )
-      if name == "test":
+        values[f"{name}_one_per_class"] = evaluation.one_per_class(embedded, self.config)
+      if name == "test" and parallel.is_main():
         self._draw(embedded)
     results = {
       "config": self.config.to_dict(),
@@ -197,7 +210,9 @@ class _Run:
       "val": _val_at(self.log.lines, int(state.step)),
       **values,
     }
-    workdir_lib.write_results(self.workdir, results)
+    if parallel.is_main():
+      workdir_lib.write_results(self.workdir, results)
+    parallel.wait_for_all("the results are written")
     return results
 
   def _draw(self, embedded: evaluation.Embedded) -> None:
@@ -227,13 +242,14 @@ class _Run:
       )
     count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(self.like.params))
     _log.info(
-      "Network %s: %.2f million parameters, %s; %d device(s) (%s).",
+      "Network %s: %.2f million parameters, %s; on %s.",
       self.config.model.name,
       count / 1e6,
       self.config.model.dtype,
-      parallel.num_devices(),
-      jax.devices()[0].platform,
+      parallel.describe(),
     )
+    if self.config.train.microbatch:
+      _log.info("Microbatches of %d images: each image is embedded twice a step.", self.config.train.microbatch)
     if self.config.model.freeze_bn and not self.config.model.init_from:
       _log.warning(
         "Batch norm is frozen at its initial statistics, with random weights: set model.init_from, or model.freeze_bn=False."
@@ -248,37 +264,6 @@ class _Run:
     self.board.close()
     self.newest.close()
     self.best.close()
-
-
-class _Progress:
-  """A bar on a terminal, plain lines elsewhere."""
-
-  def __init__(self, config: Any, start: int, num_steps: int):
-    self._line_every, self._num_steps = config.log.line_every, num_steps
-    self._batch_size = config.train.batch_size
-    self._began, self._first = time.perf_counter(), start
-    on_terminal = config.log.progress and sys.stderr.isatty()
-    self._bar = tqdm(total=num_steps, initial=start, unit="step", dynamic_ncols=True) if on_terminal else None
-
-  def show(self, line: dict[str, Any]) -> None:
-    """One step, by its line of ``metrics.jsonl``."""
-    shown = {name: f"{line[name]:.4g}" for name in ("loss", "val_mAUPRC", "val_recall@1") if name in line}
-    if self._bar is not None:
-      self._bar.set_postfix(shown, refresh=False)
-      self._bar.update()
-      return
-    step = line["step"]
-    if step % self._line_every == 0 or "val_mAUPRC" in line or step == self._num_steps:
-      per_step = (time.perf_counter() - self._began) / (step - self._first)
-      left = per_step * (self._num_steps - step)
-      values = ", ".join(f"{name} {value}" for name, value in shown.items())
-      _log.info(
-        "step %d/%d: %s, %.0f images/s, %.0f s left", step, self._num_steps, values, self._batch_size / per_step, left
-      )
-
-  def close(self) -> None:
-    if self._bar is not None:
-      self._bar.close()
 
 
 def _due(step: int, every: int, last: int) -> bool:

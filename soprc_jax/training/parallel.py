@@ -1,12 +1,15 @@
-"""Devices: the only file that names ``jax.pmap``.
+"""Devices and processes: the only file that names ``jax.pmap``.
 
-A step is a pure function of (state, batch) with an axis name; here it is compiled for all devices.
+A step is a pure function of (state, batch) with an axis name; here it is compiled for all devices of all processes. Every
+process runs the same program on its part of each batch; what is written for people, the process with `is_main` writes.
 """
 
 from collections.abc import Callable
+import hashlib
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 import numpy as np
 
 AXIS_NAME = "devices"
@@ -25,6 +28,78 @@ def compile_ahead(compiled_step: Callable[..., Any], *args: Any) -> tuple[Callab
   return executable, int(size)
 
 
+def join_processes(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
+  """Joins the processes of a run; before anything else asks for a device.
+
+  Args:
+    coordinator: ``host:port`` of process 0, which the others reach. With all three None, jax asks the cluster's manager: SLURM, Open MPI,
+      Kubernetes or Cloud TPU.
+    num_processes: number of processes.
+    process_id: this one's number from 0.
+
+  Raises:
+    ValueError: the processes cannot be joined, or have different numbers of devices.
+  """
+  # Without gloo, CPU devices of several processes cannot talk to each other; other devices have ways of their own.
+  jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  try:
+    jax.distributed.initialize(coordinator, num_processes, process_id)
+  except (RuntimeError, ValueError) as error:
+    raise ValueError(
+      f"the processes of the run cannot be joined ({error}). Give --coordinator=HOST:PORT, --num_processes and --process_id, or "
+      "--distributed alone under SLURM, Open MPI, Kubernetes or on Cloud TPU"
+    ) from error
+  if jax.device_count() != jax.local_device_count() * jax.process_count():
+    raise ValueError(
+      f"process {jax.process_index()} has {jax.local_device_count()} of {jax.device_count()} devices, but every one of the "
+      f"{jax.process_count()} processes must have equally many"
+    )
+
+
+def num_processes() -> int:
+  """Processes of the run."""
+  return jax.process_count()
+
+
+def process_index() -> int:
+  """Number of this process, from 0."""
+  return jax.process_index()
+
+
+def is_main() -> bool:
+  """Whether this is the process that writes logs, tables and pictures."""
+  return jax.process_index() == 0
+
+
+def wait_for_all(what: str) -> None:
+  """Returns once every process has called this; ``what`` names the place in messages."""
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(what)
+
+
+def check_equal(what: str, text: str) -> None:
+  """Raises a ValueError if the processes do not all have the same text.
+
+  Args:
+    what: what the text is, in messages.
+    text: of this process.
+  """
+  digests = gather_rows(np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)[None])
+  different = np.flatnonzero((digests != digests[0]).any(axis=1))
+  if different.size:
+    raise ValueError(f"{what} of process {different[0]} is not that of process 0: start all processes with the same flags")
+
+
+def gather_rows(array: np.ndarray) -> np.ndarray:
+  """The rows of all processes in their order, ``[processes * n, ...]`` from ``[n, ...]``, on every one of them, bit for bit."""
+  if jax.process_count() == 1:
+    return array
+  # As bytes: on its way through jax a float64 would be cut to float32.
+  rows = np.ascontiguousarray(array)
+  gathered = np.asarray(multihost_utils.process_allgather(rows.reshape(-1).view(np.uint8)))
+  return gathered.reshape(-1).view(rows.dtype).reshape(-1, *rows.shape[1:])
+
+
 def num_devices() -> int:
   """Devices over all processes."""
   return jax.device_count()
@@ -32,7 +107,8 @@ def num_devices() -> int:
 
 def describe() -> str:
   """What computes, e.g. ``1 x cpu, jax 0.10.2``."""
-  return f"{num_devices()} x {jax.devices()[0].device_kind}, jax {jax.__version__}"
+  processes = f" in {num_processes()} processes" if num_processes() > 1 else ""
+  return f"{num_devices()} x {jax.devices()[0].device_kind}{processes}, jax {jax.__version__}"
 
 
 def check_batch_size(name: str, size: int) -> None:
@@ -53,7 +129,7 @@ def replicate(tree: Any) -> Any:
 
 
 def unreplicate(tree: Any) -> Any:
-  """The tree of the first local device, as numpy arrays that no later step can overwrite."""
+  """What the first local device holds of a tree that is the same on all, as numpy arrays that no later step can overwrite."""
 
   def first(leaf: Any) -> np.ndarray:
     shard = np.array(leaf.addressable_shards[0].data)
@@ -66,9 +142,3 @@ def shard(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Splits the first axis over the local devices: ``[n, B / n, ...]``."""
   count = jax.local_device_count()
   return {key: value.reshape(count, -1, *value.shape[1:]) for key, value in batch.items()}
-
-
-def unshard(values: Any) -> np.ndarray:
-  """Joins the first two axes of a device result on the host."""
-  array = np.asarray(values)
-  return array.reshape(-1, *array.shape[2:])

@@ -14,12 +14,12 @@ class Neighbour(NamedTuple):
 
   Attributes:
     id: of the image.
-    label: its class.
+    class_name: its class, as the data call it.
     similarity: cosine to the query.
   """
 
   id: str
-  label: int
+  class_name: str
   similarity: float
 
 
@@ -37,13 +37,17 @@ def nearest(trained: evaluation.Trained, query: Path, *, split: str, top: int) -
     FileNotFoundError: there is no such file.
   """
   gallery = evaluation.pick_split(trained.splits, split)
-  vector = trained.embed(trained.variables, _OneFile(query)).embeddings
-  if not len(vector):
-    raise ValueError(f"{query} is no image that can be read")
+  one = _OneFile(query)
+  pictures.pixels(pictures.as_picture(one[0].image))  # a broken query is no matter of data.on_broken
+  vector = trained.embed(trained.variables, one).embeddings
   found = trained.embed(trained.variables, gallery)
   similarities = found.embeddings.astype(np.float64) @ vector[0].astype(np.float64)
   order = np.argsort(-similarities, kind="stable")[:top]
-  return [Neighbour(gallery[int(found.positions[i])].id, int(found.labels[i]), float(similarities[i])) for i in order]
+  examples = [gallery[int(found.positions[i])] for i in order]
+  return [
+    Neighbour(example.id, example.class_name or str(example.label), float(similarities[i]))
+    for example, i in zip(examples, order, strict=True)
+  ]
 
 
 class _OneFile:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from soprc_jax.training import objectives
+from soprc_jax.training import gradients, objectives
 from soprc_jax.training.state import TrainState
 
 
@@ -22,6 +22,7 @@ def train_step(
   first_step: int,
   masked: bool,
   axis_name: str | None,
+  microbatch: int = 0,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One optimisation step (Alg. 1): scores, v_{t+1} (Eq. 10), loss (Eq. 8) plus L_var (Eq. 9), descent.
 
@@ -35,27 +36,38 @@ def train_step(
     first_step: step at which the phase of ``objective`` begins.
     masked: whether ``where`` may hold False, and masked images must stay out of batch statistics.
     axis_name: mapped axis; the lists are over the batch of all its devices.
+    microbatch: images of this device that the network takes at a time, see `gradients.by_microbatches`; 0 takes all at once. Batch norm
+      must be frozen.
 
   Returns:
     The new state and scalar metrics, equal on all devices.
   """
   where = batch["where"] if masked else None
+  batch_stats = state.batch_stats
 
-  def loss_fn(params: Any) -> tuple[jax.Array, Any]:
-    embeddings, moved = model.apply(
-      {"params": params, "batch_stats": state.batch_stats},
-      batch["image"],
-      train=True,
-      where=where,
-      mutable=["batch_stats"],
-    )
+  def loss_fn(embeddings: jax.Array) -> tuple[jax.Array, Any]:
     inputs = objectives.Inputs(embeddings, batch["label"], batch["where"], state.step - first_step, state.opt_state)
     outputs = objective.compute(inputs)
     update_args = outputs.update_args if objective is carrier else carrier.idle_args(inputs)
-    return outputs.loss, (update_args, outputs.metrics, moved.get("batch_stats", state.batch_stats))
+    return outputs.loss, (update_args, outputs.metrics)
 
-  (loss, aux), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-  update_args, metrics, batch_stats = aux
+  def whole(params: Any) -> tuple[jax.Array, Any]:
+    variables = {"params": params, "batch_stats": batch_stats}
+    embeddings, moved = model.apply(variables, batch["image"], train=True, where=where, mutable=["batch_stats"])
+    loss, aux = loss_fn(embeddings)
+    return loss, (*aux, moved.get("batch_stats", batch_stats))
+
+  def embed(params: Any, images: jax.Array) -> jax.Array:
+    embeddings: Any = model.apply({"params": params, "batch_stats": batch_stats}, images, train=False)
+    return embeddings
+
+  if microbatch:
+    # Batch norm is frozen here (the config makes sure of it): each image by itself, no statistics to move.
+    (loss, (update_args, metrics)), grads = gradients.by_microbatches(
+      embed, loss_fn, state.params, batch["image"], size=microbatch
+    )
+  else:
+    (loss, (update_args, metrics, batch_stats)), grads = jax.value_and_grad(whole, has_aux=True)(state.params)
   # Every device holds the same loss of the joined batch; the mean of the gradients is the gradient of that loss.
   if axis_name is not None:
     grads = jax.lax.pmean(grads, axis_name)
@@ -70,7 +82,10 @@ def train_step(
   return new_state, {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
 
 
-def embed_step(variables: dict[str, Any], batch: dict[str, jax.Array], *, model: nn.Module) -> jax.Array:
-  """Embeddings ``[B, D]`` of this device's images, by the running statistics."""
+def embed_step(
+  variables: dict[str, Any], batch: dict[str, jax.Array], *, model: nn.Module, axis_name: str | None
+) -> tuple[jax.Array, jax.Array]:
+  """Embeddings ``[B, D]`` and ``where [B]`` of the images of all devices, by the running statistics."""
   embeddings: Any = model.apply(variables, batch["image"], train=False)
-  return embeddings
+  found = embeddings, batch["where"]
+  return found if axis_name is None else jax.lax.all_gather(found, axis_name, tiled=True)

@@ -108,16 +108,18 @@ class MetricsLog:
   Args:
     workdir: folder of the run.
     last_step: step of the checkpoint that the run goes on from: later lines are dropped, since those steps come again.
+    writes: whether this process keeps the file; another one of the same run has the lines in memory only.
 
   Attributes:
     lines: what is in the file, oldest first.
   """
 
-  def __init__(self, workdir: Path, *, last_step: int):
-    self._path = workdir / METRICS
+  def __init__(self, workdir: Path, *, last_step: int, writes: bool = True):
+    path = workdir / METRICS
     self.lines = [line for line in read_metrics(workdir) if line["step"] <= last_step]
-    write_atomically(self._path, "".join(_dump(line) for line in self.lines))
-    self._file = self._path.open("a")
+    if writes:
+      write_atomically(path, "".join(_dump(line) for line in self.lines))
+    self._file = (path if writes else Path(os.devnull)).open("a")
 
   def write(self, line: dict[str, Any]) -> None:
     """Appends the line of a step."""
@@ -127,7 +129,8 @@ class MetricsLog:
   def sync(self) -> None:
     """Puts all lines on disk; done before a checkpoint, so that none of its steps can be missing."""
     self._file.flush()
-    os.fsync(self._file.fileno())
+    if self._file.name != os.devnull:
+      os.fsync(self._file.fileno())
 
   def close(self) -> None:
     self._file.close()

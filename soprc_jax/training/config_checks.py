@@ -1,0 +1,155 @@
+"""What must hold of a resolved config, told before anything is compiled."""
+
+from collections.abc import Iterator
+import math
+from typing import Any
+
+from soprc_jax import interpolation, losses
+from soprc_jax.data import datasets, images, pipeline, sampler
+from soprc_jax.models import RESNETS, resnet
+from soprc_jax.training import objectives, optimizers
+
+DTYPES = ("float32", "bfloat16")
+
+
+def check(config: Any) -> list[str]:
+  """What is wrong with a resolved config: one line each, naming the key, the value and what is allowed."""
+  problems: list[str] = []
+
+  def get(key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+      value = value[part]
+    return value
+
+  def choice(key: str, allowed: Any) -> None:
+    if get(key) not in allowed:
+      problems.append(f"{key} must be one of {', '.join(map(str, allowed))}; got {get(key)!r}")
+
+  def number(key: str, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
+    value = get(key)
+    inside = low < value <= high if open_low else low <= value <= high
+    if not (inside and math.isfinite(value)):
+      limit = f"> {low:g}" if open_low else f">= {low:g}"
+      limit += f" and <= {high:g}" if math.isfinite(high) else ""
+      problems.append(f"{key} must be {limit}; got {value!r}")
+
+  choice("data.source", tuple(datasets.SOURCES))
+  choice("data.augmentation", images.AUGMENTATIONS)
+  choice("data.on_broken", pipeline.ON_BROKEN)
+  choice("data.small_classes", sampler.SMALL_CLASS_POLICIES)
+  choice("model.name", sorted(RESNETS))
+  choice("model.stem", resnet.STEMS)
+  choice("model.dtype", DTYPES)
+  choice("model.stem_stride", (1, 2))
+  for key in ("loss.name", "warmup.loss"):
+    problem = objectives.name_problem(get(key))
+    if problem:
+      problems.append(f"{key} {problem}")
+  choice("loss.v", ("carried", "batch"))
+  choice("loss.initial_v", ("debiased", "uniform"))
+  choice("loss.grid", interpolation.GRIDS)
+  choice("loss.average_over", ("selected", "all"))
+  choice("loss.pool", ("batch", "list"))
+  choice("loss.prior.kind", objectives.PRIOR_KINDS)
+  if config.warmup.loss in objectives.CARRIED:
+    problems.append(
+      f"warmup.loss must not carry a state of its own (as {', '.join(objectives.CARRIED)}); got {config.warmup.loss!r}"
+    )
+  choice("loss.auroc.surrogate", losses.auroc.SURROGATES)
+  choice("optim.name", optimizers.OPTIMIZERS)
+  choice("optim.schedule", optimizers.SCHEDULES)
+  number("seed", 0, 2**32 - 1)  # larger ones would draw the weights of a smaller one
+  for key in ("train.steps", "warmup.steps"):
+    number(key, 0)
+  for key in ("model.width", "model.embedding_dim", "data.image_size", "eval.image_size", "eval.batch_size"):
+    number(key, 1)
+  for key in ("eval.block_size", "checkpoint.keep", "data.prefetch", "loss.num_points", "log.line_every"):
+    number(key, 1)
+  for key in ("tau1", "tau2", "multi_similarity.alpha", "multi_similarity.beta", "smooth_ap.tau", "auroc.tau"):
+    number(f"loss.{key}", 0, open_low=True)
+  number("loss.fast_ap.num_bins", 1)
+  number("loss.blackbox.lambda_", 0, open_low=True)
+  number("loss.blackbox.interclass_coef", 0, 1)
+  number("loss.xbm.start_after", 0)
+  choice("loss.xbm.overflow", ("ring", "tail"))
+  for name in ("xbm", "blackbox"):
+    if config.loss.name == name:
+      number(f"loss.{name}.memory_size", config.train.batch_size)
+  number("loss.listwise_ap.num_bins", 2)
+  for key in ("loss.tau1_start", "loss.lambda1", "loss.lambda2", "loss.triplet.margin", "optim.weight_decay"):
+    number(key, 0)
+  for key in ("optim.learning_rate", "warmup.learning_rate", "optim.decay_factor", "optim.head_multiplier"):
+    number(key, 0)
+  number("optim.momentum", 0, 1)
+  number("loss.beta", 0, 1, open_low=True)
+  number("loss.prior.start", 0, 1)
+  if config.loss.self_weight != -1:
+    number("loss.self_weight", 0, 1)
+  if config.loss.prior.kind in ("scaled", "constant"):
+    number("loss.prior.value", 0, 1, open_low=True)
+  number("data.train_share", 0, 1, open_low=True)
+  number("data.val_share", 0, 1, open_low=True)
+  if config.data.train_share + config.data.val_share >= 1:
+    problems.append("data.train_share + data.val_share must be below 1, the rest of the classes is for test")
+  if config.train.steps + config.warmup.steps < 1:
+    problems.append("train.steps + warmup.steps must be at least 1")
+  if any(k < 1 for k in config.eval.ks) or not config.eval.ks:
+    problems.append(f"eval.ks must be numbers >= 1; got {config.eval.ks}")
+  for key, size, resize in (
+    ("data.resize", config.data.image_size, config.data.resize if config.data.augmentation == "crop" else 0),
+    ("eval.resize", config.eval.image_size, config.eval.resize),
+  ):
+    if resize and resize < size:
+      problems.append(f"{key}, the shorter side before the crop, must be at least {size}, the crop; got {resize}")
+  if list(config.optim.milestones) != sorted(config.optim.milestones):
+    problems.append(f"optim.milestones must ascend; got {config.optim.milestones}")
+  size, per_class = config.train.batch_size, config.train.per_class
+  if per_class < 2:
+    problems.append(f"train.per_class must be at least 2, a query needs a positive; got {per_class}")
+  elif size < 2 * per_class or size % per_class:
+    lower = max(size // per_class, 2) * per_class
+    problems.append(
+      f"train.batch_size must be a multiple of train.per_class={per_class} with at least two classes, "
+      f"e.g. {lower} or {lower + per_class}; got {size}"
+    )
+  problems += _microbatch_problems(config)
+  # Whatever has no rule of its own above: no number is infinite, no count, size or seed negative.
+  for key, value in _leaves(config.to_dict()):
+    if any(problem.startswith(f"{key} ") for problem in problems):
+      continue
+    if isinstance(value, float) and not math.isfinite(value):
+      problems.append(f"{key} must be a finite number; got {value!r}")
+    elif isinstance(value, int) and value < 0:
+      problems.append(f"{key} must be >= 0; got {value!r}")
+  return problems
+
+
+def _microbatch_problems(config: Any) -> list[str]:
+  """What is wrong with ``train.microbatch``: whole microbatches, and none whose gradient is not that of the batch."""
+  size, batch_size = config.train.microbatch, config.train.batch_size
+  if size in (0, batch_size):
+    return []
+  if size < 0 or batch_size % size:
+    fitting = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
+    near = sorted(sorted(fitting, key=lambda n: abs(n - size))[:3])
+    return [
+      f"train.microbatch must divide train.batch_size={batch_size}, e.g. {', '.join(map(str, near))}, or be 0; got {size}"
+    ]
+  phases = [("model.freeze_bn", config.model.freeze_bn, config.train.steps)]
+  phases.append(("warmup.freeze_bn", config.warmup.freeze_bn, config.warmup.steps))
+  return [
+    f"train.microbatch must be 0 with {key}=False: batch norm in training mode takes its statistics over the whole batch, so that "
+    f"the gradient by microbatches would be another one; got {size}. Freeze it (from a trained network, model.init_from)"
+    for key, frozen, steps in phases
+    if steps and not frozen
+  ]
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """(dotted key, value) of each leaf of a nested dict."""
+  for key, value in tree.items():
+    if isinstance(value, dict):
+      yield from _leaves(value, f"{prefix}{key}.")
+    else:
+      yield prefix + key, value

@@ -1,0 +1,52 @@
+"""The gradient of a loss on the embeddings of a batch: at once, or microbatch by microbatch with the same result."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+EmbedFn = Callable[[Any, jax.Array], jax.Array]
+LossFn = Callable[[jax.Array], tuple[jax.Array, Any]]
+
+
+def by_microbatches(
+  embed: EmbedFn, loss_fn: LossFn, params: Any, images: jax.Array, *, size: int
+) -> tuple[tuple[jax.Array, Any], Any]:
+  """What ``jax.value_and_grad(lambda p: loss_fn(embed(p, images)), has_aux=True)(params)`` returns, in the memory of ``size`` images.
+
+  All images are embedded first, and the loss is taken on all embeddings: its lists are those of the whole batch. Then each
+  microbatch is embedded once more and passes its part of the gradient back (Gao et al., "Scaling deep contrastive learning batch size
+  under memory limited setup", 2021). The result is exact, not an average of the microbatches' own losses.
+
+  Args:
+    embed: ``(params, images [n, ...]) -> [n, D]``, each image by itself: no statistics of the batch.
+    loss_fn: ``[B, D] -> (loss, aux)``.
+    params: what the gradient is taken by.
+    images: ``[B, ...]``.
+    size: images at a time; divides B.
+
+  Returns:
+    ``((loss, aux), gradient)``.
+
+  Raises:
+    ValueError: when traced, if ``size`` does not divide B.
+  """
+  count = images.shape[0]
+  if count % size:
+    raise ValueError(f"microbatches of {size} images do not divide a batch of {count}")
+
+  def split(array: jax.Array) -> jax.Array:
+    return array.reshape(count // size, size, *array.shape[1:])
+
+  parts = split(images)
+  embeddings = jax.lax.map(lambda part: embed(params, part), parts)
+  outputs, slopes = jax.value_and_grad(loss_fn, has_aux=True)(embeddings.reshape(count, -1))
+
+  def add(total: Any, part: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+    part_images, part_slopes = part
+    pull_back = jax.vjp(lambda p: embed(p, part_images), params)[1]
+    return jax.tree.map(jnp.add, total, pull_back(part_slopes)[0]), None
+
+  gradient, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (parts, split(slopes)))
+  return outputs, gradient

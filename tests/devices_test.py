@@ -1,0 +1,104 @@
+"""Any number of devices and processes gives what one device gives on the joined batch (tests/device_cases.py says what)."""
+
+import atexit
+import functools
+import json
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+
+import device_cases
+import numpy as np
+import pytest
+from quick import quick_compilation  # noqa: F401
+import runs
+
+# (processes, devices of each)
+SETUPS = [(1, 2), (1, 3), (1, 4), (2, 2)]
+_IDS = [f"{processes}x{devices}" for processes, devices in SETUPS]
+
+
+def free_port():
+  """A port that nothing on this machine listens on."""
+  with socket.socket() as listener:
+    listener.bind(("localhost", 0))
+    return listener.getsockname()[1]
+
+
+@functools.cache
+def _folder():
+  folder = pathlib.Path(tempfile.mkdtemp(prefix="soprc_jax_devices_"))
+  atexit.register(shutil.rmtree, folder, ignore_errors=True)
+  return folder
+
+
+def _found(processes, devices):
+  """The values that a program with so many devices writes."""
+  path = _folder() / f"{processes}x{devices}.npz"
+  program = [sys.executable, str(pathlib.Path(device_cases.__file__)), str(path)]
+  env = runs.environment(devices, **runs.QUICK)
+  address = [f"localhost:{free_port()}", str(processes)] if processes > 1 else []
+  started = [
+    subprocess.Popen(
+      program + ([*address, str(i)] if address else []),
+      env=env,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    for i in range(processes)
+  ]
+  outputs = [process.communicate(timeout=900)[0] for process in started]
+  assert [process.returncode for process in started] == [0] * processes, "\n".join(outputs)
+  with np.load(path) as archive:
+    return dict(archive)
+
+
+@functools.cache
+def _wanted():
+  """The values of one device on the joined batch, without any mapped axis."""
+  return device_cases.everything(mapped=False)
+
+
+# One test a setup, since each starts a program.
+@pytest.mark.parametrize(("processes", "devices"), SETUPS, ids=_IDS)
+def test_equals_one_device(processes, devices, subtests):
+  found, wanted = _found(processes, devices), _wanted()
+  assert found.keys() == wanted.keys()
+  for name in device_cases.LOSSES:
+    with subtests.test("loss, gradient, carried state", name=name):
+      keys = [key for key in wanted if key.startswith(f"{name}/")]
+      assert len(keys) >= 6  # loss and gradient of three steps
+      for key in keys:
+        _assert_close(found[key], wanted[key], 1e-4 if key.endswith("gradient") else 1e-5, key)
+  for name in device_cases.TRAININGS:
+    with subtests.test("20 steps of SGD", name=name):
+      keys = [key for key in wanted if key.startswith(f"training/{name}.")]
+      assert sum(".params" in key for key in keys) >= 8
+      for key in keys:
+        # The momentum has the rounding of the last gradients, which the parameters average.
+        _assert_close(found[key], wanted[key], 1e-2 if ".trace" in key else 1e-3, key)
+  with subtests.test("evaluation"):
+    _assert_close(found["evaluation/embeddings"], wanted["evaluation/embeddings"], 1e-6, "embeddings")
+    metrics = json.loads(str(found["evaluation/metrics"]))
+    assert metrics == json.loads(str(wanted["evaluation/metrics"]))
+    assert metrics["all"]["num_queries"] == 25
+
+
+def _assert_close(got, want, tolerance, name):
+  """Equal up to ``tolerance`` times the largest entry; whole numbers and masks exactly."""
+  if not np.issubdtype(want.dtype, np.floating):
+    np.testing.assert_array_equal(got, want, err_msg=name)
+    return
+  np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * np.abs(want).max(initial=0), err_msg=name)
+
+
+def test_microbatches_train_as_the_whole_batch_does():
+  want = _wanted()
+  keys = [key for key in want if key.startswith("training/microbatches.")]
+  assert len(keys) > 20
+  for key in keys:
+    _assert_close(want[key], want[key.replace("/microbatches.", "/frozen.")], 1e-2 if ".trace" in key else 1e-3, key)
