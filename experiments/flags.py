@@ -144,6 +144,10 @@ def _join_processes(allowed: bool) -> None:
       "--coordinator, --num_processes and --process_id go together, without --distributed; got "
       + ", ".join(f"--{name}" for name in [*named, *(["distributed"] if _DISTRIBUTED.value else [])])
     )
+  if named and given["process_id"] >= given["num_processes"]:
+    raise ValueError(
+      f"--process_id={given['process_id']} must be below --num_processes={given['num_processes']}: the first process is 0"
+    )
   from soprc_jax.training import parallel
 
   parallel.join_processes(**given)

@@ -10,7 +10,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, surrogates
+from soprc_jax import _arrays, _blocks, surrogates
 
 ReduceFn = Callable[..., jax.Array]
 
@@ -242,23 +242,31 @@ def _false_positive_rate(
   positive_scores: jax.Array, negative_scores: jax.Array, negative_mask: jax.Array, tau1: Any
 ) -> jax.Array:
   """F: mean of l1 over the valid negatives at the threshold of each positive, ``[..., P]``."""
-  margins = positive_scores[..., :, None] - negative_scores[..., None, :]
-  losses = surrogates.one_sided_huber(margins, tau=jnp.asarray(tau1, margins.dtype))
-  mask = jnp.broadcast_to(negative_mask[..., None, :], losses.shape)
+
+  def rate(thresholds: jax.Array) -> jax.Array:
+    margins = thresholds[..., :, None] - negative_scores[..., None, :]
+    losses = surrogates.one_sided_huber(margins, tau=jnp.asarray(tau1, margins.dtype))
+    mask = jnp.broadcast_to(negative_mask[..., None, :], losses.shape)
+    return _arrays.masked_mean(losses, mask, axis=-1)
+
   # Scores of 1e38 overflow to inf; the largest number instead keeps (1 - prior) F and the risk defined.
-  return jnp.minimum(_arrays.masked_mean(losses, mask, axis=-1), jnp.finfo(losses.dtype).max)
+  largest = jnp.finfo(positive_scores.dtype).max
+  return jnp.minimum(_blocks.map_columns(rate, positive_scores, negative_scores.size), largest)
 
 
 def _true_positive_rate(
   scores: jax.Array, others: jax.Array, others_mask: jax.Array, self_weight: Any, tau2: Any
 ) -> jax.Array:
   """T: mean of l2 over the valid ``others``, mixed with the positive itself, ``[..., P]``."""
-  margins = scores[..., :, None] - others[..., None, :]
-  hits = surrogates.one_sided_sigmoid(margins, tau=jnp.asarray(tau2, margins.dtype))
-  mask = jnp.broadcast_to(others_mask[..., None, :], hits.shape)
-  rate = _arrays.masked_mean(hits, mask, axis=-1)
+
+  def rate(thresholds: jax.Array) -> jax.Array:
+    margins = thresholds[..., :, None] - others[..., None, :]
+    hits = surrogates.one_sided_sigmoid(margins, tau=jnp.asarray(tau2, margins.dtype))
+    mask = jnp.broadcast_to(others_mask[..., None, :], hits.shape)
+    return _arrays.masked_mean(hits, mask, axis=-1)
+
   weight = _per_list(self_weight, scores)
-  return (1.0 - weight) * rate + weight
+  return (1.0 - weight) * _blocks.map_columns(rate, scores, others.size) + weight
 
 
 def _list_risk(fpr: jax.Array, tpr: jax.Array, prior: Any, positive_mask: jax.Array, tpr_gradient: bool) -> jax.Array:

@@ -96,13 +96,13 @@ def finished(quick=True):
   return Finished(folder / "run", time.perf_counter() - began, done.stdout, done.stderr)
 
 
-def start_and_kill(flags, due, *, quick=True):
+def start_and_kill(flags, due, *, quick=True, devices=1):
   """Starts ``experiments.train`` and sends SIGKILL as soon as ``due(seconds)``; False if it finished before."""
   with tempfile.TemporaryFile("w+") as output:
     process = subprocess.Popen(
       [sys.executable, "-m", "experiments.train", *flags],
       cwd=ROOT,
-      env=environment(**(QUICK if quick else {})),
+      env=environment(devices, **(QUICK if quick else {})),
       stdout=output,
       stderr=subprocess.STDOUT,
       start_new_session=True,
@@ -125,9 +125,9 @@ def metrics(folder):
   return [repr({name: value for name, value in line.items() if name not in loop.CLOCK_FIELDS}) for line in lines]
 
 
-def states(folder):
-  """The states in the newest and the best checkpoint: all leaves by path, v among them."""
-  config = tiny_config()
+def states(folder, **values):
+  """The states in the newest and the best checkpoint of a tiny run: all leaves by path, v among them."""
+  config = tiny_config(**values)
   parts = build.make_parts(config, build.make_data(config))
   like = build.abstract_state(config, parts)
   found = {}

@@ -1,6 +1,5 @@
-"""What the losses of rankings share: which images count as relevant, and rows taken block by block."""
+"""What the losses of rankings share: which images count as relevant, and their scores in few columns."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -8,9 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from soprc_jax import _arrays, lists
-
-# Entries of the largest temporary that a block may hold: 64 MiB in float32.
-_BLOCK_ENTRIES = 2**24
 
 
 class Ranking(NamedTuple):
@@ -73,13 +69,3 @@ def _largest_class(labels: Any, where: Any, axis_name: _arrays.AxisName) -> int 
   if where is not None:
     labels = labels[np.asarray(where, bool)]
   return int(np.unique(labels, return_counts=True)[1].max(initial=1))
-
-
-def map_rows(row_fn: Callable[..., jax.Array], rows: tuple[jax.Array, ...], entries_per_row: int) -> jax.Array:
-  """``row_fn`` on each row of the arrays, so many at a time that temporaries stay small, in the gradient too."""
-  num_rows = rows[0].shape[0]
-  block = max(1, min(num_rows, _BLOCK_ENTRIES // max(entries_per_row, 1)))
-  if block == num_rows:
-    return jax.vmap(row_fn)(*rows)
-  # Recomputed in the backward pass, since the saved temporaries of all blocks would be the whole tensor again.
-  return jax.lax.map(jax.checkpoint(lambda row: row_fn(*row)), rows, batch_size=block)

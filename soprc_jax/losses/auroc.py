@@ -5,7 +5,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, surrogates
+from soprc_jax import _arrays, _blocks, surrogates
 from soprc_jax.losses import _ranking
 
 SURROGATES = ("huber", "logistic", "sigmoid")
@@ -69,5 +69,5 @@ def auroc_loss(
     return _arrays.masked_mean(losses, mask[:, None] & negative[None, :])
 
   rows = (positive_scores, positive_mask, found.scores, found.candidates & ~found.relevant)
-  losses = _ranking.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])
+  losses = _blocks.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])
   return _arrays.masked_mean(losses, found.valid, None, axis_name)

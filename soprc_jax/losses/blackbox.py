@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _arrays, lists
+from soprc_jax import _arrays, _blocks, lists
 from soprc_jax.memory import Memory, StoredScores, join_devices
 
 Ties = Literal["pessimistic", "order"]
@@ -129,22 +129,27 @@ def blackbox_ap_loss(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _weighted_loss(ties: Ties, rankings: _Rankings, lambda_: jax.Array, weights: jax.Array) -> jax.Array:
   """Sum of weight * (1 - AP) over the rankings."""
-  del lambda_
-  positions = _positions(ties, rankings)
-  return _loss_of_ranks(_normalise(positions, rankings.where, rankings.scores.dtype), positions, rankings, weights)
+  return _weighted_loss_forward(ties, rankings, lambda_, weights)[0]
 
 
 def _weighted_loss_forward(
   ties: Ties, rankings: _Rankings, lambda_: jax.Array, weights: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  scores, where = rankings.scores, rankings.where
-  positions = _positions(ties, rankings)
-  ranks = _normalise(positions, where, scores.dtype)
-  loss, slope = jax.value_and_grad(_loss_of_ranks)(ranks, positions, rankings, weights)
-  moved = _positions(ties, rankings._replace(scores=scores + lambda_ * slope))
-  # The difference of the whole numbers: exactly 0 for a rank that stays.
-  step = (moved - positions).astype(scores.dtype) / _count(where, scores.dtype)
-  return loss, step / (lambda_ + 1e-8)
+  """The loss, and the factor of its gradient by each score."""
+
+  def of_one(ranking: _Rankings, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    scores, where = ranking.scores, ranking.where
+    positions = _positions(ties, ranking)
+    ranks = _normalise(positions, where, scores.dtype)
+    loss, slope = jax.value_and_grad(_loss_of_ranks)(ranks, positions, ranking, weight)
+    moved = _positions(ties, ranking._replace(scores=scores + lambda_ * slope))
+    # The difference of the whole numbers: exactly 0 for a rank that stays.
+    step = (moved - positions).astype(scores.dtype) / _count(where, scores.dtype)
+    return loss, step / (lambda_ + 1e-8)
+
+  # Sorting takes several arrays of the size of the ranking.
+  losses, factors = _blocks.map_rows(of_one, (rankings, weights), 8 * rankings.scores.shape[1])
+  return jnp.sum(losses), factors
 
 
 def _weighted_loss_backward(ties: Ties, gradient: jax.Array, scale: jax.Array) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays
+from soprc_jax import _arrays, _blocks
 from soprc_jax.losses import _ranking
 
 
@@ -60,5 +60,5 @@ def smooth_ap_loss(
     return _arrays.masked_mean(_arrays.share(negatives_above, rank_in_class), mask)
 
   rows = (positive_scores, positive_mask, found.scores, found.relevant, found.candidates & ~found.relevant)
-  losses = _ranking.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])
+  losses = _blocks.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])
   return _arrays.masked_mean(losses, found.valid, None, axis_name)

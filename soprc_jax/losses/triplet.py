@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, lists
+from soprc_jax import _arrays, _blocks, lists
 
 
 def triplet_loss(
@@ -40,9 +40,13 @@ def triplet_loss(
   """
   _arrays.check_range("margin", margin, low=0.0)
   pairs = lists.retrieval_lists(embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name)
-  gaps = pairs.negative_scores[:, None, :] - pairs.positive_scores[:, :, None]
-  hinge = jax.nn.relu(gaps + jnp.asarray(margin, gaps.dtype))
-  valid = pairs.positive_where[:, :, None] & pairs.negative_where[:, None, :]
-  per_anchor = jnp.sum(jnp.where(valid, hinge, jnp.zeros_like(hinge)), axis=(1, 2))
+
+  def cost(positives: jax.Array) -> jax.Array:
+    gaps = pairs.negative_scores[:, None, :] - positives[:, :, None]
+    hinge = jax.nn.relu(gaps + jnp.asarray(margin, gaps.dtype))
+    return jnp.sum(jnp.where(pairs.negative_where[:, None, :], hinge, jnp.zeros_like(hinge)), axis=2)
+
+  costs = _blocks.map_columns(cost, pairs.positive_scores, pairs.negative_scores.size)
+  per_anchor = jnp.sum(jnp.where(pairs.positive_where, costs, jnp.zeros_like(costs)), axis=1)
   anchors = _arrays.mask_like(where, per_anchor)
   return _arrays.masked_mean(per_anchor, anchors, None, axis_name)

@@ -1,0 +1,142 @@
+"""One run on several processes, and on another number of devices when it goes on."""
+
+import json
+import subprocess
+import sys
+
+from devices_test import free_port
+import numpy as np
+import pytest
+import runs
+
+from soprc_jax.training import checkpoints
+
+# SGD, since Adam turns the rounding of tiny gradients into steps of full size.
+_FLAGS = {"optim.name": "sgd", "optim.learning_rate": 0.01, "warmup.steps": 3, "train.steps": 15}
+
+
+def _flags(folder, **values):
+  return runs.tiny_flags(folder, **(_FLAGS | values))
+
+
+def _start(module, flags, devices, *more):
+  return subprocess.Popen(
+    [sys.executable, "-m", module, *flags, *more],
+    cwd=runs.ROOT,
+    env=runs.environment(devices, **runs.QUICK),
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def _together(module, flags_of_each, devices):
+  """Runs a module in several processes to their end: (return code, stdout, stderr) of each."""
+  address = f"--coordinator=localhost:{free_port()}", f"--num_processes={len(flags_of_each)}"
+  started = [_start(module, flags, devices, *address, f"--process_id={i}") for i, flags in enumerate(flags_of_each)]
+  outputs = [process.communicate(timeout=600) for process in started]
+  return [(process.returncode, *output) for process, output in zip(started, outputs, strict=True)]
+
+
+def _said(process):
+  """The standard output of a process, but for what jax's collectives on CPUs print."""
+  return [line for line in process[1].splitlines() if not line.startswith("[Gloo]")]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+  """The run on one device."""
+  folder = tmp_path_factory.mktemp("alone") / "run"
+  done = runs.call("experiments.train", *_flags(folder))
+  assert done.returncode == 0, done.stderr
+  return folder
+
+
+def _assert_alike(folder, other):
+  """The same run up to rounding: steps, losses, parameters, v and metrics."""
+  lines, wanted = (
+    [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (folder, other)
+  )
+  assert [line["step"] for line in lines] == [line["step"] for line in wanted] == list(range(1, 19))
+  np.testing.assert_allclose([line["loss"] for line in lines], [line["loss"] for line in wanted], rtol=2e-3)
+  got, want = runs.states(folder, **_FLAGS), runs.states(other, **_FLAGS)
+  assert got.keys() == want.keys()
+  for key, value in want.items():
+    if key.startswith(checkpoints.NEWEST) and np.issubdtype(value.dtype, np.floating) and "trace" not in key:
+      np.testing.assert_allclose(got[key], value, rtol=0, atol=2e-3 * np.abs(value).max(), err_msg=key)
+  results, wanted = (json.loads((path / "results.json").read_text()) for path in (folder, other))
+  assert results["tested_step"] == wanted["tested_step"]
+  for split in ("val", "test"):
+    assert results[split]["num_queries"] == wanted[split]["num_queries"]
+    assert results[split]["mAUPRC"] == pytest.approx(wanted[split]["mAUPRC"], abs=1e-3)
+
+
+def test_two_processes_of_two_devices(alone, tmp_path):
+  flags = _flags(tmp_path / "run")
+  (first, second) = _together("experiments.train", [flags, flags], devices=2)
+  assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+  _assert_alike(tmp_path / "run", alone)
+  results = json.loads((tmp_path / "run" / "results.json").read_text())
+  assert results["device"].startswith("4 x cpu in 2 processes")
+  # One of them reports.
+  assert "test: mAUPRC" in first[1]
+  assert "step 18/18" in first[2]
+  assert _said(second) == []
+  assert "step 18/18" not in second[2]
+  assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
+  # The same checkpoint by two processes, by one, and by what training has told: the same numbers.
+  (first, second) = _together("experiments.evaluate", [flags, flags], devices=1)
+  assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+  assert _said(second) == []
+  values = json.loads((tmp_path / "run" / "evaluation_test.json").read_text())
+  assert values["mAUPRC"] == pytest.approx(results["test"]["mAUPRC"], abs=1e-6)
+  assert runs.call("experiments.evaluate", *flags).returncode == 0
+  alone_values = json.loads((tmp_path / "run" / "evaluation_test.json").read_text())
+  assert {key: pytest.approx(value, abs=1e-6) for key, value in values.items()} == alone_values
+
+
+def test_goes_on_with_fewer_devices(alone, tmp_path):
+  folder = tmp_path / "run"
+
+  def newest():
+    names = [path.name for path in (folder / checkpoints.NEWEST).glob("*")]
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+  assert runs.start_and_kill(_flags(folder), lambda _: newest() >= 4, devices=4)
+  assert runs.start_and_kill(_flags(folder), lambda _: newest() >= 12, devices=2)
+  assert 12 <= newest() < 18
+  done = runs.call("experiments.train", *_flags(folder))
+  assert done.returncode == 0, done.stderr
+  assert "Going on from step" in done.stderr
+  _assert_alike(folder, alone)
+
+
+def test_processes_with_different_flags_are_refused(tmp_path):
+  flags = [_flags(tmp_path / "run", **{"seed": seed}) for seed in (0, 1)]
+  for code, _, stderr in _together("experiments.train", flags, devices=1):
+    assert code == 1
+    assert "Error: the config of process 1 is not that of process 0: start all processes with the same flags" in stderr
+  assert not (tmp_path / "run" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+  ("module", "flags", "message"),
+  [
+    ("train", ["--coordinator=localhost:1"], "--coordinator, --num_processes and --process_id go together"),
+    ("train", ["--coordinator=a:1", "--num_processes=2", "--process_id=0", "--distributed"], "without --distributed"),
+    (
+      "train",
+      ["--coordinator=a:1", "--num_processes=2", "--process_id=2"],
+      "--process_id=2 must be below --num_processes=2",
+    ),
+    ("train", ["--distributed"], "the processes of the run cannot be joined"),
+    ("compare", ["--distributed"], "experiments.compare runs in one process: leave out --distributed"),
+    ("search", ["--process_id=0"], "experiments.search runs in one process: leave out --process_id"),
+  ],
+)
+def test_mistakes_in_the_flags(tmp_path, module, flags, message):
+  done = runs.call(f"experiments.{module}", *_flags(tmp_path / "run"), *flags)
+  assert done.returncode == 1
+  assert done.stderr.startswith("Error: ")
+  assert message in done.stderr
+  assert not (tmp_path / "run").exists()
