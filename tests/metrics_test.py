@@ -1,5 +1,7 @@
 """Empirical AUPRC (Eq. 2), retrieval metrics and the mean precision-recall curve against brute force."""
 
+import tracemalloc
+
 from absl.testing import parameterized
 import chex
 import hypothesis
@@ -274,6 +276,74 @@ class RetrievalMetricsTest(chex.TestCase):
     same = labels[:, None] == labels[None, :]
     got = metrics.auprc(_scores(embeddings, embeddings), same, where=where)
     np.testing.assert_allclose(got, np.nan_to_num(result["ap_per_query"]), rtol=1e-5)  # 0 for a skipped query
+
+
+class ScaleTest(chex.TestCase):
+  """Galleries of the size of the benchmarks."""
+
+  @parameterized.parameters(2, 15, 16, 17, 60)
+  def test_few_and_many_positives(self, per_class):
+    # Few are counted one by one, many in the sorted row.
+    rng = np.random.default_rng(per_class)
+    labels = np.repeat(np.arange(4), per_class)
+    embeddings = rng.integers(-2, 3, (len(labels), 3)).astype(np.float32)  # with ties
+    got = metrics.retrieval_metrics(embeddings, labels, ks=(1,), per_query=True)
+    scores, others = embeddings @ embeddings.T, ~np.eye(len(labels), dtype=bool)
+    want = [
+      sklearn.metrics.average_precision_score((labels == labels[i])[others[i]], scores[i][others[i]])
+      for i in range(len(labels))
+    ]
+    np.testing.assert_allclose(got["ap_per_query"], want, rtol=1e-6)
+    above = [
+      np.sum(scores[i][labels != labels[i]] >= scores[i][others[i] & (labels == labels[i])].max())
+      for i in range(len(labels))
+    ]
+    np.testing.assert_array_equal(got["negatives_above"], above)
+
+  def test_gallery_of_inaturalist_in_bounded_memory(self):
+    # 136,093 images: counts of pairs leave 32 bits, and all scores at once would be 70 GiB.
+    size, queries = 136_093, 96
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 5690, size)
+    gallery = rng.normal(size=(size, 2)).astype(np.float32)
+    ids = np.arange(size)
+    tracemalloc.start()
+    got = metrics.retrieval_metrics(
+      gallery[:queries],
+      labels[:queries],
+      gallery=gallery,
+      gallery_labels=labels,
+      query_ids=ids[:queries],
+      gallery_ids=ids,
+      block_size=16,
+      per_query=True,
+    )
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # A block, the gallery in float64, and its grouping by label and by id.
+    assert peak < 12 * 16 * size + 16 * size + 200 * size
+    scores = (gallery[0].astype(np.float64) @ gallery.astype(np.float64).T).astype(np.float32)
+    positive, negative = (labels == labels[0]) & (ids != 0), labels != labels[0]
+    assert got["negatives_above"][0] == np.sum(scores[negative] >= scores[positive].max())
+    assert got["num_queries"] == queries
+
+  def test_blocks_are_told(self):
+    told = []
+    metrics.retrieval_metrics(np.eye(7), np.arange(7) // 2, block_size=3, on_block=told.append)
+    self.assertEqual(told, [3, 3, 1])
+
+  def test_parts_of_the_queries_sum_up_to_the_whole(self):
+    rng = np.random.default_rng(0)
+    embeddings, labels, ids = rng.normal(size=(30, 4)), rng.integers(0, 12, 30), np.arange(30)
+    want = metrics.retrieval_metrics(embeddings, labels, ks=(1, 40))
+    shared = {"gallery": embeddings, "gallery_labels": labels, "gallery_ids": ids, "per_query": True}
+    parts = [
+      metrics.retrieval_metrics(embeddings[part], labels[part], query_ids=part, **shared) for part in np.array_split(ids, 4)
+    ]
+    ap, above = (np.concatenate([part[key] for part in parts]) for key in ("ap_per_query", "negatives_above"))
+    self.assertEqual(metrics.summarise_ranks(ap, above, ks=(1, 40), num_candidates=29), want)
+    with self.assertRaisesRegex(ValueError, "ks must be at least 1"):
+      metrics.summarise_ranks(ap, above, ks=(0,), num_candidates=29)
 
 
 class MeanPrCurveTest(chex.TestCase):
