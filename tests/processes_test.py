@@ -19,21 +19,29 @@ def _flags(folder, **values):
   return runs.tiny_flags(folder, **(_FLAGS | values))
 
 
-def _start(module, flags, devices, *more):
+def _start(module, flags, devices, *more, **variables):
   return subprocess.Popen(
     [sys.executable, "-m", module, *flags, *more],
     cwd=runs.ROOT,
-    env=runs.environment(devices, **runs.QUICK),
+    env=runs.environment(devices, **runs.QUICK, **variables),
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,
   )
 
 
-def _together(module, flags_of_each, devices):
+def _together(module, flags_of_each, devices, *, slurm=False):
   """Runs a module in several processes to their end: (return code, stdout, stderr) of each."""
-  address = f"--coordinator=localhost:{free_port()}", f"--num_processes={len(flags_of_each)}"
-  started = [_start(module, flags, devices, *address, f"--process_id={i}") for i, flags in enumerate(flags_of_each)]
+  started = []
+  count, port = str(len(flags_of_each)), free_port()
+  for i, flags in enumerate(flags_of_each):
+    if slurm:  # what srun sets; jax takes the port from the number of the job
+      task = {"SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": count}
+      variables = task | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}
+      started.append(_start(module, flags, devices, "--distributed", **variables))
+    else:
+      address = f"--coordinator=localhost:{port}", f"--num_processes={count}", f"--process_id={i}"
+      started.append(_start(module, flags, devices, *address))
   outputs = [process.communicate(timeout=600) for process in started]
   return [(process.returncode, *output) for process, output in zip(started, outputs, strict=True)]
 
@@ -85,7 +93,7 @@ def test_two_processes_of_two_devices(alone, tmp_path):
   assert "step 18/18" not in second[2]
   assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
   # The same checkpoint by two processes, by one, and by what training has told: the same numbers.
-  (first, second) = _together("experiments.evaluate", [flags, flags], devices=1)
+  (first, second) = _together("experiments.evaluate", [flags, flags], devices=1, slurm=True)
   assert (first[0], second[0]) == (0, 0), first[2] + second[2]
   assert _said(second) == []
   values = json.loads((tmp_path / "run" / "evaluation_test.json").read_text())
