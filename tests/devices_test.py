@@ -5,7 +5,6 @@ import functools
 import json
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,13 +20,6 @@ SETUPS = [(1, 2), (1, 3), (1, 4), (2, 2)]
 _IDS = [f"{processes}x{devices}" for processes, devices in SETUPS]
 
 
-def free_port():
-  """A port that nothing on this machine listens on."""
-  with socket.socket() as listener:
-    listener.bind(("localhost", 0))
-    return listener.getsockname()[1]
-
-
 @functools.cache
 def _folder():
   folder = pathlib.Path(tempfile.mkdtemp(prefix="soprc_jax_devices_"))
@@ -40,7 +32,7 @@ def _found(processes, devices):
   path = _folder() / f"{processes}x{devices}.npz"
   program = [sys.executable, str(pathlib.Path(device_cases.__file__)), str(path)]
   env = runs.environment(devices, **runs.QUICK)
-  address = [f"localhost:{free_port()}", str(processes)] if processes > 1 else []
+  address = [f"localhost:{runs.free_port()}", str(processes)] if processes > 1 else []
   started = [
     subprocess.Popen(
       program + ([*address, str(i)] if address else []),

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 
-from devices_test import free_port
 import numpy as np
 import pytest
 import runs
@@ -33,7 +32,7 @@ def _start(module, flags, devices, *more, **variables):
 def _together(module, flags_of_each, devices, *, slurm=False):
   """Runs a module in several processes to their end: (return code, stdout, stderr) of each."""
   started = []
-  count, port = str(len(flags_of_each)), free_port()
+  count, port = str(len(flags_of_each)), runs.free_port()
   for i, flags in enumerate(flags_of_each):
     if slurm:  # what srun sets; jax takes the port from the number of the job
       task = {"SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": count}

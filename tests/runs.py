@@ -7,6 +7,7 @@ import pathlib
 import runpy
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -74,6 +75,13 @@ def call(module, *flags, cwd=ROOT, env=None):
     text=True,
     timeout=900,
   )
+
+
+def free_port():
+  """A port that nothing on this machine listens on."""
+  with socket.socket() as listener:
+    listener.bind(("localhost", 0))
+    return listener.getsockname()[1]
 
 
 class Finished(NamedTuple):

@@ -1,5 +1,6 @@
 """The training step, its devices and phases, evaluation, and a whole run in this process on two devices."""
 
+import ast
 import functools
 import json
 
@@ -252,11 +253,23 @@ class TestCarriedScores:
 
 class TestParallel:
   def test_batch_size_that_the_devices_do_not_divide(self):
-    parallel.check_batch_size("train.batch_size", 8)
-    with pytest.raises(ValueError, match=r"train\.batch_size=7 is not divisible by 2 devices: use 6 or 8"):
-      parallel.check_batch_size("train.batch_size", 7)
-    with pytest.raises(ValueError, match=r"use 2$"):
-      parallel.check_batch_size("train.batch_size", 1)
+    parallel.check_batch(8, 4, 0)
+    parallel.check_batch(24, 4, 6)
+    with pytest.raises(ValueError, match=r"train\.batch_size=21 is not divisible by 2 devices: use 18 or 24"):
+      parallel.check_batch(21, 3, 0)  # both fit the classes of three too
+    with pytest.raises(ValueError, match=r"use 18$"):
+      parallel.check_batch(9, 9, 0)
+    with pytest.raises(ValueError, match=r"train\.microbatch=3 is not divisible by 2 devices: use 2 or 4"):
+      parallel.check_batch(24, 4, 3)
+
+  def test_one_place_names_pmap(self):
+    named = []
+    for path in [path for folder in ("soprc_jax", "experiments", "configs") for path in (runs.ROOT / folder).rglob("*.py")]:
+      for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, ast.FunctionDef):
+          names = [node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)]
+          named += [(path.name, function.name)] * names.count("pmap")
+    assert named == [("parallel.py", "compile_step")]
 
   def test_replicate_and_back(self):
     tree = {"a": np.arange(3, dtype=np.float32), "b": (np.int32(4), np.zeros((2, 0), np.int8))}
@@ -358,8 +371,8 @@ class TestRun:
 
   def test_starts_again_only_on_devices_that_divide_the_batch(self, run):
     config = config_lib.ConfigDict(run[0].to_dict())
-    config.train.batch_size = 9
-    with pytest.raises(ValueError, match="8 or 10"):
+    config.train.batch_size, config.train.per_class = 9, 3
+    with pytest.raises(ValueError, match="is not divisible by 2 devices: use 6 or 12"):
       loop.train(config, run[1])
 
 

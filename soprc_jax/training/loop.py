@@ -33,8 +33,7 @@ def train(config: Any, workdir: Path) -> dict[str, Any]:
     ValueError: the config does not fit the data, the devices, or the run in ``workdir``.
     DivergedError: the loss or its gradient is not finite.
   """
-  parallel.check_batch_size("train.batch_size", config.train.batch_size)
-  parallel.check_batch_size("train.microbatch", config.train.microbatch)
+  parallel.check_batch(config.train.batch_size, config.train.per_class, config.train.microbatch)
   parallel.check_equal("the config", config_lib.to_json(config))
   run = _Run(config, workdir)
   try:

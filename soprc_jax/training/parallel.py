@@ -1,4 +1,4 @@
-"""Devices and processes: the only file that names ``jax.pmap``.
+"""Devices and processes; `compile_step` is the only place that names ``jax.pmap``.
 
 A step is a pure function of (state, batch) with an axis name; here it is compiled for all devices of all processes. Every
 process runs the same program on its part of each batch; what is written for people, the process with `is_main` writes.
@@ -6,6 +6,7 @@ process runs the same program on its part of each batch; what is written for peo
 
 from collections.abc import Callable
 import hashlib
+import math
 from typing import Any
 
 import jax
@@ -111,13 +112,26 @@ def describe() -> str:
   return f"{num_devices()} x {jax.devices()[0].device_kind}{processes}, jax {jax.__version__}"
 
 
-def check_batch_size(name: str, size: int) -> None:
-  """Raises a ValueError with the nearest sizes that fit if the devices do not divide ``size``."""
+def check_batch(batch_size: int, per_class: int, microbatch: int) -> None:
+  """Raises a ValueError with the nearest sizes that fit if the devices do not divide a batch or a microbatch.
+
+  Args:
+    batch_size: images of all devices, a multiple of ``per_class``.
+    per_class: images of each class.
+    microbatch: a divisor of ``batch_size``, or 0.
+  """
   count = num_devices()
-  if size % count:
-    lower = size // count * count
-    fitting = [str(value) for value in (lower, lower + count) if value]
-    raise ValueError(f"{name}={size} is not divisible by {count} devices: use {' or '.join(fitting)}")
+  if batch_size % count:
+    step = math.lcm(count, per_class)
+    lower = batch_size // step * step
+    fitting = [str(size) for size in (lower, lower + step) if size >= 2 * per_class]
+    raise ValueError(f"train.batch_size={batch_size} is not divisible by {count} devices: use {' or '.join(fitting)}")
+  if microbatch % count:
+    sizes = [size for size in range(count, batch_size + 1, count) if batch_size % size == 0]
+    nearest = sorted(sorted(sizes, key=lambda size: abs(size - microbatch))[:2])
+    raise ValueError(
+      f"train.microbatch={microbatch} is not divisible by {count} devices: use {' or '.join(map(str, nearest))}"
+    )
 
 
 def replicate(tree: Any) -> Any:
@@ -125,7 +139,7 @@ def replicate(tree: Any) -> Any:
   count = jax.local_device_count()
   stacked = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf)[None], (count, *np.shape(leaf))), tree)
   # Through a compiled identity, so that the first step sees the layout of every later one and compiles once.
-  return jax.pmap(lambda leaf: leaf, axis_name=AXIS_NAME)(stacked)
+  return compile_step(lambda leaves: leaves, donate_state=False)(stacked)
 
 
 def unreplicate(tree: Any) -> Any:
