@@ -22,9 +22,12 @@ _CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "
 
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, several_processes=True)
+  from soprc_jax.training import config as config_lib
   from soprc_jax.training import evaluation, parallel, workdir
 
   with flags.errors_as_messages():
+    parallel.check_equal("the config", config_lib.to_json(run.config))
+    parallel.check_equal("one of --workdir, --split, --checkpoint", f"{run.workdir} {_SPLIT.value} {_CHECKPOINT.value}")
     values = evaluation.evaluate_workdir(run.config, run.workdir, split=_SPLIT.value, newest=_CHECKPOINT.value == "newest")
   if not parallel.is_main():
     return

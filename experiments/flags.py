@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import difflib
 import logging
+import os
 from pathlib import Path
 import runpy
 import sys
+import time
 from typing import Any, NamedTuple, NoReturn
 
 from absl import flags
@@ -65,6 +67,12 @@ def require(argv: Sequence[str], example: str, **values: Any) -> None:
   if missing:
     _exit(f"missing {' and '.join('--' + name for name in missing)}. For example:\n  python -m {_module()} {example}")
   _set_up_logging()
+
+
+def folder(argv: Sequence[str], example: str) -> Path:
+  """``--workdir`` as an absolute path, for programs without a config; else as `require`."""
+  require(argv, example, workdir=_WORKDIR.value)
+  return Path(_WORKDIR.value or "").expanduser().absolute()
 
 
 def _config_mistake(argv: Sequence[str]) -> str | None:
@@ -128,7 +136,7 @@ def read(argv: Sequence[str], *, several_processes: bool = False) -> Run:
 
 
 def _join_processes(allowed: bool) -> None:
-  """Joins the other processes of the run, if the flags name any; only process 0 then reports."""
+  """Joins the other processes of the run, if the flags name any; only process 0 then reports its progress."""
   given: dict[str, Any] = {
     "coordinator": _COORDINATOR.value,
     "num_processes": _NUM_PROCESSES.value,
@@ -179,6 +187,11 @@ def errors_as_messages() -> Iterator[None]:
   except (ValueError, OSError, ArithmeticError) as error:
     logging.getLogger("soprc_jax").debug("traceback", exc_info=True)
     _exit(str(error))
+  except RuntimeError as error:
+    if not _is_one_of_several():
+      raise
+    first_line = str(error).splitlines()[0]
+    _exit(f"another process of the run has died or cannot be reached ({first_line}): start all of them again to go on")
 
 
 def metrics_line(split: str, values: dict[str, Any]) -> str:
@@ -213,5 +226,13 @@ def _set_up_logging() -> None:
 
 
 def _exit(message: str) -> NoReturn:
-  print(f"Error: {message}", file=sys.stderr)
+  print(f"Error: {message}", file=sys.stderr, flush=True)
+  if _is_one_of_several():
+    # Leaving in the usual way would wait for the others, which may be waiting for this one. They get the time to tell what is wrong with them.
+    time.sleep(2)
+    os._exit(1)
   sys.exit(1)
+
+
+def _is_one_of_several() -> bool:
+  return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Entries of the largest temporary that a block may hold: 64 MiB in float32.
+# Entries of the largest temporary that a block aims at, 64 MiB in float32; one row, or a few columns, are taken in any case.
 BLOCK_ENTRIES = 2**24
 _FEW_COLUMNS = 4
 

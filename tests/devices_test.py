@@ -77,7 +77,9 @@ def test_equals_one_device(processes, devices, subtests):
     _assert_close(found["evaluation/embeddings"], wanted["evaluation/embeddings"], 1e-6, "embeddings")
     metrics = json.loads(str(found["evaluation/metrics"]))
     assert metrics == json.loads(str(wanted["evaluation/metrics"]))
-    assert metrics["all"]["num_queries"] == 25
+    assert (metrics["all"]["num_queries"], metrics["all"]["num_skipped"]) == (27, 0)
+    assert metrics["all"]["ks_beyond_gallery"] == [27]  # each has 26 candidates
+    assert metrics["one_per_class"]["num_queries"] == 21
 
 
 def _assert_close(got, want, tolerance, name):

@@ -118,12 +118,28 @@ def test_goes_on_with_fewer_devices(alone, tmp_path):
   _assert_alike(folder, alone)
 
 
-def test_processes_with_different_flags_are_refused(tmp_path):
-  flags = [_flags(tmp_path / "run", **{"seed": seed}) for seed in (0, 1)]
-  for code, _, stderr in _together("experiments.train", flags, devices=1):
+@pytest.mark.parametrize(
+  ("module", "change", "what"),
+  [
+    ("train", "--config.seed=1", "the config"),
+    ("train", "--workdir=elsewhere", "--workdir"),
+    ("evaluate", "--checkpoint=newest", "one of --workdir, --split, --checkpoint"),
+  ],
+)
+def test_processes_with_different_flags_are_refused(tmp_path, module, change, what):
+  flags = _flags(tmp_path / "run")
+  for code, _, stderr in _together(f"experiments.{module}", [flags, [*flags, change]], devices=1):
     assert code == 1
-    assert "Error: the config of process 1 is not that of process 0: start all processes with the same flags" in stderr
+    assert f"Error: {what} of process 1 is not that of process 0: start all processes with the same flags" in stderr
   assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_mistake_in_one_process_ends_them_all(tmp_path):
+  flags = _flags(tmp_path / "run")
+  first, second = _together("experiments.train", [flags, [*flags, "--config.model.width=0"]], devices=1)
+  assert second[0] == 1
+  assert "Error: the config does not work:" in second[2]
+  assert first[0] != 0  # it is told, or ended by jax's coordinator
 
 
 @pytest.mark.parametrize(

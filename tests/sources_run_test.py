@@ -150,6 +150,7 @@ class TestBrokenImages:
     results = _train(flags, tmp_path / "run")
     lines = list(workdir.read_metrics(tmp_path / "run"))
     assert sum(line["num_broken"] for line in lines) > 0
+    assert all(line["num_broken"] == int(line["num_broken"]) for line in lines)
     assert all(math.isfinite(line["loss"]) for line in lines)
     counts = results["test"]["num_queries"] + results["test"]["num_broken"]
     assert counts == 6 * trees.PER_CLASS

@@ -20,6 +20,7 @@ from soprc_jax.training import build, evaluation, loop, objectives, optimizers, 
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import state as state_lib
 from soprc_jax.training import step as step_lib
+from soprc_jax.training import workdir as workdir_lib
 
 NUM_DEVICES = 2
 _CLASSES, _BATCH, _SIZE = 6, 16, 8
@@ -369,11 +370,23 @@ class TestRun:
     assert lines[3]["v_weight"] == 0  # the warm-up left v alone
     assert [line["step"] for line in lines if "val_mAUPRC" in line] == [3, 6, 8]
 
-  def test_starts_again_only_on_devices_that_divide_the_batch(self, run):
-    config = config_lib.ConfigDict(run[0].to_dict())
-    config.train.batch_size, config.train.per_class = 9, 3
+  def test_starts_only_on_devices_that_divide_the_batch(self, tmp_path):
+    config = runs.tiny_config(**{"train.batch_size": 9, "train.per_class": 3})
     with pytest.raises(ValueError, match="is not divisible by 2 devices: use 6 or 12"):
-      loop.train(config, run[1])
+      loop.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_is_not_the_main_one_writes_checkpoints_only(tmp_path, monkeypatch):
+  # Those are written together; logs, tables and pictures by process 0 alone.
+  config = runs.tiny_config(warmup_steps=0, steps=2)
+  workdir_lib.claim(tmp_path, config)
+  monkeypatch.setattr(parallel, "is_main", lambda: False)
+  monkeypatch.setattr(workdir_lib, "claim", None)
+  results = loop.train(config, tmp_path)
+  assert results["test"]["num_queries"] > 0
+  names = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path.is_file()}
+  assert names == {"config.json", "best", "checkpoints"}
 
 
 class TestBuild:

@@ -111,8 +111,9 @@ def make_parts(config: Any, data: Data) -> Parts:
   """Network, optimizer and compiled steps; nothing is compiled until a step is called.
 
   Raises:
-    ValueError: a loss of one's own does not work.
+    ValueError: the devices do not divide the batch; a loss of one's own does not work.
   """
+  parallel.check_batch(config.train.batch_size, config.train.per_class, config.train.microbatch)
   if config.loss.name not in objectives.LOSSES:
     objectives.check(config.loss.name, config.loss)
   setting = objectives.Setting(

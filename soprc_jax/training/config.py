@@ -118,7 +118,9 @@ def default_config() -> Any:
       "steps": 50_000,  # after the warm-up
       "batch_size": 224,  # of all devices
       "per_class": 4,  # K
-      "microbatch": 0,  # > 0: so many of the batch's images go through the network at a time: less memory, the same gradient
+      # > 0: so many of the batch's images (of all devices) go through the network at a time: less memory, the same gradient. Divides
+      # batch_size; batch norm must be frozen.
+      "microbatch": 0,
     }
   )
   config.eval = ConfigDict(

@@ -103,15 +103,17 @@ def _rank(embedded: Embedded, queries: np.ndarray, gallery: np.ndarray | None, c
   first = parallel.process_index() * size
   mine = queries[first : first + size]
   candidates = queries if gallery is None else gallery
+  # A share of the queries has all of them for its gallery, itself left out by its id.
+  against: dict[str, Any] = {}
+  if gallery is not None or parallel.num_processes() > 1:
+    against = {"gallery": embedded.embeddings[candidates], "gallery_labels": embedded.labels[candidates]}
+    against |= {"query_ids": mine, "gallery_ids": candidates}
   with progress.bar(config, total=len(mine), desc="ranking", unit="query") as bar:
     found = metrics.retrieval_metrics(
       embedded.embeddings[mine],
       embedded.labels[mine],
       ks=config.eval.ks,
-      gallery=embedded.embeddings[candidates],
-      gallery_labels=embedded.labels[candidates],
-      query_ids=mine,
-      gallery_ids=candidates,
+      **against,
       block_size=config.eval.block_size,
       per_query=True,
       on_block=bar.update,

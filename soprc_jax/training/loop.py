@@ -33,8 +33,8 @@ def train(config: Any, workdir: Path) -> dict[str, Any]:
     ValueError: the config does not fit the data, the devices, or the run in ``workdir``.
     DivergedError: the loss or its gradient is not finite.
   """
-  parallel.check_batch(config.train.batch_size, config.train.per_class, config.train.microbatch)
   parallel.check_equal("the config", config_lib.to_json(config))
+  parallel.check_equal("--workdir", str(workdir))
   run = _Run(config, workdir)
   try:
     run.train()
@@ -62,6 +62,7 @@ class _Run:
     if parallel.is_main():
       workdir_lib.claim(workdir, config)
     parallel.wait_for_all("the workdir is there")
+    workdir_lib.read_config(workdir)  # a folder of the same name on another disk would be found out at the end
     self.newest = checkpoints.Store(workdir / checkpoints.NEWEST, keep=config.checkpoint.keep)
     self.best = checkpoints.Store(workdir / checkpoints.BEST)
     self.embed = evaluation.make_embed(self.parts.model, config)
@@ -93,14 +94,16 @@ class _Run:
     for step in range(self.start + 1, self.num_steps + 1):
       waiting = time.perf_counter()
       batch = next(stream)
-      num_broken = self._note_broken(batch.pop("position"), batch.pop("broken"))
+      self._note_broken(batch.pop("position"), batch["broken"])
+      if self.config.data.on_broken != "skip":
+        batch.pop("broken")
       wait = time.perf_counter() - waiting
       step_fn = self.parts.warmup_step if step <= self.config.warmup.steps else self.parts.main_step
       self.state, scalars = step_fn(self.state, parallel.shard(batch))
       # The scalars of a step are fetched after the next step is under way, so the device never waits for the host.
       if pending is not None:
         self._write(pending, progress)
-      pending = {"step": step, "scalars": scalars, "data_wait": wait, "num_broken": num_broken}
+      pending = {"step": step, "scalars": scalars, "data_wait": wait}
       evaluates = "val" in self.data.splits and _due(step, self.config.eval.every, self.num_steps)
       saves = _due(step, self.config.checkpoint.every, self.num_steps)
       if evaluates or saves:
@@ -112,13 +115,12 @@ class _Run:
       began = time.perf_counter()
     progress.close()
 
-  def _note_broken(self, positions: np.ndarray, broken: np.ndarray) -> int:
-    """Names each broken image once (``data.on_broken=skip``); returns how many of the batch's are."""
+  def _note_broken(self, positions: np.ndarray, broken: np.ndarray) -> None:
+    """Names each broken image once (``data.on_broken=skip``)."""
     for position in set(positions[broken].tolist()) - self.broken:
       self.broken.add(position)
       name = self.data.splits["train"][position].id
       _log.warning("Broken image %s: another one of its class takes its place (data.on_broken=skip).", name)
-    return int(broken.sum())
 
   def _evaluate_and_save(
     self, pending: dict[str, Any], progress: progress_lib.Progress, evaluates: bool, saves: bool
@@ -157,8 +159,6 @@ class _Run:
     step, scalars = pending["step"], self._fetch(pending)
     # Rate of the update that made this step: the schedule is called with the number of steps before it.
     line = {"step": step, **scalars, "learning_rate": float(self.parts.schedule(step - 1))}
-    if self.config.data.on_broken == "skip":
-      line["num_broken"] = pending["num_broken"]
     line |= {f"val_{name}": value for name, value in pending.get("val", {}).items() if not isinstance(value, list)}
     line |= {name: round(pending[name], 4) for name in CLOCK_FIELDS}
     self.log.write(line)
@@ -247,7 +247,7 @@ class _Run:
       self.config.model.dtype,
       parallel.describe(),
     )
-    if self.config.train.microbatch:
+    if 0 < self.config.train.microbatch < self.config.train.batch_size:
       _log.info("Microbatches of %d images: each image is embedded twice a step.", self.config.train.microbatch)
     if self.config.model.freeze_bn and not self.config.model.init_from:
       _log.warning(

@@ -4,6 +4,7 @@ A step is a pure function of (state, batch) with an axis name; here it is compil
 process runs the same program on its part of each batch; what is written for people, the process with `is_main` writes.
 """
 
+import collections
 from collections.abc import Callable
 import hashlib
 import math
@@ -50,11 +51,10 @@ def join_processes(coordinator: str | None = None, num_processes: int | None = N
       f"the processes of the run cannot be joined ({error}). Give --coordinator=HOST:PORT, --num_processes and --process_id, or "
       "--distributed alone under SLURM, Open MPI, Kubernetes or on Cloud TPU"
     ) from error
-  if jax.device_count() != jax.local_device_count() * jax.process_count():
-    raise ValueError(
-      f"process {jax.process_index()} has {jax.local_device_count()} of {jax.device_count()} devices, but every one of the "
-      f"{jax.process_count()} processes must have equally many"
-    )
+  counts = collections.Counter(device.process_index for device in jax.devices())
+  if len(set(counts.values())) > 1:
+    shown = ", ".join(f"process {index}: {count}" for index, count in sorted(counts.items()))
+    raise ValueError(f"every process must have equally many devices, they have ({shown})")
 
 
 def num_processes() -> int:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from soprc_jax import _arrays
 from soprc_jax.training import gradients, objectives
 from soprc_jax.training.state import TrainState
 
@@ -28,7 +29,8 @@ def train_step(
 
   Args:
     state: state after t steps.
-    batch: ``image [B, H, W, 3]`` uint8, ``label [B]`` int32 rows, ``where [B]`` bool: this device's part.
+    batch: ``image [B, H, W, 3]`` uint8, ``label [B]`` int32 rows, ``where [B]`` bool: this device's part; and ``broken [B]`` bool, if these are to be
+      counted.
     model: network, see `soprc_jax.models.EmbeddingNet`.
     tx: ``chain(carrier.tracker, optimizer)``.
     objective: what is minimised.
@@ -79,6 +81,8 @@ def train_step(
     opt_state=opt_state,
   )
   metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **metrics}
+  if "broken" in batch:
+    metrics["num_broken"] = _arrays.psum(jnp.sum(batch["broken"]), axis_name)
   return new_state, {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
 
 

@@ -116,6 +116,7 @@ class MetricsLog:
 
   def __init__(self, workdir: Path, *, last_step: int, writes: bool = True):
     path = workdir / METRICS
+    self._writes = writes
     self.lines = [line for line in read_metrics(workdir) if line["step"] <= last_step]
     if writes:
       write_atomically(path, "".join(_dump(line) for line in self.lines))
@@ -129,7 +130,7 @@ class MetricsLog:
   def sync(self) -> None:
     """Puts all lines on disk; done before a checkpoint, so that none of its steps can be missing."""
     self._file.flush()
-    if self._file.name != os.devnull:
+    if self._writes:
       os.fsync(self._file.fileno())
 
   def close(self) -> None:
