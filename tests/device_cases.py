@@ -207,6 +207,10 @@ def _setting(axis_name, dim):
 def main(path, *address):
   if address:
     parallel.join_processes(address[0], int(address[1]), int(address[2]))
+    own = {"weights": np.float32([0.1, parallel.process_index()]), "step": np.int32(parallel.process_index())}
+    shared = parallel.from_main(own)
+    assert shared["weights"].tolist() == np.float32([0.1, 0]).tolist(), shared
+    assert shared["step"] == 0, shared
   values = everything(mapped=True)
   if parallel.is_main():
     np.savez(path, **values)

@@ -76,7 +76,7 @@ class _Run:
         raise ValueError(f"the classes of the data are not those that the run in {workdir} was trained on")
     self.start = int(state.step)
     self.broken = set[int]()
-    self.state = parallel.replicate(state)
+    self.state = parallel.replicate(parallel.from_main(state))
     self.log = workdir_lib.MetricsLog(workdir, last_step=self.start, writes=parallel.is_main())
     self.board = SummaryWriter(str(workdir / "tensorboard"), purge_step=self.start + 1, write_to_disk=parallel.is_main())
     self.best_value = max((line["val_mAUPRC"] for line in self.log.lines if "val_mAUPRC" in line), default=-1.0)

@@ -101,6 +101,13 @@ def gather_rows(array: np.ndarray) -> np.ndarray:
   return gathered.reshape(-1).view(rows.dtype).reshape(-1, *rows.shape[1:])
 
 
+def from_main(tree: Any) -> Any:
+  """The tree of numpy arrays that process 0 has, on every process: what each has made itself may differ in the last bit on other hardware."""
+  if jax.process_count() == 1:
+    return tree
+  return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
+
+
 def num_devices() -> int:
   """Devices over all processes."""
   return jax.device_count()
