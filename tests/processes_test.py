@@ -134,6 +134,7 @@ def test_processes_with_different_flags_are_refused(tmp_path, module, change, wh
   assert not (tmp_path / "run" / "config.json").exists()
 
 
+@pytest.mark.slow  # jax waits half a minute for the process that does not come
 def test_a_mistake_in_one_process_ends_them_all(tmp_path):
   flags = _flags(tmp_path / "run")
   first, second = _together("experiments.train", [flags, [*flags, "--config.model.width=0"]], devices=1)

@@ -47,8 +47,9 @@ class TestPopulation:
 class TestEstimation:
   """Prop. 2."""
 
-  @pytest.mark.parametrize("kind", ["zero_one", "surrogate"])
-  def test_soprc_goes_to_zero_and_ap_to_the_sign_of_prior_minus_share(self, population, kind):
+  @pytest.mark.parametrize(("name", "kind"), [*((name, "zero_one") for name in _NAMES), ("binormal", "surrogate")])
+  def test_soprc_goes_to_zero_and_ap_to_the_sign_of_prior_minus_share(self, name, kind):
+    population = simulation.draw_population(name, size=20_000)
     if kind == "zero_one":
       risk, function, options = simulation.zero_one_risk(population), simulation.zero_one_errors, {}
     else:
