@@ -72,6 +72,10 @@ def require(argv: Sequence[str], example: str, **values: Any) -> None:
 def folder(argv: Sequence[str], example: str) -> Path:
   """``--workdir`` as an absolute path, for programs without a config; else as `require`."""
   require(argv, example, workdir=_WORKDIR.value)
+  return _workdir()
+
+
+def _workdir() -> Path:
   return Path(_WORKDIR.value or "").expanduser().absolute()
 
 
@@ -132,7 +136,7 @@ def read(argv: Sequence[str], *, several_processes: bool = False) -> Run:
 
   with errors_as_messages():
     config = config_lib.resolve(_CONFIG.value)
-  return Run(config, Path(_WORKDIR.value or "").expanduser().absolute())
+  return Run(config, _workdir())
 
 
 def _join_processes(allowed: bool) -> None:

@@ -12,10 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import estimators, interpolation, metrics, tracking
+from soprc_jax import _blocks, estimators, interpolation, metrics, tracking
 
-# Entries of the scores that are compared at a time, so that all repetitions fit into memory.
-_ENTRIES = 2**24
 # M, but for the study of v itself.
 _POINTS = 100
 
@@ -189,8 +187,7 @@ def _surrogate_estimates(
       "AP": estimators.ap_loss(positive, negative, **options),
     }
 
-  at_once = max(1, _ENTRIES // (sizes.positives * sizes.negatives))
-  return jax.lax.map(estimate, keys, batch_size=min(at_once, len(keys)))
+  return _blocks.map_rows(estimate, (keys,), sizes.positives * sizes.negatives)
 
 
 class InterpolationErrors(NamedTuple):
@@ -225,8 +222,7 @@ def _interpolated(
     drawn = positives[jax.random.randint(key, (num_positives,), 0, len(positives))]
     return interpolation.interpolate_scores(drawn, num_points=_POINTS)
 
-  at_once = max(1, _ENTRIES // (num_positives + _POINTS))
-  rows = jax.lax.map(phi, keys, batch_size=min(at_once, len(keys)))
+  rows = _blocks.map_rows(phi, (keys,), num_positives + _POINTS)
   return jnp.mean(rows, axis=0), jnp.mean(jnp.abs(rows - quantiles[None]), axis=1)
 
 

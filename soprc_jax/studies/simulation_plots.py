@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from soprc_jax.studies import simulation
+from soprc_jax.training import plots
 
 _COLOURS = {"SOPRC": "tab:blue", "AP": "tab:orange"}
 
@@ -27,21 +28,8 @@ def plot_all(folder: Path, results: Mapping[str, Any], settings: simulation.Sett
   return list(pictures)
 
 
-def _grid(rows: int, columns: int, *, size: tuple[float, float] = (3.4, 2.9)) -> tuple[Any, np.ndarray]:
-  from matplotlib.backends.backend_agg import FigureCanvasAgg
-  from matplotlib.figure import Figure
-
-  # Without pyplot: no global state, no display.
-  figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
-  FigureCanvasAgg(figure)
-  axes = figure.subplots(rows, columns, squeeze=False)
-  for axis in axes.flat:
-    axis.grid(alpha=0.3)
-  return figure, axes
-
-
 def _densities() -> Any:
-  figure, axes = _grid(1, len(simulation.DISTRIBUTIONS), size=(4.2, 3.2))
+  figure, axes = plots.grid(1, len(simulation.DISTRIBUTIONS), size=(4.2, 3.2))
   for axis, distribution in zip(axes[0], simulation.DISTRIBUTIONS.values(), strict=True):
     x = np.linspace(*distribution.support, 800)
     positive, negative = distribution.densities(x)
@@ -54,7 +42,7 @@ def _densities() -> Any:
 
 def _estimation(results: Mapping[str, Any], settings: simulation.Settings, kind: str, title: str) -> Any:
   """Mean error and one standard deviation against the batch size: a row a distribution, a column a share of positives."""
-  figure, axes = _grid(len(simulation.DISTRIBUTIONS), len(settings.shares))
+  figure, axes = plots.grid(len(simulation.DISTRIBUTIONS), len(settings.shares), size=(3.4, 2.9))
   for row, name in zip(axes, simulation.DISTRIBUTIONS, strict=True):
     for axis, share in zip(row, settings.shares, strict=True):
       entries = [entry for entry in results[name]["estimation"] if entry["share"] == share]
@@ -73,7 +61,7 @@ def _estimation(results: Mapping[str, Any], settings: simulation.Settings, kind:
 
 
 def _interpolation(results: Mapping[str, Any]) -> Any:
-  figure, axes = _grid(1, len(simulation.DISTRIBUTIONS), size=(4.4, 3.6))
+  figure, axes = plots.grid(1, len(simulation.DISTRIBUTIONS), size=(4.4, 3.6))
   for axis, name in zip(axes[0], simulation.DISTRIBUTIONS, strict=True):
     entries = results[name]["interpolation"]
     count = np.array([entry["num_positives"] for entry in entries])
@@ -91,7 +79,7 @@ def _interpolation(results: Mapping[str, Any]) -> Any:
 
 def _tracking(entries: Sequence[Mapping[str, Any]], settings: simulation.Settings) -> Any:
   """Measured points on the lines of Prop. 1."""
-  figure, axes = _grid(1, 3, size=(4.4, 3.6))
+  figure, axes = plots.grid(1, 3, size=(4.4, 3.6))
   panels = (
     (axes[0, 0], "given", "bias", "Mean of v, start v = 0", "E v - E phi"),
     (axes[0, 1], "given", "variance", "Variance of v, start v = 0", "Var v / Var phi"),

@@ -63,17 +63,23 @@ def plot_curves(
   _save(figure, path)
 
 
-def _figure(columns: int) -> Any:
+def grid(rows: int, columns: int, *, size: tuple[float, float]) -> tuple[Any, np.ndarray]:
+  """A figure and its axes ``[rows, columns]``, each of ``size`` in inches."""
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 
   # Without pyplot: no global state, no display.
-  figure = Figure(figsize=(5.5 * columns, 4.2), layout="constrained")
+  figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
   FigureCanvasAgg(figure)
-  axes = figure.subplots(1, columns, squeeze=False)[0]
-  for axis in axes:
+  axes = figure.subplots(rows, columns, squeeze=False)
+  for axis in axes.flat:
     axis.grid(alpha=0.3)
   return figure, axes
+
+
+def _figure(columns: int) -> tuple[Any, np.ndarray]:
+  figure, axes = grid(1, columns, size=(5.5, 4.2))
+  return figure, axes[0]
 
 
 def _save(figure: Any, path: Path) -> None:
