@@ -13,7 +13,7 @@ Arguments, joined by commas, change the run: ``--config=configs/glyphs.py:author
 * ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2: (1) biased prior, v of the batch; (2) unbiased prior, v of the batch;
   (3) carried v; (4) with the semi-variance term; (5) the same with Adam. Rows 1 to 4 use SGD;
 * ``finetune``: 150 steps with batch norm frozen, as in the paper, from ``--config.model.init_from=WORKDIR`` of another run;
-* ``compare``: a smaller network and 200 steps, for ``experiments.compare``, which then makes 60 runs in about 45 minutes;
+* ``compare``: a smaller network and 200 steps, for ``experiments.compare``, which then makes 60 runs in about 45 minutes, and ``experiments.ablate``;
 * ``smoke``: 4 steps of a tiny network, to see that everything works.
 """
 
@@ -53,6 +53,7 @@ def _finetune(config: Any) -> None:
 
 def _compare(config: Any) -> None:
   config.model.width = 16
+  config.optim.learning_rate = 0.008
   config.train.steps = 200
   config.eval.every = 40
 

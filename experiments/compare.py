@@ -47,17 +47,16 @@ def main(argv: Sequence[str]) -> None:
     plan = plans.read_plan(_settings())
     _refuse_lost_overrides()
     comparison.check(plan, _make_config, run.workdir)
-    comparison.claim(plan, _make_config, run.workdir)
+    first = plans.run_config(plan, _make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
+    comparison.claim(plans.shared(first), plan.starts(), run.workdir)
     _logger().info("%s; into %s.", plans.describe(plan), run.workdir)
     _compare(plan, run)
 
 
 def _compare(plan: Any, run: flags.Run) -> None:
-  import jax
-
   from soprc_jax.training import comparison, plans, report
 
-  jax.config.update("jax_compilation_cache_dir", str(run.workdir / ".jax_cache"))
+  flags.cache_compiled(run.workdir)
   rows = comparison.run_all(plan, _make_config, run.workdir)
   configs = {row.method: plans.run_config(plan, _make_config, row.runs[0]) for row in rows}
   print(report.write(run.workdir, plan, rows, configs))

@@ -19,12 +19,9 @@ absl_flags.adopt_module_key_flags(flags)
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, several_processes=True)
   # Imported after the flags are checked, so that a typo costs no start-up of the device.
-  import jax
-
   from soprc_jax.training import loop, parallel
 
-  # A resumed run finds its compiled steps again.
-  jax.config.update("jax_compilation_cache_dir", str(run.workdir / ".jax_cache"))
+  flags.cache_compiled(run.workdir)
   with flags.errors_as_messages():
     results = loop.train(run.config, run.workdir)
   if not parallel.is_main():

@@ -32,6 +32,11 @@ def _make_config(method):
   return config
 
 
+def _claim(plan, make_config, folder):
+  first = plans.run_config(plan, make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
+  comparison.claim(plans.shared(first), plan.starts(), folder)
+
+
 # val mAUPRC by run. On test, rate 0.1 of soprc would look better: val decides.
 _VAL = {
   ("soprc", 0.1, 0): 0.3,
@@ -183,7 +188,7 @@ class TestStarts:
 
     plan = plans.read_plan(_settings(init_from=str(start.parent / "start{seed}"), seeds=(0,)))
     comparison.check(plan, make_config, folder)
-    comparison.claim(plan, make_config, folder)
+    _claim(plan, make_config, folder)
 
   def test_a_finished_run_is_taken_again_and_again(self, tmp_path, start):
     self._check(tmp_path / "new", start)
@@ -204,7 +209,7 @@ class TestStarts:
     self._check(tmp_path / "new", start)
     plan = plans.read_plan(_settings(seeds=(0,)))
     with pytest.raises(ValueError, match="started from networks: choose another folder"):
-      comparison.claim(plan, _make_config, tmp_path / "new")
+      _claim(plan, _make_config, tmp_path / "new")
 
   def test_other_classes_are_refused(self, tmp_path, start):
     with pytest.raises(ValueError, match=r"was trained with data\.split_seed=0, here it is 5: classes of val or test"):
@@ -216,7 +221,7 @@ class TestStarts:
 
   def test_another_config_in_the_folder_is_refused(self, tmp_path):
     plan = plans.read_plan(_settings())
-    comparison.claim(plan, _make_config, tmp_path / "new")
+    _claim(plan, _make_config, tmp_path / "new")
 
     def wider(method):
       config = _make_config(method)
@@ -224,9 +229,9 @@ class TestStarts:
       return config
 
     with pytest.raises(ValueError, match=r"holds a comparison of another config; .*\n  model\.width: 4 there, 9 here"):
-      comparison.claim(plan, wider, tmp_path / "new")
+      _claim(plan, wider, tmp_path / "new")
     more = plans.read_plan(_settings(methods=("soprc", "xbm"), rates=(0.5,)))
-    comparison.claim(more, _make_config, tmp_path / "new")
+    _claim(more, _make_config, tmp_path / "new")
 
 
 class TestMethods:

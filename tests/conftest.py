@@ -1,10 +1,19 @@
 """Strict session: two CPU devices, rank promotion raises, warnings are errors (setup.cfg), reproducible hypothesis."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 # Before jax is imported anywhere: the device count is fixed when the backend starts.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+
+# What one test has compiled, the others find, in this process and in those that tests start: the workers inherit the folder.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+  folder = tempfile.mkdtemp(prefix="soprc_jax_compiled_")
+  atexit.register(shutil.rmtree, folder, ignore_errors=True)
+  os.environ |= {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
 
 import hypothesis
 import jax

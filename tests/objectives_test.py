@@ -67,6 +67,27 @@ class LogLinearTest(chex.TestCase):
     self.assertTrue(np.isfinite(objectives.log_linear(0.4, 0.1, 0)(0)))
 
 
+class AnnealTest(parameterized.TestCase):
+  @parameterized.parameters(
+    ("log", 1.0, 0.5**0.75 * 0.02**0.25, 0.1, 0.02),
+    ("linear", 1.0, 0.38, 0.26, 0.02),
+    ("cosine", 1.0, 0.5 * (0.02 / 0.5) ** ((1 - np.cos(np.pi / 4)) / 2), 0.1, 0.02),
+    ("log", 0.5, 0.1, 0.02, 0.02),
+  )
+  def test_shapes(self, shape, until, quarter, half, end):
+    schedule = objectives.anneal(0.5, 0.02, 100, shape=shape, until=until)
+    got = [float(schedule(step)) for step in (0, 25, 50, 100, 200)]
+    np.testing.assert_allclose(got, [0.5, quarter, half, end, 0.02], rtol=1e-5)
+
+  def test_the_prior_has_shape_and_length_of_the_config(self):
+    config = _loss_config(
+      prior__kind="constant", prior__value=0.1, prior__start=0.5, prior__shape="linear", prior__until=0.5
+    )
+    prior = objectives.make_prior(config.prior, _setting(num_steps=8))
+    got = [float(prior(jnp.int32(step), jnp.array(_LABELS), _found())[0]) for step in (0, 2, 4, 8)]
+    np.testing.assert_allclose(got, [0.5, 0.3, 0.1, 0.1], rtol=1e-6)
+
+
 class PriorTest(chex.TestCase):
   def _prior(self, step=0, where=None, **values):
     config = _loss_config(**{f"prior__{key}": value for key, value in values.items()}).prior
@@ -196,6 +217,34 @@ class SoprcTest(chex.TestCase):
       outputs = objective.compute(_inputs(objective, where=mask)[0])
       self.assertEqual(outputs.metrics["valid_lists"], want)
       self.assertTrue(np.isfinite(outputs.loss))
+
+  @parameterized.parameters((1e-5, 1.0), (1.0, 0.0))
+  def test_saturated_lists(self, prior, want):
+    # A tiny prior saturates every list, prior 1 none: its risk is 0. The masked image's list does not count.
+    config = _loss_config(prior__kind="constant", prior__value=prior)
+    objective = objectives.make_objective("soprc", config, _setting())
+    outputs = objective.compute(_inputs(objective, where=[True, True, True, True, True, False])[0])
+    self.assertEqual(outputs.metrics["saturated_lists"], want)
+
+  def test_half_of_the_lists_saturated(self):
+    config = _loss_config(prior__kind="constant", prior__value=0.3, tau1=0.03)
+    objective = objectives.make_objective("soprc", config, _setting())
+    inputs, tx = _inputs(objective)
+    outputs = objective.compute(inputs)
+    _, after = tx.update({"w": jnp.zeros(1)}, inputs.opt_state, **outputs.update_args)
+    found = _found()
+    risks = soprc_loss(
+      found.positive_scores,
+      found.negative_scores,
+      tracking.find_state(after).v[_LABELS],
+      prior=0.3,
+      tau1=0.03,
+      positive_where=found.positive_where,
+      negative_where=found.negative_where,
+      reduce_fn=None,
+    )
+    valid = np.any(found.positive_where, axis=-1) & np.any(found.negative_where, axis=-1)
+    np.testing.assert_allclose(outputs.metrics["saturated_lists"], np.mean(np.asarray(risks)[valid] > 0.95), rtol=1e-6)
 
 
 class OtherObjectivesTest(chex.TestCase):

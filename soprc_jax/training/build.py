@@ -71,8 +71,8 @@ def make_batches(config: Any, data: Data) -> pipeline.TrainBatches:
   )
 
 
-def make_model(config: Any, *, freeze_bn: bool) -> nn.Module:
-  """The network of ``config.model``."""
+def make_model(config: Any, *, freeze_bn: bool, axis_name: str | None = parallel.AXIS_NAME) -> nn.Module:
+  """The network of ``config.model``; batch norm in training mode takes its statistics over ``axis_name``."""
   stages, bottleneck = RESNETS[config.model.name]
   dtype = jnp.dtype(config.model.dtype)
   backbone = ResNet(
@@ -83,7 +83,7 @@ def make_model(config: Any, *, freeze_bn: bool) -> nn.Module:
     stem_stride=config.model.stem_stride,
     freeze_bn=freeze_bn,
     dtype=dtype,
-    axis_name=parallel.AXIS_NAME,
+    axis_name=axis_name,
   )
   return EmbeddingNet(backbone, embedding_dim=config.model.embedding_dim, dtype=dtype)
 

@@ -14,6 +14,7 @@ from soprc_jax.training.state import TrainState
 
 _log = logging.getLogger(__name__)
 
+_SHOWN = 4  # arrays that a message names
 NEWEST = "checkpoints"
 BEST = "best"
 # Network alone, of experiments.convert_weights.
@@ -177,7 +178,7 @@ def _checked(found: Any, wanted: Any) -> Any:
   """The restored tree as numpy; Orbax compares its structure with the target, but not the shapes of numpy leaves.
 
   Raises:
-    ValueError: names each array of another shape or dtype.
+    ValueError: names the first arrays of another shape or dtype.
   """
   wrong = []
 
@@ -190,5 +191,6 @@ def _checked(found: Any, wanted: Any) -> Any:
 
   tree = jax.tree_util.tree_map_with_path(leaf, found, wanted)
   if wrong:
-    raise ValueError("the checkpoint has arrays of another shape:\n" + "\n".join(wrong))
+    more = [f"  and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
+    raise ValueError("the checkpoint has arrays of another shape:\n" + "\n".join([*wrong[:_SHOWN], *more]))
   return tree

@@ -1,16 +1,18 @@
 """A fair comparison of methods: same start, batches and budget, each with its learning rate picked on val."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import json
 import logging
 import math
 from pathlib import Path
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from soprc_jax.training import build, checkpoints, loop, objectives, plans
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
+
+Key = TypeVar("Key")
 
 _log = logging.getLogger(__name__)
 _DIVERGED = "diverged.json"
@@ -50,10 +52,7 @@ def check(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> None
       start does not fit.
     OSError: a start is missing.
   """
-  if folder.exists() and (not folder.is_dir() or (folder / workdir_lib.CONFIG).exists()):
-    raise ValueError(
-      f"--workdir={folder} is {'the folder of a training run' if folder.is_dir() else 'a file'}: choose a new folder"
-    )
+  check_folder(folder)
   base = make_config("soprc")
   if base.loss.name != "soprc" or base.loss.preset != "default":
     raise ValueError(
@@ -71,18 +70,51 @@ def check(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> None
         workdir_lib.check(folder / name.folder(), config)
     if config.loss.name not in objectives.LOSSES:
       objectives.check(config.loss.name, config.loss)
-  _check_starts(plan, first)
+  check_starts(plan.starts(), first)
 
 
-def claim(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> None:
+def check_folder(folder: Path) -> None:
+  """Raises a ValueError if the folder is that of a training run, or a file."""
+  if folder.exists() and (not folder.is_dir() or (folder / workdir_lib.CONFIG).exists()):
+    raise ValueError(
+      f"--workdir={folder} is {'the folder of a training run' if folder.is_dir() else 'a file'}: choose a new folder"
+    )
+
+
+def check_starts(starts: Mapping[int, str], config: Any) -> None:
+  """Loads the network that each seed starts from, and throws it away.
+
+  Args:
+    starts: seed -> ``model.init_from``, see `plans.Plan.starts`.
+    config: resolved config of one of the runs.
+
+  Raises:
+    ValueError: a start does not fit, has seen the test classes, or is a run that has not finished.
+    OSError: a start is missing.
+  """
+  like = build.abstract_network(config)
+  for start in starts.values():
+    if workdir_lib.find_config(Path(start).expanduser()) and not (Path(start).expanduser() / workdir_lib.RESULTS).exists():
+      raise ValueError(f"the run in {start} has not finished: the network to start from would change as it goes on")
+    with config.unlocked():
+      config.model.init_from = start
+    build.check_unseen(config)
+    checkpoints.load_network(start, like)
+
+
+def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path) -> None:
   """Makes the folder and notes what is compared from which start, or checks that it is what was noted there.
+
+  Args:
+    shared: what all runs have in common, e.g. `plans.shared`.
+    starts: seed -> ``model.init_from``, see `plans.Plan.starts`.
+    folder: of the comparison.
 
   Raises:
     ValueError: the folder holds a comparison of another config, or its runs started from other networks.
   """
-  config = plans.run_config(plan, make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
-  starts = {str(seed): checkpoints.fingerprint(plan.start(seed)) for seed in plan.seeds if plan.start(seed)}
-  noted = {"shared": plans.shared(config), "starts": starts}
+  prints = {str(seed): checkpoints.fingerprint(start) for seed, start in starts.items()}
+  noted = {"shared": shared, "starts": prints}
   path = folder / _NOTE
   if not path.exists():
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,15 +127,15 @@ def claim(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> None
       f"--workdir={folder} holds a comparison of another config; choose another folder:\n  " + "\n  ".join(lines)
     )
   for seed, start in starts.items():
-    if there["starts"].get(seed, start) != start:
+    if there["starts"].get(str(seed), prints[str(seed)]) != prints[str(seed)]:
       raise ValueError(
-        f"the network in {plan.start(int(seed))} is not the one that earlier runs in {folder} started from: choose another folder"
+        f"the network in {start} is not the one that earlier runs in {folder} started from: choose another folder"
       )
   if bool(there["starts"]) != bool(starts):
     raise ValueError(
       f"earlier runs in {folder} started from {'networks' if there['starts'] else 'random weights'}: choose another folder"
     )
-  noted["starts"] = there["starts"] | starts
+  noted["starts"] = there["starts"] | prints
   workdir_lib.write_atomically(path, json.dumps(noted, indent=2, default=list) + "\n")
 
 
@@ -118,21 +150,21 @@ def run_all(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> li
   Raises:
     ValueError: a folder holds a run of another config.
   """
-  progress = _Progress(plans.num_runs(plan))
+  progress = Progress(plans.num_runs(plan))
   rows = []
   for method in plan.methods:
     rates = plans.rates_of(plan, method)
 
     def run(rate: float, seed: int, method: str = method) -> plans.RunName:
       name = plans.RunName(method, rate, seed)
-      _run(plans.run_config(plan, make_config, name), folder, name, progress)
+      run_one(plans.run_config(plan, make_config, name), folder, name, progress)
       return name
 
     for rate in rates:
       run(rate, plan.seeds[0])
     val = val_by_rate(folder, method, rates, plan.seeds[0])
-    best = best_rate(val)
-    rows.append(Row(method, best, val, tuple(run(best, seed) for seed in plan.seeds)))
+    rate = best(val)
+    rows.append(Row(method, rate, val, tuple(run(rate, seed) for seed in plan.seeds)))
   return rows
 
 
@@ -167,13 +199,23 @@ def val_by_rate(folder: Path, method: str, rates: Sequence[float], seed: int) ->
   return {rate: metric(folder, plans.RunName(method, rate, seed), "val", "mAUPRC") for rate in rates}
 
 
-def best_rate(val: dict[float, float]) -> float:
-  """The rate with the highest val mAUPRC, of equal ones the first; a rate at which training broke down is below all."""
-  return max(val, key=lambda rate: -math.inf if math.isnan(val[rate]) else val[rate])
+def best(val: Mapping[Key, float]) -> Key:
+  """The key with the highest val mAUPRC, of equal ones the first; one with which training broke down (NaN) is below all."""
+  return max(val, key=lambda key: -math.inf if math.isnan(val[key]) else val[key])
 
 
-def _run(config: Any, folder: Path, name: plans.RunName, progress: "_Progress") -> None:
-  """Makes a run unless it has ended before."""
+def run_one(config: Any, folder: Path, name: plans.RunName, progress: "Progress") -> None:
+  """Makes a run unless it has ended before, and tells its result.
+
+  Args:
+    config: resolved, of this run.
+    folder: of the comparison.
+    name: of the run.
+    progress: of the comparison.
+
+  Raises:
+    ValueError: its folder holds a run of another config.
+  """
   workdir_lib.check(folder / name.folder(), config)  # a finished run of another config must not enter the table
   began = time.perf_counter()
   is_new = finished(folder, name) is None
@@ -200,22 +242,7 @@ def _check_alike(first: Any, config: Any, method: str) -> None:
     )
 
 
-def _check_starts(plan: plans.Plan, config: Any) -> None:
-  """Loads the network that each seed starts from, and throws it away."""
-  if not plan.init_from:
-    return
-  like = build.abstract_network(config)
-  for seed in plan.seeds:
-    start = plan.start(seed)
-    if workdir_lib.find_config(Path(start).expanduser()) and not (Path(start).expanduser() / workdir_lib.RESULTS).exists():
-      raise ValueError(f"the run in {start} has not finished: the network to start from would change as it goes on")
-    with config.unlocked():
-      config.model.init_from = start
-    build.check_unseen(config)
-    checkpoints.load_network(start, like)
-
-
-class _Progress:
+class Progress:
   """One line a run, with the time left judged by the runs made so far."""
 
   def __init__(self, total: int):

@@ -74,7 +74,15 @@ def default_config() -> Any:
       "average_over": none(str),
       "pool": none(str),
       "mean_gradient": none(bool),
-      "prior": ConfigDict({"kind": none(str), "value": none(float), "start": none(float)}),
+      "prior": ConfigDict(
+        {
+          "kind": none(str),
+          "value": none(float),
+          "start": none(float),
+          "shape": "log",  # of the way from start: log | linear | cosine
+          "until": 1.0,  # share of the run after which it has arrived
+        }
+      ),
       # Options of the other losses, each under its name; the reference hyperparameters.
       "contrastive": ConfigDict({"positive_margin": 1.0, "negative_margin": 0.5, "average_active": False}),
       "triplet": ConfigDict({"margin": 0.1}),
@@ -169,7 +177,7 @@ def _preset(
       "average_over": average_over,
       "pool": pool,
       "mean_gradient": True,
-      "prior": {"kind": prior_kind, "value": prior_value, "start": 0.0},  # start > 0: log-linear from there
+      "prior": {"kind": prior_kind, "value": prior_value, "start": 0.0},  # start > 0: from there, see loss.prior.shape
     }
   )
 

@@ -52,6 +52,8 @@ def check(config: Any) -> list[str]:
   choice("loss.average_over", ("selected", "all"))
   choice("loss.pool", ("batch", "list"))
   choice("loss.prior.kind", objectives.PRIOR_KINDS)
+  choice("loss.prior.shape", objectives.PRIOR_SHAPES)
+  number("loss.prior.until", 0, 1, open_low=True)
   if config.warmup.loss in objectives.CARRIED:
     problems.append(
       f"warmup.loss must not carry a state of its own (as {', '.join(objectives.CARRIED)}); got {config.warmup.loss!r}"

@@ -18,6 +18,9 @@ from soprc_jax.training import baselines
 from soprc_jax.training.protocol import Inputs, Objective, Outputs, Setting
 
 PRIOR_KINDS = ("frequency", "scaled", "batch", "constant")
+PRIOR_SHAPES = ("log", "linear", "cosine")
+# A list of this risk has at most a fifth of the largest gradient: with r = A / (A + B), dr / dA = r (1 - r) / A.
+_SATURATED = 0.95
 _COSINE_BOUNDS = (-1.0, 1.0)
 
 
@@ -113,7 +116,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       )
     masks: dict[str, Any] = {"positive_where": found.positive_where, "negative_where": found.negative_where}
     prior = prior_fn(inputs.step, inputs.labels, found)
-    risk = estimators.soprc_loss(
+    risks = estimators.soprc_loss(
       found.positive_scores,
       found.negative_scores,
       v,
@@ -122,9 +125,12 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       tau2=config.tau2,
       self_weight=self_weight,
       tpr_gradient=config.tpr_gradient,
+      reduce_fn=None,
       axis_name=setting.axis_name,
       **masks,
     )
+    valid = _valid(found)
+    risk = _arrays.masked_mean(risks, valid, None, setting.axis_name)
     metrics = {"soprc": risk, "prior": _pmean(jnp.mean(prior), setting.axis_name), "tau1": tau1_fn(inputs.step)}
     loss = risk
     if config.lambda1 or config.lambda2:
@@ -141,7 +147,9 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       )
       metrics["semi_variance"] = variance
       loss = risk + variance
-    metrics["valid_lists"] = _count_valid(found, setting.axis_name)
+    metrics["valid_lists"] = _arrays.psum(jnp.sum(valid), setting.axis_name)
+    saturated = (risks > _SATURATED).astype(jnp.float32)
+    metrics["saturated_lists"] = _arrays.masked_mean(saturated, valid, None, setting.axis_name)
     update_args = {}
     if carried:
       update_args = _tracker_args(found.positive_scores, inputs.labels, found.positive_where)
@@ -186,7 +194,7 @@ def make_prior(config: Any, setting: Setting) -> Callable[[jax.Array, jax.Array,
 
   Kinds: ``frequency``: the share of a query's positives among the other training images, (c - 1) / (N - 1), the paper's;
   ``scaled``: value * c / max c, the authors' code; ``batch``: the list's own share in the batch, n+ / (n+ + n-), the biased
-  estimator; ``constant``: value. With ``start`` > 0 the prior goes from there to the above, log-linear over the phase.
+  estimator; ``constant``: value. With ``start`` > 0 the prior goes from there to the above, as `anneal` with ``shape`` and ``until``.
   """
   counts = setting.class_counts.astype(np.float64)
   if config.kind == "frequency":
@@ -205,7 +213,7 @@ def make_prior(config: Any, setting: Setting) -> Callable[[jax.Array, jax.Array,
       target = jnp.maximum(target, jnp.finfo(jnp.float32).tiny)
     else:
       target = per_class[labels]
-    return log_linear(config.start, target, setting.num_steps)(step)
+    return anneal(config.start, target, setting.num_steps, shape=config.shape, until=config.until)(step)
 
   return prior
 
@@ -217,20 +225,43 @@ def log_linear(start: float, end: Any, num_steps: int) -> Callable[[jax.Array], 
   >>> print(f"{schedule(0):.3f} {schedule(50):.3f} {schedule(100):.3f}")
   0.500 0.050 0.005
   """
+  return anneal(start, end, num_steps)
+
+
+def anneal(
+  start: float, end: Any, num_steps: int, *, shape: str = "log", until: float = 1.0
+) -> Callable[[jax.Array], jax.Array]:
+  """Schedule from ``start`` to ``end``, both > 0; constantly ``end`` if start is 0.
+
+  Args:
+    start: value at step 0.
+    end: value after ``until * num_steps`` steps, a number or an array.
+    num_steps: steps of the phase.
+    shape: ``log``: linear in the logarithm; ``linear``: in the value; ``cosine``: half a cosine in the logarithm, slow at both ends.
+    until: share of the phase that it takes, in (0, 1].
+
+  >>> schedule = anneal(0.5, 0.1, 100, shape="linear", until=0.5)
+  >>> print(f"{schedule(0):.2f} {schedule(25):.2f} {schedule(50):.2f} {schedule(100):.2f}")
+  0.50 0.30 0.10 0.10
+  """
 
   def schedule(step: Any) -> jax.Array:
     target = jnp.asarray(end, jnp.float32)
     if not start:
       return target
-    done = jnp.clip(jnp.asarray(step, jnp.float32) / max(num_steps, 1), 0.0, 1.0)
+    done = jnp.clip(jnp.asarray(step, jnp.float32) / max(until * num_steps, 1), 0.0, 1.0)
+    if shape == "linear":
+      return (1 - done) * start + done * target
+    if shape == "cosine":
+      done = (1 - jnp.cos(np.pi * done)) / 2
     return jnp.exp((1 - done) * jnp.log(start) + done * jnp.log(target))
 
   return schedule
 
 
-def _count_valid(found: lists.RetrievalLists, axis_name: str | None) -> jax.Array:
-  valid = jnp.any(found.positive_where, axis=-1) & jnp.any(found.negative_where, axis=-1)
-  return _arrays.psum(jnp.sum(valid), axis_name)
+def _valid(found: lists.RetrievalLists) -> jax.Array:
+  """``[B]`` lists with a positive and a negative."""
+  return jnp.any(found.positive_where, axis=-1) & jnp.any(found.negative_where, axis=-1)
 
 
 def _pmean(value: jax.Array, axis_name: str | None) -> jax.Array:

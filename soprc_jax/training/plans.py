@@ -40,7 +40,11 @@ class Plan(NamedTuple):
 
   def start(self, seed: int) -> str:
     """``model.init_from`` of the runs of a seed."""
-    return self.init_from.replace("{seed}", str(seed))
+    return start_of(self.init_from, seed)
+
+  def starts(self) -> dict[int, str]:
+    """Seed -> the network that its runs start from; empty from random weights."""
+    return {seed: self.start(seed) for seed in self.seeds} if self.init_from else {}
 
 
 class RunName(NamedTuple):
@@ -88,6 +92,11 @@ def read_plan(settings: Any) -> Plan:
   if problems:
     raise ValueError("the comparison does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
   return plan
+
+
+def start_of(init_from: str, seed: int) -> str:
+  """``model.init_from`` of the runs of a seed, ``{seed}`` replaced."""
+  return init_from.replace("{seed}", str(seed))
 
 
 def run_config(plan: Plan, make_config: MakeConfig, name: RunName) -> Any:

@@ -1,0 +1,195 @@
+"""Runs of an ablation: which are left, how long they take, and what each variant has reached."""
+
+from collections.abc import Callable
+import logging
+from pathlib import Path
+import time
+from typing import Any, NamedTuple
+
+from soprc_jax.studies.ablation_stages import Option, Stage, Variant
+from soprc_jax.training import build, comparison, costs, plans
+from soprc_jax.training import config as config_lib
+from soprc_jax.training import workdir as workdir_lib
+
+_log = logging.getLogger(__name__)
+# Without the backward pass an image costs about a third of a training step's share.
+_FORWARD_SHARE = 1 / 3
+# The config as it is.
+BASE = Option("soprc", {})
+# An option -> the config of its runs; rate, seed and start not yet set.
+MakeConfig = Callable[[Option], Any]
+
+
+class Plan(NamedTuple):
+  """Which runs an ablation makes.
+
+  Attributes:
+    stages: what is compared.
+    seeds: the first picks option and rate.
+    init_from: as `plans.Plan.init_from`.
+  """
+
+  stages: tuple[Stage, ...]
+  seeds: tuple[int, ...]
+  init_from: str
+
+  def starts(self) -> dict[int, str]:
+    """Seed -> the network that its runs start from; empty from random weights."""
+    return {seed: plans.start_of(self.init_from, seed) for seed in self.seeds} if self.init_from else {}
+
+
+class Result(NamedTuple):
+  """What a variant has reached.
+
+  Attributes:
+    variant: which one.
+    row: the chosen option (as ``method``) with the rate, and its runs.
+    trials: options and rates that were tried.
+  """
+
+  variant: Variant
+  row: comparison.Row
+  trials: int
+
+
+def check(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
+  """Raises a ValueError or an OSError for what would stop a run later, and notes in the folder what is ablated.
+
+  Raises:
+    ValueError: the data have no val; a run or the folder is of another config; a start does not fit.
+    OSError: a start is missing.
+  """
+  comparison.check_folder(folder)
+  base = run_config(plan, make_config, BASE, None, plan.seeds[0])
+  if base.data.trainval:
+    raise ValueError("data.trainval must be False in an ablation: options and rates are picked on val; got True")
+  for stage in plan.stages:
+    for variant in stage.variants:
+      for option in variant.options:
+        for rate in variant.rates:
+          for seed in plan.seeds:
+            name = plans.RunName(option.name, rate, seed)
+            workdir_lib.check(folder / name.folder(), run_config(plan, make_config, option, rate, seed))
+  comparison.check_starts(plan.starts(), base.copy_and_resolve_references())
+  shared = base.to_dict()
+  del shared["seed"], shared["model"]["init_from"], shared["optim"]["learning_rate"]
+  comparison.claim(shared, plan.starts(), folder)
+
+
+def seconds_a_run(plan: Plan, make_config: MakeConfig) -> Callable[[Option], float]:
+  """A function that tells about how long a run of an option takes here, by steps of the config that it measures now."""
+  base = run_config(plan, make_config, BASE, None, plan.seeds[0])
+  began = time.perf_counter()
+  step = costs.measure({"soprc": base}, rounds=2)["soprc"].step_seconds
+  starting = time.perf_counter() - began
+  sizes = {name: len(split) for name, split in build.make_data(base).splits.items()}
+
+  def seconds(option: Option) -> float:
+    config = run_config(plan, make_config, option, None, plan.seeds[0])
+    an_image = step / base.train.batch_size
+    trained = config.train.batch_size * config.train.steps
+    evaluated = sizes["val"] * (config.train.steps // config.eval.every + 1) + sizes["test"]
+    return starting + an_image * (trained + _FORWARD_SHARE * evaluated)
+
+  return seconds
+
+
+def planned(plan: Plan, folder: Path) -> dict[str, list[tuple[Option, bool]]]:
+  """Stage name -> its runs that no earlier stage makes, as (option, whether it has ended before).
+
+  Until its trials have ended, the first option of a variant stands for the one that val will choose.
+  """
+  seen, found = set[plans.RunName](), dict[str, list[tuple[Option, bool]]]()
+  for stage in plan.stages:
+    found[stage.name] = []
+    for variant in stage.variants:
+      trials = [(option, rate, plan.seeds[0]) for option in variant.options for rate in variant.rates]
+      option, rate = _choose(variant, plan, folder) or trials[0][:2]
+      for option, rate, seed in [*trials, *((option, rate, seed) for seed in plan.seeds[1:])]:
+        name = plans.RunName(option.name, rate, seed)
+        if name not in seen:
+          seen.add(name)
+          found[stage.name].append((option, comparison.finished(folder, name) is not None))
+  return found
+
+
+def run(plan: Plan, make_config: MakeConfig, folder: Path, *, minutes: float, seconds: Callable[[Option], float]) -> bool:
+  """Makes the runs that have not ended yet, one after the other, as long as the next one is likely to end in time.
+
+  Args:
+    plan: which runs.
+    make_config: config of an option.
+    folder: of the ablation.
+    minutes: after which no run is begun; the first one is always.
+    seconds: of a run of an option.
+
+  Returns:
+    Whether all runs have ended.
+
+  Raises:
+    ValueError: a folder holds a run of another config.
+  """
+  began, made = time.perf_counter(), 0
+  progress = comparison.Progress(sum(map(len, planned(plan, folder).values())))
+
+  def ended(option: Option, rate: float, seed: int) -> bool:
+    """Makes a run unless there is no time left for it."""
+    nonlocal made
+    name = plans.RunName(option.name, rate, seed)
+    is_new = comparison.finished(folder, name) is None
+    if is_new and made and time.perf_counter() - began + seconds(option) > 60 * minutes:
+      return False
+    comparison.run_one(run_config(plan, make_config, option, rate, seed), folder, name, progress)
+    made += is_new
+    return True
+
+  for stage in plan.stages:
+    for variant in stage.variants:
+      trials = [(option, rate) for option in variant.options for rate in variant.rates]
+      if not all(ended(option, rate, plan.seeds[0]) for option, rate in trials):
+        return False
+      option, rate = _choose(variant, plan, folder) or trials[0]
+      if not all(ended(option, rate, seed) for seed in plan.seeds[1:]):
+        return False
+  return True
+
+
+def results(plan: Plan, folder: Path) -> dict[str, list[Result]]:
+  """Stage name -> what its variants have reached; those with runs that have not ended are left out."""
+  found = dict[str, list[Result]]()
+  for stage in plan.stages:
+    found[stage.name] = []
+    for variant in stage.variants:
+      chosen = _choose(variant, plan, folder)
+      if chosen is None:
+        continue
+      option, rate = chosen
+      runs = tuple(plans.RunName(option.name, rate, seed) for seed in plan.seeds)
+      if all(comparison.finished(folder, name) is not None for name in runs):
+        val = comparison.val_by_rate(folder, option.name, variant.rates, plan.seeds[0])
+        row = comparison.Row(option.name, rate, val, runs)
+        found[stage.name].append(Result(variant, row, len(variant.options) * len(variant.rates)))
+  return found
+
+
+def _choose(variant: Variant, plan: Plan, folder: Path) -> tuple[Option, float] | None:
+  """The option and the rate with the best val mAUPRC at the first seed; None before all trials have ended."""
+  val: dict[tuple[int, float], float] = {}
+  for i, option in enumerate(variant.options):
+    names = [plans.RunName(option.name, rate, plan.seeds[0]) for rate in variant.rates]
+    if any(comparison.finished(folder, name) is None for name in names):
+      return None
+    by_rate = comparison.val_by_rate(folder, option.name, variant.rates, plan.seeds[0])
+    val |= {(i, rate): value for rate, value in by_rate.items()}
+  i, rate = comparison.best(val)
+  return variant.options[i], rate
+
+
+def run_config(plan: Plan, make_config: MakeConfig, option: Option, rate: float | None, seed: int) -> Any:
+  """The resolved config of a run; without a rate that of the config file."""
+  config = make_config(option)
+  config.seed = seed
+  config.model.init_from = plans.start_of(plan.init_from, seed)
+  if rate is not None:
+    config.optim.learning_rate = rate
+  return config_lib.resolve(config)

@@ -1,0 +1,159 @@
+"""Tables and pictures of an ablation."""
+
+from collections.abc import Mapping, Sequence
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from soprc_jax.studies import ablation
+from soprc_jax.studies.ablation_stages import PAPER_TABLE_2, Stage
+from soprc_jax.training import comparison, plots, tables
+from soprc_jax.training import workdir as workdir_lib
+
+_TEST = ("mAUPRC", "recall@1")
+# What the training log tells of the gradient: key, title, whether on a logarithmic axis.
+_SIGNALS = (("grad_norm", "norm of the gradient", True), ("saturated_lists", "share of saturated lists", False))
+_WINDOW = 0.1  # share of the run whose mean is told at its two ends, and a tenth of which smooths the curves
+
+
+def write(folder: Path, plan: ablation.Plan, results: Mapping[str, Sequence[ablation.Result]]) -> list[str]:
+  """Writes ablation.json, and STAGE.md and STAGE.png of each stage that has results; returns the names of the files."""
+  names, content = [], {}
+  for stage in plan.stages:
+    found = results[stage.name]
+    if not found:
+      continue
+    workdir_lib.write_atomically(folder / f"{stage.name}.md", table(folder, stage, found, plan.seeds))
+    plot(folder / f"{stage.name}.png", folder, stage, found)
+    content[stage.name] = {"title": stage.title, "variants": [_entry(folder, result) for result in found]}
+    names += [f"{stage.name}.md", f"{stage.name}.png"]
+  about = {"seeds": plan.seeds, "init_from": plan.init_from, "stages": content}
+  workdir_lib.write_atomically(folder / "ablation.json", json.dumps(about, indent=1) + "\n")
+  return ["ablation.json", *names]
+
+
+def table(folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds: Sequence[int]) -> str:
+  """A Markdown table of a stage: test metrics over the seeds, paired differences, and what the gradient did."""
+  paper = stage.name == "table2"
+  reference = next((result for result in results if result.variant.label == stage.reference), None)
+  first = None if reference is None else _values(folder, reference, "test", "mAUPRC")
+  header = [stage.axis or stage.name, "option", "rate", "val mAUPRC", *_TEST, f"minus {stage.reference}"]
+  header += [f"{title}, first and last tenth" for _, title, _ in _SIGNALS] + ["paper: mAUPRC", "recall@1"] * paper
+  lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+  for result in results:
+    own = _values(folder, result, "test", "mAUPRC")
+    cells = [
+      result.variant.label,
+      result.row.method,
+      f"{result.row.rate:g}{'*' if result.row.at_edge() else ''}",
+      f"{_values(folder, result, 'val', 'mAUPRC').mean():.4f}",
+      *(tables.mean_and_deviation(_values(folder, result, "test", key)) for key in _TEST),
+      "" if first is None or result is reference else _difference(own, first),
+      *(_ends(folder, result, key) for key, _, _ in _SIGNALS),
+    ]
+    if paper:
+      cells += [f"{value:.2f}" for value in PAPER_TABLE_2[result.variant.label]]
+    lines.append(f"| {' | '.join(cells)} |")
+  missing = len(stage.variants) - len(results)
+  trials = " or ".join(str(count) for count in sorted({result.trials for result in results}))
+  notes = [
+    f"{stage.title}. Test, mean ± standard deviation over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}; difference of mAUPRC paired by "
+    f"seed, ± standard error; options and rates picked on val at the first seed of {trials} (* a rate at the edge of its grid). A list is "
+    "saturated if its risk is above 0.95.",
+    *([f"{missing} of {len(stage.variants)} variants have not finished."] if missing else []),
+  ]
+  return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def plot(path: Path, folder: Path, stage: Stage, results: Sequence[ablation.Result]) -> None:
+  """Curves of all variants: test mAUPRC along a sweep's axis, then val mAUPRC and the gradient's signals by step."""
+  panels = 3 + (stage.axis is not None)
+  figure, axes = plots.grid(1, panels, size=(4.3, 3.8))
+  if stage.axis is not None:
+    _plot_sweep(axes[0, 0], folder, stage, results)
+  by_step = axes[0, -3:]
+  for i, result in enumerate(results):
+    style = {"color": f"C{i % 10}", "linestyle": "-" if i < 10 else "--", "label": result.variant.label}
+    steps, val = tables.mean_convergence(folder, result.row)
+    by_step[0].plot(steps, val, marker="o", markersize=3, **style)
+    for axis, (key, _, _) in zip(by_step[1:], _SIGNALS, strict=True):
+      signal = _signal(folder, result, key)
+      if signal.size:
+        width = max(int(_WINDOW * signal.size / 10), 1)
+        smooth = np.convolve(signal, np.ones(width) / width, mode="valid")
+        axis.plot(np.arange(len(smooth)) + width, smooth, linewidth=1.1, **style)
+  by_step[0].set(xlabel="step", ylabel="mAUPRC on val", ylim=(0, None))
+  for axis, (_, title, is_log) in zip(by_step[1:], _SIGNALS, strict=True):
+    axis.set(xlabel="step", ylabel=title, yscale="log" if is_log else "linear")
+  by_step[-1].set_ylim(-0.02, 1.02)
+  handles, labels = by_step[0].get_legend_handles_labels()
+  figure.legend(handles, labels, loc="outside right center", fontsize="small", title=stage.axis)
+  figure.suptitle(stage.title)
+  figure.savefig(path, dpi=110)
+
+
+def _plot_sweep(axis: Any, folder: Path, stage: Stage, results: Sequence[ablation.Result]) -> None:
+  x = np.array([result.variant.value for result in results], float)
+  values = [_values(folder, result, "test", "mAUPRC") for result in results]
+  means, deviations = (np.array([stat(value) for value in values]) for stat in (np.mean, _deviation))
+  axis.set(xlabel=stage.axis, ylabel="mAUPRC on test")
+  if (x == 0).any():
+    # Linear between 0 and the smallest other value.
+    axis.set_xscale("symlog", linthresh=min(x[x > 0], default=1.0))
+  else:
+    axis.set_xscale("log")
+  axis.errorbar(x, means, yerr=deviations, marker="o", capsize=3, color="black")
+  own = [i for i, result in enumerate(results) if result.variant.label == stage.reference]
+  axis.plot(x[own], means[own], "s", color="tab:red", markersize=8, label="config", zorder=3)
+  axis.legend()
+
+
+def _deviation(values: np.ndarray) -> float:
+  return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+
+
+def _values(folder: Path, result: ablation.Result, split: str, key: str) -> np.ndarray:
+  return np.array([comparison.metric(folder, run, split, key) for run in result.row.runs])
+
+
+def _difference(values: np.ndarray, reference: np.ndarray) -> str:
+  gap, error = tables.paired_difference(values, reference)
+  return f"{gap:+.4f}" + ("" if np.isnan(error) else f" ± {error:.4f}")
+
+
+def _signal(folder: Path, result: ablation.Result, key: str) -> np.ndarray:
+  """``[steps]`` mean over the seeds of a value of the training log; empty if the method does not log it."""
+  curves = []
+  for run in result.row.runs:
+    if (folder / run.folder() / workdir_lib.RESULTS).exists():
+      curves.append([line[key] for line in workdir_lib.read_metrics(folder / run.folder()) if key in line])
+  return np.mean(curves, axis=0) if curves and all(curves) else np.zeros(0)
+
+
+def _ends(folder: Path, result: ablation.Result, key: str) -> str:
+  """Means of a signal over the first and the last tenth of the run."""
+  signal = _signal(folder, result, key)
+  if not signal.size:
+    return ""
+  count = max(int(_WINDOW * signal.size), 1)
+  return f"{signal[:count].mean():.3f}, {signal[-count:].mean():.3f}"
+
+
+def _entry(folder: Path, result: ablation.Result) -> dict[str, Any]:
+  """The same for programs; a run that broke down has null."""
+
+  def listed(split: str, key: str) -> list[float | None]:
+    return [None if np.isnan(value) else float(value) for value in _values(folder, result, split, key)]
+
+  return {
+    "label": result.variant.label,
+    "value": result.variant.value,
+    "option": result.row.method,
+    "learning_rate": result.row.rate,
+    "trials": result.trials,
+    "val": listed("val", "mAUPRC"),
+    "test": {key: listed("test", key) for key in _TEST},
+    "signals": {key: _ends(folder, result, key) for key, _, _ in _SIGNALS},
+  }
