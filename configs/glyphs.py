@@ -31,7 +31,7 @@ def get_config(arg: str = "") -> Any:
   config.model.freeze_bn = False
   # From random weights a small prior starves the gradient; once the network ranks, a small one is better.
   config.presets.default.prior.update({"kind": "constant", "value": 0.03, "start": 0.5})
-  config.loss.update({"tau1": 0.03, "lambda1": 0.0, "lambda2": 0.0})
+  config.loss.tau1 = 0.03
   config.optim.update({"name": "adam", "learning_rate": 0.016, "schedule": "cosine", "weight_decay": 0.0})
   config.train.steps = 600
   config.compare.update({"rates": (0.002, 0.008, 0.032), "sgd_rates": (0.1, 0.3, 1.0)})
@@ -42,7 +42,6 @@ def get_config(arg: str = "") -> Any:
 
 def _finetune(config: Any) -> None:
   config.model.freeze_bn = True
-  config.presets.default.prior.start = 0.0
   # With batch norm frozen, Adam's first full steps can throw a network back to where no loss recovers.
   config.optim.update({"learning_rate": 2e-3, "ramp_steps": 30})
   config.train.steps = 150

@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +71,8 @@ class TestStages:
       labels = [variant.label for variant in stage.variants]
       assert len(set(labels)) == len(labels)
       assert stage.reference in labels
+      names = [option.name for variant in stage.variants for option in variant.options]
+      assert len(set(names)) == len(names)
       for variant in stage.variants:
         for option in variant.options:
           assert by_name.setdefault(option.name, dict(option.values)) == dict(option.values)
@@ -160,6 +163,11 @@ class TestRuns:
     assert len(trainer.made) == 3
     assert _run(tmp_path)
     assert len(trainer.made) == len(set(trainer.made)) == 7
+
+  def test_runs_of_before_take_no_time(self, trainer, tmp_path):
+    _run(tmp_path)
+    shutil.rmtree(tmp_path / "a-lr1-seed0")
+    assert _run(tmp_path, minutes=0.0)
 
   def test_another_config_in_the_folder_is_refused(self, trainer, tmp_path):
     ablation.check(_PLAN, _config, tmp_path)

@@ -15,7 +15,8 @@ from soprc_jax.training import workdir as workdir_lib
 _TEST = ("mAUPRC", "recall@1")
 # What the training log tells of the gradient: key, title, whether on a logarithmic axis.
 _SIGNALS = (("grad_norm", "norm of the gradient", True), ("saturated_lists", "share of saturated lists", False))
-_WINDOW = 0.1  # share of the run whose mean is told at its two ends, and a tenth of which smooths the curves
+_ENDS = 0.1  # share of the run whose mean is told at its two ends
+_SMOOTHED = 0.05  # share of the run that a point of a curve is the mean of
 
 
 def write(folder: Path, plan: ablation.Plan, results: Mapping[str, Sequence[ablation.Result]]) -> list[str]:
@@ -39,7 +40,7 @@ def table(folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds:
   paper = stage.name == "table2"
   reference = next((result for result in results if result.variant.label == stage.reference), None)
   first = None if reference is None else _values(folder, reference, "test", "mAUPRC")
-  header = [stage.axis or stage.name, "option", "rate", "val mAUPRC", *_TEST, f"minus {stage.reference}"]
+  header = [stage.axis or "variant", "option", "rate", "val mAUPRC", *_TEST, f"minus {stage.reference}"]
   header += [f"{title}, first and last tenth" for _, title, _ in _SIGNALS] + ["paper: mAUPRC", "recall@1"] * paper
   lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
   for result in results:
@@ -56,15 +57,29 @@ def table(folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds:
     if paper:
       cells += [f"{value:.2f}" for value in PAPER_TABLE_2[result.variant.label]]
     lines.append(f"| {' | '.join(cells)} |")
-  missing = len(stage.variants) - len(results)
-  trials = " or ".join(str(count) for count in sorted({result.trials for result in results}))
   notes = [
-    f"{stage.title}. Test, mean ± standard deviation over {len(seeds)} seed{'s' if len(seeds) > 1 else ''}; difference of mAUPRC paired by "
-    f"seed, ± standard error; options and rates picked on val at the first seed of {trials} (* a rate at the edge of its grid). A list is "
-    "saturated if its risk is above 0.95.",
-    *([f"{missing} of {len(stage.variants)} variants have not finished."] if missing else []),
+    f"{stage.title}. Test, {_over(seeds)}; a list is saturated if its risk is above 0.95.{_choice(results)}",
+    *(
+      [f"{len(stage.variants) - len(results)} of {len(stage.variants)} variants have not finished."]
+      * (len(results) < len(stage.variants))
+    ),
   ]
   return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def _over(seeds: Sequence[int]) -> str:
+  if len(seeds) == 1:
+    return f"one seed ({seeds[0]})"
+  return f"mean ± standard deviation over {len(seeds)} seeds; difference of mAUPRC paired by seed, ± standard error"
+
+
+def _choice(results: Sequence[ablation.Result]) -> str:
+  """How options and rates were chosen, if there was a choice."""
+  trials = sorted({result.trials for result in results} - {1})
+  if not trials:
+    return ""
+  counted = " or ".join(map(str, trials))
+  return f" Option and rate: the best on val at the first seed, of {counted} (* the rate is at the edge of its grid)."
 
 
 def plot(path: Path, folder: Path, stage: Stage, results: Sequence[ablation.Result]) -> None:
@@ -81,10 +96,10 @@ def plot(path: Path, folder: Path, stage: Stage, results: Sequence[ablation.Resu
     for axis, (key, _, _) in zip(by_step[1:], _SIGNALS, strict=True):
       signal = _signal(folder, result, key)
       if signal.size:
-        width = max(int(_WINDOW * signal.size / 10), 1)
+        width = max(int(_SMOOTHED * signal.size), 1)
         smooth = np.convolve(signal, np.ones(width) / width, mode="valid")
         axis.plot(np.arange(len(smooth)) + width, smooth, linewidth=1.1, **style)
-  by_step[0].set(xlabel="step", ylabel="mAUPRC on val", ylim=(0, None))
+  by_step[0].set(xlabel="step", ylabel="mAUPRC on val")
   for axis, (_, title, is_log) in zip(by_step[1:], _SIGNALS, strict=True):
     axis.set(xlabel="step", ylabel=title, yscale="log" if is_log else "linear")
   by_step[-1].set_ylim(-0.02, 1.02)
@@ -137,7 +152,7 @@ def _ends(folder: Path, result: ablation.Result, key: str) -> str:
   signal = _signal(folder, result, key)
   if not signal.size:
     return ""
-  count = max(int(_WINDOW * signal.size), 1)
+  count = max(int(_ENDS * signal.size), 1)
   return f"{signal[:count].mean():.3f}, {signal[-count:].mean():.3f}"
 
 

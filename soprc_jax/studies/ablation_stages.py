@@ -194,6 +194,7 @@ def _gradient(base: Any) -> Stage:
     "through T, prior 0.5": {**through, **_prior("constant", 0.5)},
     "no T of itself": {"loss.self_weight": 0.0},
     "semi-variance (1, 5)": {"loss.lambda1": 1.0, "loss.lambda2": 5.0},
+    "no semi-variance": {"loss.lambda1": 0.0, "loss.lambda2": 0.0},
     "preset paper": {
       "loss.tpr_gradient": True,
       "loss.self_weight": 0.0,
@@ -212,7 +213,7 @@ def _tuned(base: Any, rates: tuple[float, ...]) -> Stage:
     return Variant(label, tuple(options), rates)
 
   rows = (
-    variant("SOPRC", "soprc", "loss.tau1", (0.01, 0.03, 0.1)),
+    variant("SOPRC", "soprc", "loss.lambda2", (0.0, 5.0, 50.0)),
     variant("SmoothAP", "smooth_ap", "loss.smooth_ap.tau", (0.01, 0.03, 0.1)),
     variant("Triplet", "triplet", "loss.triplet.margin", (0.05, 0.1, 0.2)),
   )
