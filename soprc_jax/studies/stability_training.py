@@ -1,0 +1,193 @@
+"""The small model of the stability study, and its training on many copies of the data that differ in one example each."""
+
+import functools
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from soprc_jax import _arrays, estimators, interpolation, tracking
+
+Algorithm = Literal["SOPRC", "SOPRC without v", "AP loss", "SOPRC, gradient through T", "SOPRC, self weight 1/n+"]
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+_CARRIES_V = ("SOPRC", "SOPRC, gradient through T", "SOPRC, self weight 1/n+")
+
+FEATURES, HIDDEN, POINTS = 20, 8, 20
+# The prior belongs to the distribution: it stays when the numbers of examples change.
+LOSS: dict[str, Any] = {"prior": 0.1, "tau1": 0.5, "tau2": 0.05}
+BOUNDS = (-1.0, 1.0)
+_START_SCALE = 0.3
+# Where two trainings are nearer than that, the difference of their float32 gradients is rounding.
+_LEAST_DISTANCE = 1e-3
+# Repetitions that are trained at once, and whose models are tested on each other's training sets.
+BLOCK = 4
+
+
+class Examples(NamedTuple):
+  """What there is of each class: features ``[N+, D]`` and ``[N-, D]``, or positions in them.
+
+  Attributes:
+    positive: of the positives.
+    negative: of the negatives.
+  """
+
+  positive: Any
+  negative: Any
+
+
+class Inputs(NamedTuple):
+  """A training on S, the first of C copies, and on C - 1 sets that differ from S in one example.
+
+  Attributes:
+    start: ``[W]`` first parameters.
+    batches: features ``[T, n+, D]`` and ``[T, n-, D]`` of the batches from S.
+    positions: their positions in S, ``[T, n+]`` and ``[T, n-]``.
+    new: ``[C, D]`` the example that each copy has instead of one of S.
+    replaced: ``[C]`` positions of the positive, and of the negative, that it replaces; -1 for none.
+  """
+
+  start: Any
+  batches: Examples
+  positions: Examples
+  new: Any
+  replaced: Examples
+
+
+class Trained(NamedTuple):
+  """Trainings of R repetitions.
+
+  Attributes:
+    weights: ``[R, T, W]`` parameters of the training on S after each step.
+    distances: ``[R, T, C - 1]`` of the other copies from them.
+    gradient: ``[R]`` largest gradient norm of SOPRC's loss without v on the batches, whatever the training's own loss.
+    smoothness: ``[R]`` largest change of the gradient over the change of the parameters, between S and a copy that sees the same batch.
+  """
+
+  weights: jax.Array
+  distances: jax.Array
+  gradient: jax.Array
+  smoothness: jax.Array
+
+
+def first_weights(rng: np.random.Generator) -> np.ndarray:
+  """``[W]`` parameters of the untrained model."""
+  return np.float32(_START_SCALE) * rng.standard_normal(HIDDEN * (FEATURES + 2), np.float32)
+
+
+def scores(weights: jax.Array, examples: jax.Array) -> jax.Array:
+  """Scores in (-1, 1) of one hidden layer of tanh: bounded with bounded gradients, as the assumptions ask.
+
+  Args:
+    weights: ``[C, W]``.
+    examples: ``[n, D]`` that all models see, or ``[C, 1, D]``, one for each.
+
+  Returns:
+    ``[C, n]``, or ``[C, 1]``.
+  """
+  inner, bias, outer = jnp.split(weights, [HIDDEN * FEATURES, HIDDEN * (FEATURES + 1)], axis=1)
+  inner = inner.reshape(-1, FEATURES, HIDDEN)
+  # Shared examples are multiplied with the weights of all models at once.
+  product = jnp.einsum("nd,cdh->cnh" if examples.ndim == 2 else "cnd,cdh->cnh", examples, inner)
+  return jnp.tanh(jnp.einsum("cnh,ch->cn", jnp.tanh(product + bias[:, None]), outer))
+
+
+def train(inputs: Inputs, *, algorithm: str, beta: float, rate: float, decays: bool) -> Trained:
+  """Alg. 1 with plain SGD (no L_var) on all copies, from the same start, with the same batches.
+
+  Args:
+    inputs: of R repetitions, stacked.
+    algorithm: one of `ALGORITHMS`.
+    beta: of Eq. 10.
+    rate: eta, or C of eta_t = C / t.
+    decays: which of the two.
+  """
+  return _train_all(inputs, beta, rate, decays, algorithm)
+
+
+@functools.partial(jax.jit, static_argnames="algorithm")
+def _train_all(inputs: Inputs, beta: Any, rate: Any, decays: Any, algorithm: str) -> Trained:
+  # A few at once: one is too small to keep the core busy, all of them leave its cache.
+  return jax.lax.map(lambda one: _train(one, beta, rate, decays, algorithm), inputs, batch_size=BLOCK)
+
+
+def _train(inputs: Inputs, beta: Any, rate: Any, decays: Any, algorithm: str) -> Trained:
+  copies = len(inputs.new)
+  tracker = tracking.score_ema(copies, POINTS, lambda count: beta, bounds=BOUNDS)  # a number would compile anew for each
+
+  def loss_fn(weights: jax.Array, state: Any, batch: Examples, hits: Examples) -> tuple[jax.Array, jax.Array]:
+    own = scores(weights, inputs.new[:, None])
+    positive = jnp.where(hits.positive, own, scores(weights, batch.positive))
+    negative = jnp.where(hits.negative, own, scores(weights, batch.negative))
+    return jnp.sum(_losses(positive, negative, state, tracker, algorithm)), positive
+
+  def step(carry: Any, batch: tuple[Examples, Examples]) -> tuple[Any, Any]:
+    weights, state, t = carry
+    features, positions = batch
+    hits = jax.tree.map(lambda at, replaced: at[None] == replaced[:, None], positions, inputs.replaced)
+    gradient, positive = jax.grad(loss_fn, has_aux=True)(weights, state, features, hits)
+    if algorithm in _CARRIES_V:
+      _, state = tracker.update(None, state, positive_scores=positive, list_ids=jnp.arange(copies))
+    same = ~(jnp.any(hits.positive, axis=1) | jnp.any(hits.negative, axis=1))
+    ratio = _ratio(_distances(gradient), _distances(weights), same[1:])
+    weights = weights - rate / jnp.where(decays, t, 1.0) * gradient
+    return (weights, state, t + 1.0), (weights[0], _distances(weights), ratio)
+
+  start = jnp.broadcast_to(inputs.start[None], (copies, len(inputs.start)))
+  carry = (start, tracker.init(None), jnp.ones([]))
+  _, (weights, distances, ratios) = jax.lax.scan(step, carry, (inputs.batches, inputs.positions))
+  before = jnp.concatenate([inputs.start[None], weights[:-1]])
+  norms = jax.vmap(lambda *at: jnp.linalg.norm(jax.grad(_batch_risk)(*at)))(before, *inputs.batches)
+  return Trained(weights, distances, jnp.max(norms), jnp.max(ratios))
+
+
+def _losses(positive: jax.Array, negative: jax.Array, state: Any, tracker: Any, algorithm: str) -> jax.Array:
+  """``[C]`` loss of each copy."""
+  if algorithm == "AP loss":
+    taus = {name: LOSS[name] for name in ("tau1", "tau2")}
+    return estimators.ap_loss(positive, negative, reduce_fn=None, **taus)
+  if algorithm in _CARRIES_V:
+    v = tracker.lookahead(state, positive, jnp.arange(len(positive)))
+  else:
+    v = interpolation.interpolate_scores(positive, num_points=POINTS, bounds=BOUNDS)
+  through = algorithm == "SOPRC, gradient through T"
+  self_weight = 1 / positive.shape[1] if algorithm == "SOPRC, self weight 1/n+" else None
+  return estimators.soprc_loss(positive, negative, v, reduce_fn=None, tpr_gradient=through, self_weight=self_weight, **LOSS)
+
+
+def _batch_risk(weights: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
+  losses = _losses(scores(weights[None], positive), scores(weights[None], negative), None, None, "SOPRC without v")
+  return losses[0]
+
+
+def _distances(rows: jax.Array) -> jax.Array:
+  """``[C - 1]`` distances from the first of ``[C, W]``."""
+  return jnp.linalg.norm(rows[1:] - rows[:1], axis=1)
+
+
+def _ratio(change: jax.Array, moved: jax.Array, where: jax.Array) -> jax.Array:
+  """Largest ``change / moved`` of copies that see the same batch and are far enough apart to tell."""
+  return jnp.max(_arrays.ratio(change, moved), where=where & (moved > _LEAST_DISTANCE), initial=0.0)
+
+
+def risks(weights: Any, data: Examples) -> np.ndarray:
+  """F(w_r; S_q) of Eq. 4 with the surrogates, v the scores of all positives, of each model on each set of its block of `BLOCK` repetitions.
+
+  Args:
+    weights: ``[R, W]`` of the model of each repetition, R a multiple of `BLOCK`.
+    data: ``[R, N+, D]`` and ``[R, N-, D]``.
+
+  Returns:
+    ``[R / BLOCK, BLOCK, BLOCK]``, models by sets.
+  """
+  return np.asarray(_risks(jnp.asarray(weights), data), np.float64).reshape(-1, BLOCK, BLOCK)
+
+
+@jax.jit
+def _risks(weights: jax.Array, data: Examples) -> jax.Array:
+  def risk(at: jax.Array) -> jax.Array:
+    r, q = at // BLOCK, at // BLOCK**2 * BLOCK + at % BLOCK
+    positive, negative = (scores(weights[r][None], of_class[q])[0] for of_class in data)
+    return estimators.soprc_loss(positive, negative, positive, **LOSS)
+
+  return jax.lax.map(risk, jnp.arange(len(weights) * BLOCK))
