@@ -7,9 +7,12 @@ import runpy
 import pytest
 import runs
 
+from soprc_jax.studies import binary_config
 from soprc_jax.training import config as config_lib
 
 _FILES = sorted((runs.ROOT / "configs").glob("[!_]*.py"))
+# Everything but retrieval has keys of its own.
+_RESOLVE = {"imbalanced": binary_config.resolve}
 
 
 def _with(config, values):
@@ -50,7 +53,8 @@ def _glyphs(argument):
 class TestConfigFiles:
   @pytest.mark.parametrize(("file", "argument"), _arguments())
   def test_every_argument_resolves(self, file, argument):
-    config = config_lib.resolve(runpy.run_path(str(file))["get_config"](argument))
+    resolve = _RESOLVE.get(file.stem, config_lib.resolve)
+    config = resolve(runpy.run_path(str(file))["get_config"](argument))
     assert "presets" not in config
     assert None not in list(_leaves(config.to_dict()))
     assert json.loads(config_lib.to_json(config))["train"]["steps"] == config.train.steps
@@ -300,6 +304,11 @@ class TestPresets:
     config = runpy.run_path(str(runs.ROOT / "configs" / "glyphs.py"))["get_config"]("")
     assert config_lib.resolve(config).loss.prior.start > 0
     assert config_lib.resolve(_with(config, {"loss.prior.start": 0.0})).loss.prior.start == 0
+
+  def test_a_config_of_another_program(self):
+    config = runpy.run_path(str(runs.ROOT / "configs" / "imbalanced.py"))["get_config"]("digits")
+    with pytest.raises(ValueError, match=r"the config has no checkpoint, compare, .*for experiments\.train_binary"):
+      config_lib.resolve(config)
 
   def test_the_input_is_left_alone(self):
     config = config_lib.default_config()

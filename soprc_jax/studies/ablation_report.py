@@ -119,6 +119,8 @@ def _plot_sweep(axis: Any, folder: Path, stage: Stage, results: Sequence[ablatio
     axis.set_xscale("symlog", linthresh=min(x[x > 0], default=1.0))
   else:
     axis.set_xscale("log")
+  axis.set_xticks(x, [f"{value:g}" for value in x])
+  axis.set_xticks([], minor=True)
   axis.errorbar(x, means, yerr=deviations, marker="o", capsize=3, color="black")
   own = [i for i, result in enumerate(results) if result.variant.label == stage.reference]
   axis.plot(x[own], means[own], "s", color="tab:red", markersize=8, label="config", zorder=3)

