@@ -9,6 +9,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _README = (_ROOT / "README.md").read_text()
+_RESULTS = (_ROOT / "results" / "README.md").read_text()
 
 
 def _paper_map():
@@ -52,10 +53,26 @@ def test_paper_map_is_complete():
   }
 
 
-def test_commands_name_files_and_arguments_that_exist():
-  for path, argument in re.findall(r"--config=(configs/\w+\.py)(?::([\w,]+))?", _README):
+@pytest.mark.parametrize(("folder", "text"), [("", _README), ("results", _RESULTS)], ids=["README", "results"])
+def test_pictures_and_links_exist(folder, text):
+  for path in re.findall(r'src="([^"]+)"', text):
+    assert (_ROOT / folder / path).is_file(), path
+  for path, _, anchor in re.findall(r"\]\(((?!http)[^)#]*)(#([^)]+))?\)", text):
+    target = (_ROOT / folder / path) if path else None
+    body = text if target is None else target.read_text()
+    assert anchor == "" or anchor in map(_anchor, re.findall(r"^#+ (.+)$", body, re.M)), anchor
+
+
+def _anchor(heading):
+  """GitHub's name of a heading."""
+  return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("text", [_README, _RESULTS], ids=["README", "results"])
+def test_commands_name_files_and_arguments_that_exist(text):
+  for path, argument in re.findall(r"--config=(configs/\w+\.py)(?::([\w,]+))?", text):
     assert (_ROOT / path).is_file()
     for name in filter(None, argument.split(",")):
       assert name in runpy.run_path(str(_ROOT / path))["ARGUMENTS"]
-  for module in re.findall(r"python -m (experiments\.\w+)", _README):
+  for module in re.findall(r"python -m (experiments\.\w+)", text):
     assert (_ROOT / (module.replace(".", "/") + ".py")).is_file()
