@@ -16,11 +16,15 @@ knobs in turn.
 from collections.abc import Callable
 from typing import Any
 
+from soprc_jax.data import tabular
 from soprc_jax.studies import binary_config
 from soprc_jax.training import arguments
 
 
 def get_config(arg: str = "digits") -> Any:
+  chosen = [name for name in arg.split(",") if name in tabular.DATA_SETS]
+  if len(chosen) > 1:
+    raise ValueError(f"the arguments name {len(chosen)} data sets, {' and '.join(chosen)}: choose one")
   return arguments.apply(binary_config.default_config(), arg, ARGUMENTS)
 
 

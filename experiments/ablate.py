@@ -16,6 +16,7 @@ and the share of saturated lists by step.
 
 from collections.abc import Callable, Sequence
 import logging
+import math
 from typing import Any
 
 from absl import app
@@ -28,13 +29,24 @@ _STAGES = absl_flags.DEFINE_list("stages", None, "Stages to make, in this order.
 _SEEDS = absl_flags.DEFINE_list(
   "seeds", None, "Seeds of weights, batches and augmentation; the first picks rates. Default: config.compare."
 )
-_MINUTES = absl_flags.DEFINE_float("minutes", 40.0, "No run is begun that would end later than this.", lower_bound=0.0)
+_MINUTES = absl_flags.DEFINE_float(
+  "minutes", 40.0, "No run is begun that would end later than this, but the first one always.", lower_bound=0.0
+)
 _INIT_FROM = absl_flags.DEFINE_string(
-  "init_from", None, "Workdir of the run that all start from; {seed} is replaced by the seed. Default: random weights."
+  "init_from",
+  None,
+  "Workdir of the run that all start from; {seed} is replaced by the seed. Default: config.compare, else random weights.",
 )
 _LIST = absl_flags.DEFINE_bool("list", False, "Tell the planned runs and their time, and make none.")
-# What the ablation sets in every run: an override by hand would be lost.
-_OWN_KEYS = {"seed": "--seeds", "model.init_from": "--init_from", "loss.name": "--stages", "loss.preset": "--stages"}
+# What the ablation sets in every run, or does not read: an override by hand would be lost.
+_OWN_KEYS = {
+  "seed": "--seeds",
+  "model.init_from": "--init_from",
+  "loss.name": "--stages",
+  "loss.preset": "--stages",
+  "compare.methods": "--stages",
+  "compare.soprc_with_sgd": "--stages=table2",
+}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -44,14 +56,19 @@ def main(argv: Sequence[str]) -> None:
   with flags.errors_as_messages():
     plan = _plan(run.config)
     ablation.check(plan, _make_config, run.workdir)
-    flags.cache_compiled(run.workdir)
+    if not _LIST.value:
+      ablation.claim(plan, _make_config, run.workdir)
+      flags.cache_compiled(run.workdir)
     seconds = ablation.seconds_a_run(plan, _make_config)
     _tell_plan(ablation.planned(plan, run.workdir), seconds)
     if _LIST.value:
       return
-    done = ablation.run(plan, _make_config, run.workdir, minutes=_MINUTES.value, seconds=seconds)
-    results = ablation.results(plan, run.workdir)
-    names = ablation_report.write(run.workdir, plan, results)
+    try:
+      done = ablation.run(plan, _make_config, run.workdir, minutes=_MINUTES.value, seconds=seconds)
+    finally:
+      # Also if a run has failed: what the others have found is told.
+      results = ablation.results(plan, run.workdir)
+      names = ablation_report.write(run.workdir, plan, results)
     names += _write_gradient(plan, run)
   for stage in plan.stages:
     if results[stage.name]:
@@ -68,7 +85,7 @@ def _write_gradient(plan: Any, run: flags.Run) -> list[str]:
   from soprc_jax.training import comparison, plans, workdir
 
   name = plans.RunName("soprc", run.config.optim.learning_rate, plan.seeds[0])
-  if "gradient" not in [stage.name for stage in plan.stages] or comparison.finished(run.workdir, name) is None:
+  if "gradient" not in [stage.name for stage in plan.stages] or "val" not in (comparison.finished(run.workdir, name) or {}):
     return []
   config = ablation.run_config(plan, _make_config, ablation.BASE, name.rate, name.seed)
   text = gradient_through_t.markdown(gradient_through_t.measure(config, run.workdir / name.folder()), tau2=config.loss.tau2)
@@ -88,6 +105,8 @@ def _plan(config: Any) -> Any:
   for key in flags.config_overrides():
     if key in _OWN_KEYS:
       raise ValueError(f"--config.{key} is set by the ablation in every run: use {_OWN_KEYS[key]}")
+  if not math.isfinite(_MINUTES.value):
+    raise ValueError(f"--minutes must be a finite number, got {_MINUTES.value:g}")
   settings = flags.load_config().compare
   if _SEEDS.value is not None:
     try:
@@ -97,11 +116,27 @@ def _plan(config: Any) -> Any:
   checked = plans.read_plan(settings)
   stages = ablation_stages.make(config, settings)
   chosen = _STAGES.value if _STAGES.value is not None else list(stages)
-  for name in chosen:
-    if name not in stages or chosen.count(name) > 1:
-      raise ValueError(f"--stages takes each of {', '.join(stages)} at most once; got {','.join(chosen)!r}")
-  init_from = config.model.init_from if _INIT_FROM.value is None else _INIT_FROM.value
+  if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(stages):
+    raise ValueError(f"--stages takes one or more of {', '.join(stages)}, each once; got {','.join(chosen)!r}")
+  if "table2" in chosen:
+    _check_table2(config)
+  init_from = _INIT_FROM.value
+  if init_from is None:
+    init_from = settings.init_from or config.model.init_from
   return ablation.Plan(tuple(stages[name] for name in chosen), checked.seeds, init_from)
+
+
+def _check_table2(config: Any) -> None:
+  """The rows of Table 2 set some keys themselves, and differ in nothing else."""
+  from soprc_jax.training import arguments
+
+  lost = sorted({key for row in range(1, 6) for key in arguments.ablation_values(row)} & set(flags.config_overrides()))
+  if lost:
+    raise ValueError(f"--config.{lost[0]} is set by the rows of stage table2: leave it out, or choose other --stages")
+  if config.loss.prior.kind == "batch":
+    raise ValueError(
+      "loss.prior.kind=batch is row 1 of stage table2, the others need another prior: leave it out, or choose other --stages"
+    )
 
 
 def _make_config(option: Any) -> Any:

@@ -69,10 +69,21 @@ def require(argv: Sequence[str], example: str, **values: Any) -> None:
   _set_up_logging()
 
 
-def folder(argv: Sequence[str], example: str) -> Path:
-  """``--workdir`` as an absolute path, for programs without a config; else as `require`."""
+def folder(argv: Sequence[str], example: str, own: str) -> Path:
+  """``--workdir`` as an absolute path, for programs without a config; else as `require`.
+
+  Args:
+    argv: what the flags parser has left.
+    example: flags that work.
+    own: the file by which the program knows a folder of its own; any other folder must be empty.
+  """
   require(argv, example, workdir=_WORKDIR.value)
-  return _workdir()
+  path = _workdir()
+  if path.is_dir() and not (path / own).exists():
+    others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
+    if others:
+      _exit(f"--workdir={path} is not empty and holds no {own} ({', '.join(others[:5])}): choose a new folder")
+  return path
 
 
 def cache_compiled(workdir: Path) -> None:
@@ -84,7 +95,10 @@ def cache_compiled(workdir: Path) -> None:
 
 
 def _workdir() -> Path:
-  return Path(_WORKDIR.value or "").expanduser().absolute()
+  path = Path(_WORKDIR.value or "").expanduser().absolute()
+  if path.is_file():
+    _exit(f"--workdir={path} is a file: choose a new folder")
+  return path
 
 
 def _config_mistake(argv: Sequence[str]) -> str | None:

@@ -27,7 +27,7 @@ _SEED = absl_flags.DEFINE_integer("seed", 0, "Seed of all draws.", lower_bound=0
 
 
 def main(argv: Sequence[str]) -> None:
-  folder = flags.folder(argv, "--workdir=runs/simulation")
+  folder = flags.folder(argv, "--workdir=runs/simulation", "simulation.json")
   from soprc_jax.studies import simulation, simulation_plots
   from soprc_jax.training import workdir
 
@@ -38,6 +38,8 @@ def main(argv: Sequence[str]) -> None:
     noted = json.loads(json.dumps(settings._asdict()))
     if path.exists():
       content = workdir.read_json(path)
+      if not isinstance(content, dict) or not {"settings", "results"} <= set(content):
+        raise ValueError(f"{path} is damaged: remove it, and it is made again")
       if content["settings"] != noted:
         raise ValueError(f"{path} is of other settings: choose another --workdir, or the same flags")
       log.info("Taken from %s.", path)
@@ -57,8 +59,8 @@ def _settings(defaults: "simulation.Settings") -> "simulation.Settings":  # type
     sizes = tuple(int(size) for size in _BATCH_SIZES.value)
   except ValueError as error:
     raise ValueError(f"--batch_sizes: {error}") from None
-  if not sizes or min(sizes) < 2:
-    raise ValueError(f"--batch_sizes must be numbers of at least 2, got {','.join(_BATCH_SIZES.value)}")
+  if not sizes or min(sizes) < 2 or len(set(sizes)) < len(sizes):
+    raise ValueError(f"--batch_sizes must be different numbers of at least 2, got {','.join(_BATCH_SIZES.value)}")
   return defaults._replace(
     repetitions=_REPETITIONS.value,
     interpolation_repetitions=40 * _REPETITIONS.value,

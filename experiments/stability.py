@@ -7,7 +7,7 @@ parameters. It is measured against T, n+, n-, N+, N-, beta and the rate, for SOP
 conditions of Theorem 2: 142 settings, 128 repetitions with 8 positives and 8 negatives replaced in each. 8 minutes on two idle CPU cores (14 of CPU time).
 
 WORKDIR receives stability.json (each setting as soon as it is measured: a killed call goes on with the same command), table.md (slopes, algorithms beside each other, and
-what agrees with the paper) and PNG pictures. A second call makes the table and the pictures again from stability.json.
+what agrees with the paper) and PNG pictures, both of the sweeps and algorithms of the call. A second call makes them again from stability.json.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ _SHORT = {
 
 
 def main(argv: Sequence[str]) -> None:
-  folder = flags.folder(argv, "--workdir=runs/stability")
+  folder = flags.folder(argv, "--workdir=runs/stability", "stability.json")
   from soprc_jax.studies import stability_plots, stability_report, stability_sweeps
   from soprc_jax.training import workdir
 
@@ -51,6 +51,8 @@ def main(argv: Sequence[str]) -> None:
       _named("sweeps", _SWEEPS.value, {quantity.replace(" ", ""): quantity for quantity in stability_sweeps.QUANTITIES}),
     )
     settings = stability_sweeps.settings_of(sweeps)
+    if not settings:
+      raise ValueError("none of --algorithms is measured in any of --sweeps: give more of one or the other")
     results = stability_sweeps.run(folder / "stability.json", settings, effort, told=log.info)
     table = stability_report.markdown(sweeps, results, effort)
     workdir.write_atomically(folder / "table.md", table)

@@ -10,6 +10,9 @@ Every method starts at a seed from the same weights and sees the same batches; i
 the seeds, and its best network on val is tested. --libauc_python=PYTHON adds LibAUC's APLoss with its optimizer SOAP, run by the interpreter of another
 virtual environment (with torch and libauc) on the same weights and batches.
 
+The table has the methods of the call: one with fewer config.methods, or without --libauc_python, writes a shorter one; finished runs stay, and enter the table again with
+the longer call.
+
 WORKDIR receives results.json (every value), table.md, pr_curves.png (test), convergence.png (val by step), and runs/, where each finished run is kept: the
 same command goes on where it stopped.
 """
@@ -37,7 +40,7 @@ _EXAMPLE = "--config=configs/imbalanced.py:digits --workdir=runs/binary_digits"
 def main(argv: Sequence[str]) -> None:
   given = absl_flags.FLAGS
   flags.require(argv, _EXAMPLE, config=given.config, workdir=given.workdir)
-  folder, python = flags.folder(argv, _EXAMPLE), _LIBAUC_PYTHON.value
+  folder, python = flags.folder(argv, _EXAMPLE, "config.json"), _LIBAUC_PYTHON.value
   with flags.errors_as_messages():
     study = prepare(flags.load_config(), folder, python)
     flags.cache_compiled(folder)

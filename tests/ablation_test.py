@@ -170,7 +170,7 @@ class TestRuns:
     assert _run(tmp_path, minutes=0.0)
 
   def test_another_config_in_the_folder_is_refused(self, trainer, tmp_path):
-    ablation.check(_PLAN, _config, tmp_path)
+    ablation.claim(_PLAN, _config, tmp_path)
 
     def other(option):
       config = _config(option)
@@ -178,7 +178,15 @@ class TestRuns:
       return config
 
     with pytest.raises(ValueError, match=r"loss\.tau2: 0\.001 there, 0\.5 here"):
-      ablation.check(_PLAN, other, tmp_path)
+      ablation.claim(_PLAN, other, tmp_path)
+
+  def test_a_batch_with_too_few_classes_is_refused_before_any_run(self, trainer, tmp_path):
+    big = Variant("big", (Option("batch_size=8000", {"train.batch_size": 8000}),), (1.0,))
+    plan = _PLAN._replace(stages=(_STAGE, Stage("batch_size", "Sizes", (big,), "big")))
+    with pytest.raises(
+      ValueError, match=r"stage batch_size, batch_size=8000: .*train\.batch_size=8000 .*or leave the stage out"
+    ):
+      ablation.check(plan, _config, tmp_path)
 
   def test_trainval_is_refused(self, tmp_path):
     def without_val(option):
@@ -207,6 +215,13 @@ class TestReport:
       assert picture.size[0] > picture.size[1] > 100
     content = json.loads((tmp_path / "ablation.json").read_text())
     assert content["stages"]["first"]["variants"][0]["test"]["mAUPRC"] == [0.5, 0.7]
+
+  def test_stages_of_earlier_calls_stay_in_the_json(self, trainer, tmp_path):
+    _run(tmp_path)
+    for stage in _PLAN.stages:
+      plan = _PLAN._replace(stages=(stage,))
+      ablation_report.write(tmp_path, plan, ablation.results(plan, tmp_path))
+    assert list(json.loads((tmp_path / "ablation.json").read_text())["stages"]) == ["first", "second"]
 
   def test_what_has_not_finished_is_said(self, trainer, tmp_path):
     _run(tmp_path, minutes=5.5)
@@ -274,12 +289,12 @@ class TestCommand:
   @pytest.mark.parametrize(
     ("flag", "message"),
     [
-      ("--stages=beta,beta", "--stages takes each of table2, batch_size, tau1, "),
+      ("--stages=table2 --config.loss.lambda1=3", "--config.loss.lambda1 is set by the rows of stage table2: leave it out"),
       ("--config.seed=4", "--config.seed is set by the ablation in every run: use --seeds"),
     ],
   )
   def test_mistakes(self, tmp_path, flag, message):
-    done = self._call(tmp_path / "new", flag)
+    done = self._call(tmp_path / "new", *flag.split())
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -19,6 +19,7 @@ import soprc_jax
 from soprc_jax.data import tabular
 from soprc_jax.models import mlp
 from soprc_jax.studies import binary, binary_config, binary_losses, binary_peer, binary_report, binary_runs
+from soprc_jax.training import plans
 
 CONFIG = str(runs.ROOT / "configs" / "imbalanced.py")
 _SMALL = {
@@ -115,7 +116,7 @@ class TestTraining:
   def test_logits_that_are_not_finite_are_no_result(self, task):
     logits = jnp.zeros(len(task.splits.val.labels)).at[3].set(jnp.nan)
     assert np.isnan(binary.auprc(logits, task.splits.val.labels))
-    assert binary_runs.best_rate({0.1: np.nan, 0.2: 0.3, 0.4: 0.3}) == 0.2
+    assert plans.best({0.1: np.nan, 0.2: 0.3, 0.4: 0.3}) == 0.2
 
 
 class TestLosses:
@@ -207,7 +208,7 @@ class TestConfig:
       ({"loss.scores": "softmax"}, "loss.scores must be one of none, sigmoid, tanh; got 'softmax'"),
       ({"data.name": "iris"}, "data.name must be one of digits, breast_cancer, flights; got 'iris'"),
       ({"methods": ("soprc", "svm")}, "methods must be different names of soprc, cross_entropy"),
-      ({"rates": (0.1, 0.1)}, "rates must be different numbers > 0, one at least; got (0.1, 0.1)"),
+      ({"rates": (0.1, 0.1)}, "rates must be different numbers from 1e-12 to 1e+12, one at least; got (0.1, 0.1)"),
       ({"seeds": ()}, "seeds must be different integers >= 0, one at least; got ()"),
       ({"data.val_share": 0.7}, "data.val_share + data.test_share must be below 1"),
       ({"train.steps": 50}, "train.steps must be a multiple of eval.every=20, e.g. 40; got 50"),

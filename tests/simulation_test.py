@@ -135,12 +135,21 @@ def test_command(tmp_path):
   assert "is of other settings: choose another --workdir" in other.stderr
 
 
+def test_a_folder_of_something_else_is_refused(tmp_path):
+  (tmp_path / "table.md").write_text("the table of another study")
+  done = runs.call("experiments.simulate", f"--workdir={tmp_path}")
+  assert done.returncode == 1
+  assert "is not empty and holds no simulation.json (table.md): choose a new folder" in done.stderr
+  assert [path.name for path in tmp_path.iterdir()] == ["table.md"]
+
+
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
     ([], "missing --workdir. For example:\n  python -m experiments.simulate --workdir=runs/simulation"),
     (["--batch_sizes=10,x"], "--batch_sizes: invalid literal"),
-    (["--batch_sizes=1"], "--batch_sizes must be numbers of at least 2, got 1"),
+    (["--batch_sizes=10,10"], "--batch_sizes must be different numbers of at least 2, got 10,10"),
+    (["--batch_sizes=1"], "--batch_sizes must be different numbers of at least 2, got 1"),
     (["--repetitions=1"], "--repetitions"),
   ],
 )

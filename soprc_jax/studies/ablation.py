@@ -7,7 +7,7 @@ import time
 from typing import Any, NamedTuple
 
 from soprc_jax.studies.ablation_stages import Option, Stage, Variant
-from soprc_jax.training import build, comparison, costs, plans
+from soprc_jax.training import build, comparison, costs, parallel, plans
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -53,10 +53,10 @@ class Result(NamedTuple):
 
 
 def check(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
-  """Raises a ValueError or an OSError for what would stop a run later, and notes in the folder what is ablated.
+  """Raises a ValueError or an OSError for what would stop a run later.
 
   Raises:
-    ValueError: the data have no val; a run or the folder is of another config; a start does not fit.
+    ValueError: the data have no val, or too few classes for a batch; a run is of another config; a start does not fit.
     OSError: a start is missing.
   """
   comparison.check_folder(folder)
@@ -70,10 +70,35 @@ def check(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
           for seed in plan.seeds:
             name = plans.RunName(option.name, rate, seed)
             workdir_lib.check(folder / name.folder(), run_config(plan, make_config, option, rate, seed))
+  _check_batches(plan, make_config)
   comparison.check_starts(plan.starts(), base.copy_and_resolve_references())
-  shared = base.to_dict()
+
+
+def claim(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
+  """Makes the folder and notes in it what is ablated, or checks that it is what was noted there.
+
+  Raises:
+    ValueError: the folder is of an ablation of another config, or from other networks.
+  """
+  shared = run_config(plan, make_config, BASE, None, plan.seeds[0]).to_dict()
   del shared["seed"], shared["model"]["init_from"], shared["optim"]["learning_rate"]
   comparison.claim(shared, plan.starts(), folder)
+
+
+def _check_batches(plan: Plan, make_config: MakeConfig) -> None:
+  """Makes the splits and the sampler of every batch size, and throws them away."""
+  checked = set[int]()
+  for stage in plan.stages:
+    for variant in stage.variants:
+      for option in variant.options:
+        config = run_config(plan, make_config, option, None, plan.seeds[0])
+        if config.train.batch_size not in checked:
+          checked.add(config.train.batch_size)
+          try:
+            parallel.check_batch(config.train.batch_size, config.train.per_class, config.train.microbatch)
+            build.make_data(config)
+          except ValueError as error:
+            raise ValueError(f"stage {stage.name}, {option.name}: {error}; or leave the stage out (--stages)") from error
 
 
 def seconds_a_run(plan: Plan, make_config: MakeConfig) -> Callable[[Option], float]:
@@ -181,7 +206,7 @@ def _choose(variant: Variant, plan: Plan, folder: Path) -> tuple[Option, float] 
       return None
     by_rate = comparison.val_by_rate(folder, option.name, variant.rates, plan.seeds[0])
     val |= {(i, rate): value for rate, value in by_rate.items()}
-  i, rate = comparison.best(val)
+  i, rate = plans.best(val)
   return variant.options[i], rate
 
 

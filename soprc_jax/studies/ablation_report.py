@@ -20,18 +20,23 @@ _SMOOTHED = 0.05  # share of the run that a point of a curve is the mean of
 
 
 def write(folder: Path, plan: ablation.Plan, results: Mapping[str, Sequence[ablation.Result]]) -> list[str]:
-  """Writes ablation.json, and STAGE.md and STAGE.png of each stage that has results; returns the names of the files."""
-  names, content = [], {}
+  """Writes ablation.json, and STAGE.md and STAGE.png of each stage that has results; returns the names of the files.
+
+  Stages that ablation.json has from earlier calls stay in it.
+  """
+  path = folder / "ablation.json"
+  names, content = [], workdir_lib.read_json(path)["stages"] if path.exists() else {}
   for stage in plan.stages:
     found = results[stage.name]
     if not found:
       continue
     workdir_lib.write_atomically(folder / f"{stage.name}.md", table(folder, stage, found, plan.seeds))
     plot(folder / f"{stage.name}.png", folder, stage, found)
-    content[stage.name] = {"title": stage.title, "variants": [_entry(folder, result) for result in found]}
+    entries = [_entry(folder, result) for result in found]
+    content[stage.name] = {"title": stage.title, "seeds": plan.seeds, "variants": entries}
     names += [f"{stage.name}.md", f"{stage.name}.png"]
-  about = {"seeds": plan.seeds, "init_from": plan.init_from, "stages": content}
-  workdir_lib.write_atomically(folder / "ablation.json", json.dumps(about, indent=1) + "\n")
+  about = {"init_from": plan.init_from, "stages": content}
+  workdir_lib.write_atomically(path, json.dumps(about, indent=1) + "\n")
   return ["ablation.json", *names]
 
 

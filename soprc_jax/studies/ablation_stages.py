@@ -145,6 +145,8 @@ def _named(base: Any, name: str, title: str, entries: Mapping[str, Values]) -> S
 def _prior(kind: str, value: float | None = None, start: float = 0.0, **more: Any) -> dict[str, Any]:
   """Values of ``loss.prior``; the frequency and the batch's share need no value."""
   tree: dict[str, Any] = {"kind": kind, "start": start, **more}
+  if start:
+    tree = {"shape": "log", "until": 1.0} | tree
   if value is not None:
     tree["value"] = value
   return {f"loss.prior.{key}": entry for key, entry in tree.items()}
@@ -199,6 +201,8 @@ def _gradient(base: Any) -> Stage:
       "loss.tpr_gradient": True,
       "loss.self_weight": 0.0,
       "loss.initial_v": "uniform",
+      "loss.average_over": "all",
+      "loss.pool": "list",
       **_prior("frequency"),
     },
   }

@@ -14,6 +14,8 @@ ConfigDict: Any = config_dict.ConfigDict
 
 _SCHEDULES = ("constant", "cosine")
 _SURROGATES = ("logistic", "huber")
+# Beyond them float32 has no steps, or no numbers.
+_RATES = (1e-12, 1e12)
 
 
 def default_config() -> Any:
@@ -118,11 +120,12 @@ def _value_problems(config: Any) -> list[str]:
 
   def several(key: str, fits: Any, what: str) -> None:
     values = get(key)
-    if not values or len(set(values)) < len(values) or not all(fits(value) for value in values):
+    # Rates are told apart by six digits, as in results.json.
+    if not values or not all(fits(value) for value in values) or len({_shown(value) for value in values}) < len(values):
       problems.append(f"{key} must be different {what}, one at least; got {tuple(values)}")
 
   several("seeds", lambda seed: isinstance(seed, int) and 0 <= seed < 2**31, "integers >= 0")
-  several("rates", lambda rate: 0 < rate < math.inf, "numbers > 0")
+  several("rates", _usable_rate, f"numbers from {_RATES[0]:g} to {_RATES[1]:g}")
   several("methods", lambda name: name in binary_losses.METHODS, f"names of {', '.join(binary_losses.METHODS)}")
   choice("data.name", tuple(tabular.DATA_SETS))
   number("data.positive", 0)
@@ -140,7 +143,7 @@ def _value_problems(config: Any) -> list[str]:
     number(key, 0, open_low=True)
   for key in ("loss.beta", "loss.libauc.gamma"):
     number(key, 0, 1, open_low=True)
-  number("loss.num_points", 0)
+  number("loss.num_points", 0, 10**6)
   number("loss.prior_start", 0, 1)
   if config.loss.self_weight != -1:
     number("loss.self_weight", 0, 1)
@@ -152,7 +155,7 @@ def _value_problems(config: Any) -> list[str]:
   number("optim.ramp_steps", 0)
   number("optim.momentum", 0, 1)
   number("optim.weight_decay", 0)
-  number("train.steps", 1)
+  number("train.steps", 1, 10**7)
   number("eval.every", 1)
   if not problems and config.train.steps % config.eval.every:
     near = max(config.train.steps // config.eval.every, 1) * config.eval.every
@@ -160,3 +163,11 @@ def _value_problems(config: Any) -> list[str]:
       f"train.steps must be a multiple of eval.every={config.eval.every}, e.g. {near}; got {config.train.steps}"
     )
   return problems
+
+
+def _usable_rate(rate: Any) -> bool:
+  return isinstance(rate, (int, float)) and not isinstance(rate, bool) and _RATES[0] <= rate <= _RATES[1]
+
+
+def _shown(value: Any) -> str:
+  return f"{value:g}" if isinstance(value, float) else str(value)

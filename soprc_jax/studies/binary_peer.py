@@ -32,7 +32,7 @@ def versions(python: str) -> str:
     done = subprocess.run([python, "-c", _VERSIONS], capture_output=True, text=True, check=False)
   except OSError as error:
     raise ValueError(f"--libauc_python={python} cannot be started ({error.strerror}): {_REMEDY}") from None
-  if done.returncode:
+  if done.returncode or not done.stdout.startswith("libauc"):
     raise ValueError(f"--libauc_python={python} cannot import libauc ({_last_line(done.stderr)}): {_REMEDY}")
   return done.stdout.strip()
 

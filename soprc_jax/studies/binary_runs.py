@@ -1,6 +1,6 @@
 """The runs of a study in its folder: each is made once, and kept."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import json
 import logging
 import math
@@ -8,13 +8,14 @@ import os
 from pathlib import Path
 import time
 from typing import Any, NamedTuple
+import zipfile
 
 import jax
 import numpy as np
 
 from soprc_jax.data import tabular
 from soprc_jax.studies import binary, binary_losses, binary_peer
-from soprc_jax.training import workdir
+from soprc_jax.training import plans, workdir
 
 RUNS = "runs"
 COSTS = "costs.json"
@@ -105,7 +106,7 @@ def measure(
   path = folder / COSTS
   if path.exists():
     costs = workdir.read_json(path)
-    if set(costs) == {row.method for row in rows}:
+    if isinstance(costs, dict) and set(costs) == {row.method for row in rows}:
       return costs
   task = binary.prepare(config, table, config.seeds[0])
   batches = jax.numpy.asarray(task.batches.reshape(-1, task.batches.shape[-1])[:steps])
@@ -127,17 +128,12 @@ def measure(
   return costs
 
 
-def best_rate(val_by_rate: Mapping[float, float]) -> float:
-  """The rate with the highest value, of equal ones the first; NaN is below all."""
-  return max(val_by_rate, key=lambda rate: -math.inf if math.isnan(val_by_rate[rate]) else val_by_rate[rate])
-
-
 def _row(config: Any, folder: Path, method: str, labels: np.ndarray) -> Row:
   """The method at the rate that val picks, from the files of its runs."""
   runs = [_load(_path(folder, method, seed)) for seed in config.seeds]
   best = np.stack([run.best for run in runs])
   val_by_rate = dict(zip(config.rates, best.mean(axis=0).tolist(), strict=True))
-  rate = best_rate(val_by_rate)
+  rate = plans.best(val_by_rate)
   at = list(config.rates).index(rate)
   return Row(
     method,
@@ -163,5 +159,8 @@ def _save(path: Path, found: binary.Found) -> None:
 
 
 def _load(path: Path) -> binary.Found:
-  with np.load(path) as file:
-    return binary.Found(**{name: file[name] for name in binary.Found._fields})
+  try:
+    with np.load(path) as file:
+      return binary.Found(**{name: file[name] for name in binary.Found._fields})
+  except (zipfile.BadZipFile, EOFError, KeyError, ValueError) as error:
+    raise ValueError(f"{path} is damaged ({error}): remove it, and the run is made again") from error

@@ -10,6 +10,7 @@ from soprc_jax.studies.stability_sweeps import CONSTANT, THEOREM, Sweep
 LABELS = {"epsilon_positive": "eps+", "epsilon_negative": "eps-", "gap": "gap"}
 AGREES, DISAGREES, OPEN = "agrees", "does not agree", "not resolved"
 # By how much the training risk has fallen where algorithms are compared.
+_SAME_RATE = "the same rate"
 _FALLS = (0.1, 0.15, 0.2, 0.25)
 # Less stable by the paper, and than what; the last pair differs in v and in the prior only.
 _PAIRS = (("SOPRC without v", "SOPRC"), ("AP loss", "SOPRC"), ("AP loss", stability_sweeps.SELF_WEIGHT))
@@ -71,7 +72,9 @@ def _more_stable(sweeps: Sequence[Sweep], results: Results) -> Iterator[Claim]:
   for conditions in stability_sweeps.CONDITIONS:
     for algorithm, reference in _PAIRS:
       compared = list(_compared(sweeps, results, conditions, reference))
-      for when, chosen in (("at the same rate", compared[:1]), ("where the risk has fallen equally", compared[1:])):
+      same = [(at, found) for at, found in compared if at == _SAME_RATE]
+      fallen = [(at, found) for at, found in compared if at != _SAME_RATE]
+      for when, chosen in (("at the same rate", same), ("where the risk has fallen equally", fallen)):
         ratios = [(at, found[algorithm].ratios["epsilon_positive"]) for at, found in chosen if algorithm in found]
         known = [(at, ratio) for at, ratio in ratios if ratio is not None]
         if known:
@@ -170,7 +173,7 @@ def _compared(
   """Algorithms at the same rate, and where each has learned equally much."""
   last = {sweep.algorithm: sweep.points[-1] for sweep in _of(sweeps, conditions) if sweep.quantity == "T"}
   if reference in last:
-    yield "the same rate", stability_slopes.at_same_rate(last, results, reference=reference)
+    yield _SAME_RATE, stability_slopes.at_same_rate(last, results, reference=reference)
   by_rate = {sweep.algorithm: sweep for sweep in _of(sweeps, conditions) if sweep.quantity == "rate"}
   for fall in _FALLS if reference in by_rate else ():
     compared = stability_slopes.at_equal_fall(by_rate, results, fall, reference=reference)

@@ -6,13 +6,11 @@ import logging
 import math
 from pathlib import Path
 import time
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from soprc_jax.training import build, checkpoints, loop, objectives, plans
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
-
-Key = TypeVar("Key")
 
 _log = logging.getLogger(__name__)
 _DIVERGED = "diverged.json"
@@ -74,11 +72,15 @@ def check(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> None
 
 
 def check_folder(folder: Path) -> None:
-  """Raises a ValueError if the folder is that of a training run, or a file."""
-  if folder.exists() and (not folder.is_dir() or (folder / workdir_lib.CONFIG).exists()):
-    raise ValueError(
-      f"--workdir={folder} is {'the folder of a training run' if folder.is_dir() else 'a file'}: choose a new folder"
-    )
+  """Raises a ValueError if the folder is a file, or of a training run or another program."""
+  if not folder.exists() or (folder / _NOTE).exists():
+    return
+  others = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(".")) if folder.is_dir() else []
+  if others or not folder.is_dir():
+    what = f"not empty and holds no {_NOTE} ({', '.join(others[:5])})" if others else "a file"
+    if (folder / workdir_lib.CONFIG).exists():
+      what = "the folder of a training run"
+    raise ValueError(f"--workdir={folder} is {what}: choose a new folder")
 
 
 def check_starts(starts: Mapping[int, str], config: Any) -> None:
@@ -163,7 +165,7 @@ def run_all(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> li
     for rate in rates:
       run(rate, plan.seeds[0])
     val = val_by_rate(folder, method, rates, plan.seeds[0])
-    rate = best(val)
+    rate = plans.best(val)
     rows.append(Row(method, rate, val, tuple(run(rate, seed) for seed in plan.seeds)))
   return rows
 
@@ -197,11 +199,6 @@ def device(folder: Path, name: plans.RunName) -> str:
 def val_by_rate(folder: Path, method: str, rates: Sequence[float], seed: int) -> dict[float, float]:
   """Val mAUPRC of the runs of ``seed``; all of them must have ended."""
   return {rate: metric(folder, plans.RunName(method, rate, seed), "val", "mAUPRC") for rate in rates}
-
-
-def best(val: Mapping[Key, float]) -> Key:
-  """The key with the highest val mAUPRC, of equal ones the first; one with which training broke down (NaN) is below all."""
-  return max(val, key=lambda key: -math.inf if math.isnan(val[key]) else val[key])
 
 
 def run_one(config: Any, folder: Path, name: plans.RunName, progress: "Progress") -> None:

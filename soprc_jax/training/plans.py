@@ -1,7 +1,8 @@
 """The plan of a comparison: which methods, rates, seeds and start, and the config of each run."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+import math
+from typing import Any, NamedTuple, TypeVar
 
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import methods
@@ -15,6 +16,7 @@ OWN_KEYS = {
   "loss.preset": "--methods",
 }
 _LARGEST_RATE = 1e38  # of float32
+Key = TypeVar("Key")
 # A method's name -> the config of its runs, rate and seed not yet set.
 MakeConfig = Callable[[str], Any]
 
@@ -108,6 +110,11 @@ def run_config(plan: Plan, make_config: MakeConfig, name: RunName) -> Any:
   config.seed = name.seed
   config.model.init_from = plan.start(name.seed)
   return config_lib.resolve(config)
+
+
+def best(val: Mapping[Key, float]) -> Key:
+  """The key with the highest val mAUPRC, of equal ones the first; one with which training broke down (NaN) is below all."""
+  return max(val, key=lambda key: -math.inf if math.isnan(val[key]) else val[key])
 
 
 def describe(plan: Plan) -> str:
