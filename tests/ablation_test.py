@@ -289,6 +289,7 @@ class TestCommand:
   @pytest.mark.parametrize(
     ("flag", "message"),
     [
+      ("--stages=beta,beta", "--stages takes one or more of table2, batch_size, tau1, "),
       ("--stages=table2 --config.loss.lambda1=3", "--config.loss.lambda1 is set by the rows of stage table2: leave it out"),
       ("--config.seed=4", "--config.seed is set by the ablation in every run: use --seeds"),
     ],

@@ -18,7 +18,14 @@ _STEPS = 200
 @functools.cache
 def _trained(dtype):
   """Losses of all steps, and the state of v after them."""
-  values = {"train.batch_size": 64, "model.width": 8, "optim.learning_rate": 0.002}
+  # Without the semi-variance term, which narrows the spread of v.
+  values = {
+    "train.batch_size": 64,
+    "model.width": 8,
+    "optim.learning_rate": 0.002,
+    "loss.lambda1": 0.0,
+    "loss.lambda2": 0.0,
+  }
   config = runs.tiny_config(warmup_steps=0, steps=_STEPS, **values, **{"model.dtype": dtype})
   data = build.make_data(config)
   parts, batches = build.make_parts(config, data), build.make_batches(config, data)
