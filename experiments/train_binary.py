@@ -2,8 +2,8 @@ r"""Imbalanced binary classification, the original AUPRC problem: SOPRC beside t
 
 python -m experiments.train_binary --config=configs/imbalanced.py:digits --workdir=runs/binary_digits
 
-Data sets: digits, breast_cancer, flights (see configs/imbalanced.py); they come with packages, pip install -e ".[binary]". On two busy CPU cores digits and
-breast_cancer took 3 minutes each and flights 9, with LibAUC, which is a third of it or more. Any key can be set: --config.loss.tau1=0.3; they are in
+Data sets: digits, breast_cancer, flights (see configs/imbalanced.py); they come with packages, pip install -e ".[binary]". On two idle CPU cores digits and
+breast_cancer take 25 seconds each and flights 2 minutes; with LibAUC, and other work beside, 3 and 9 minutes. Any key can be set: --config.loss.tau1=0.3; they are in
 soprc_jax/studies/binary_config.py.
 
 Every method starts at a seed from the same weights and sees the same batches; its learning rate is picked from config.rates by the mean AUPRC on val over
