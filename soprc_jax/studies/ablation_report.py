@@ -56,7 +56,7 @@ def table(folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds:
       f"{result.row.rate:g}{'*' if result.row.at_edge() else ''}",
       f"{_values(folder, result, 'val', 'mAUPRC').mean():.4f}",
       *(tables.mean_and_deviation(_values(folder, result, "test", key)) for key in _TEST),
-      "" if first is None or result is reference else _difference(own, first),
+      "" if first is None or result is reference else tables.difference(own, first),
       *(_ends(folder, result, key) for key, _, _ in _SIGNALS),
     ]
     if paper:
@@ -140,11 +140,6 @@ def _values(folder: Path, result: ablation.Result, split: str, key: str) -> np.n
   return np.array([comparison.metric(folder, run, split, key) for run in result.row.runs])
 
 
-def _difference(values: np.ndarray, reference: np.ndarray) -> str:
-  gap, error = tables.paired_difference(values, reference)
-  return f"{gap:+.4f}" + ("" if np.isnan(error) else f" ± {error:.4f}")
-
-
 def _signal(folder: Path, result: ablation.Result, key: str) -> np.ndarray:
   """``[steps]`` mean over the seeds of a value of the training log; empty if the method does not log it."""
   curves = []
@@ -167,7 +162,7 @@ def _entry(folder: Path, result: ablation.Result) -> dict[str, Any]:
   """The same for programs; a run that broke down has null."""
 
   def listed(split: str, key: str) -> list[float | None]:
-    return [None if np.isnan(value) else float(value) for value in _values(folder, result, split, key)]
+    return [tables.or_none(value) for value in _values(folder, result, split, key)]
 
   return {
     "label": result.variant.label,

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from soprc_jax.training import arguments
+from soprc_jax.training import arguments, rules
 
 Values = Mapping[str, Any]
 
@@ -95,7 +95,7 @@ def make(base: Any, settings: Any) -> dict[str, Stage]:
 
 def option(base: Any, values: Values) -> Option:
   """The option of these values, named by those that are not the config's own; ``soprc`` is the config as it is."""
-  changed = {key: value for key, value in values.items() if _get(base, key) != value}
+  changed = {key: value for key, value in values.items() if rules.value_of(base, key) != value}
   return Option(",".join(f"{_short(key)}={_shown(value)}" for key, value in changed.items()) or "soprc", changed)
 
 
@@ -116,13 +116,13 @@ def _batch_sizes(base: Any) -> Stage:
 
 
 def _sweep(base: Any, name: str, key: str, values: tuple[Any, ...]) -> Stage:
-  own = _get(base, key)
+  own = rules.value_of(base, key)
   return _points(base, name, key, sorted({*values, own}), f"{_SYMBOLS.get(name, name)} of SOPRC")
 
 
 def _points(base: Any, name: str, key: str, values: Iterable[Any], title: str) -> Stage:
   """A variant for each value of a key."""
-  own, rates = _get(base, key), (base.optim.learning_rate,)
+  own, rates = rules.value_of(base, key), (base.optim.learning_rate,)
 
   def variant(value: Any) -> Variant:
     label = f"{value:g}" + (" (config)" if value == own else "")
@@ -222,13 +222,6 @@ def _tuned(base: Any, rates: tuple[float, ...]) -> Stage:
     variant("Triplet", "triplet", "loss.triplet.margin", (0.05, 0.1, 0.2)),
   )
   return Stage("tuned", "SOPRC, SmoothAP and triplet, tuned on val with the same effort", rows, "SOPRC")
-
-
-def _get(base: Any, key: str) -> Any:
-  value = base
-  for part in key.split("."):
-    value = value[part]
-  return value
 
 
 def _short(key: str) -> str:

@@ -1,6 +1,5 @@
 """The config of the study of imbalanced classification, and the checks that fail before anything is compiled."""
 
-import math
 from typing import Any
 
 from ml_collections import config_dict
@@ -8,6 +7,7 @@ from ml_collections import config_dict
 from soprc_jax.data import tabular
 from soprc_jax.studies import binary_losses
 from soprc_jax.training import optimizers
+from soprc_jax.training import rules as rules_lib
 
 # ml_collections' class is opaque to mypy: its fields are checked by `resolve` instead.
 ConfigDict: Any = config_dict.ConfigDict
@@ -100,26 +100,11 @@ def _shape_problems(here: dict[str, Any], expected: dict[str, Any], prefix: str 
 
 
 def _value_problems(config: Any) -> list[str]:
-  problems: list[str] = []
-
-  def get(key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-      value = value[part]
-    return value
-
-  def choice(key: str, allowed: Any) -> None:
-    if get(key) not in allowed:
-      problems.append(f"{key} must be one of {', '.join(allowed)}; got {get(key)!r}")
-
-  def number(key: str, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
-    value = get(key)
-    if not ((low < value if open_low else low <= value) and value <= high and math.isfinite(value)):
-      limit = f"{'>' if open_low else '>='} {low:g}" + (f" and <= {high:g}" if math.isfinite(high) else "")
-      problems.append(f"{key} must be {limit}; got {value!r}")
+  rules = rules_lib.Rules(config)
+  problems, choice, number = rules.problems, rules.choice, rules.number
 
   def several(key: str, fits: Any, what: str) -> None:
-    values = get(key)
+    values = rules_lib.value_of(config, key)
     # Rates are told apart by six digits, as in results.json.
     if not values or not all(fits(value) for value in values) or len({_shown(value) for value in values}) < len(values):
       problems.append(f"{key} must be different {what}, one at least; got {tuple(values)}")

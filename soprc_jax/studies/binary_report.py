@@ -52,13 +52,11 @@ def markdown(
   lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
   for row in sorted(rows, key=lambda row: -np.nan_to_num(values[row.method]["AUPRC"].mean())):
     own = values[row.method]
-    gap, error = tables.paired_difference(values[first]["AUPRC"], own["AUPRC"])
-    margin = "" if np.isnan(error) else f" ± {error:.4f}"
     cells = [
       binary_losses.LABELS[row.method],
       f"{row.rate:g}{'*' if row.at_edge() else ''}",
       *(tables.mean_and_deviation(own[key]) for key in ("AUPRC", "AUROC")),
-      "" if row.method == first else f"{gap:+.4f}{margin}",
+      "" if row.method == first else tables.difference(values[first]["AUPRC"], own["AUPRC"]),
       f"{1e3 * costs[row.method]:.2f}",
     ]
     lines.append(f"| {' | '.join(cells)} |")
@@ -122,13 +120,8 @@ def _entry(row: binary_runs.Row, values: Mapping[str, np.ndarray], costs: Mappin
     "method": row.method,
     "label": binary_losses.LABELS[row.method],
     "learning_rate": row.rate,
-    "val_by_rate": {f"{rate:g}": _or_none(value) for rate, value in row.val_by_rate.items()},
-    "val": [_or_none(value) for value in row.val],
-    "test": {key: [_or_none(value) for value in found] for key, found in values.items()},
+    "val_by_rate": {f"{rate:g}": tables.or_none(value) for rate, value in row.val_by_rate.items()},
+    "val": [tables.or_none(value) for value in row.val],
+    "test": {key: [tables.or_none(value) for value in found] for key, found in values.items()},
     "step_seconds": costs[row.method],
   }
-
-
-def _or_none(value: float) -> float | None:
-  """JSON has no NaN."""
-  return None if np.isnan(value) else float(value)

@@ -8,32 +8,15 @@ from soprc_jax import interpolation, losses
 from soprc_jax.data import datasets, images, pipeline, sampler
 from soprc_jax.models import RESNETS, resnet
 from soprc_jax.training import objectives, optimizers
+from soprc_jax.training import rules as rules_lib
 
 DTYPES = ("float32", "bfloat16")
 
 
 def check(config: Any) -> list[str]:
   """What is wrong with a resolved config: one line each, naming the key, the value and what is allowed."""
-  problems: list[str] = []
-
-  def get(key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-      value = value[part]
-    return value
-
-  def choice(key: str, allowed: Any) -> None:
-    if get(key) not in allowed:
-      problems.append(f"{key} must be one of {', '.join(map(str, allowed))}; got {get(key)!r}")
-
-  def number(key: str, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
-    value = get(key)
-    inside = low < value <= high if open_low else low <= value <= high
-    if not (inside and math.isfinite(value)):
-      limit = f"> {low:g}" if open_low else f">= {low:g}"
-      limit += f" and <= {high:g}" if math.isfinite(high) else ""
-      problems.append(f"{key} must be {limit}; got {value!r}")
-
+  rules = rules_lib.Rules(config)
+  problems, choice, number = rules.problems, rules.choice, rules.number
   choice("data.source", tuple(datasets.SOURCES))
   choice("data.augmentation", images.AUGMENTATIONS)
   choice("data.on_broken", pipeline.ON_BROKEN)
@@ -43,7 +26,7 @@ def check(config: Any) -> list[str]:
   choice("model.dtype", DTYPES)
   choice("model.stem_stride", (1, 2))
   for key in ("loss.name", "warmup.loss"):
-    problem = objectives.name_problem(get(key))
+    problem = objectives.name_problem(rules_lib.value_of(config, key))
     if problem:
       problems.append(f"{key} {problem}")
   choice("loss.v", ("carried", "batch"))

@@ -54,6 +54,16 @@ def paired_difference(first: np.ndarray, other: np.ndarray) -> tuple[float, floa
   return float(gaps.mean()), float(error)
 
 
+def difference(first: np.ndarray, other: np.ndarray) -> str:
+  """`paired_difference` in a cell; without the error for one seed.
+
+  >>> difference(np.array([0.5, 0.7]), np.array([0.4, 0.5]))
+  '+0.1500 ± 0.0500'
+  """
+  gap, error = paired_difference(first, other)
+  return f"{gap:+.4f}" + ("" if np.isnan(error) else f" ± {error:.4f}")
+
+
 def markdown(summaries: Sequence[Summary], device: str) -> str:
   """A table of the methods, best mAUPRC first, and the paired difference of the first method to each other one.
 
@@ -73,13 +83,11 @@ def markdown(summaries: Sequence[Summary], device: str) -> str:
   lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
   main = metrics[0]
   for summary in sorted(summaries, key=lambda summary: -np.nan_to_num(summary.values[main].mean())):
-    gap, error = paired_difference(summaries[0].values[main], summary.values[main])
-    margin = "" if np.isnan(error) else f" ± {error:.4f}"
     cells = [
       methods.label(summary.row.method),
       f"{summary.row.rate:g}{'*' if summary.row.at_edge() else ''}",
       *(mean_and_deviation(summary.values[key]) for key in metrics),
-      "" if summary is summaries[0] else f"{gap:+.4f}{margin}",
+      "" if summary is summaries[0] else difference(summaries[0].values[main], summary.values[main]),
       f"{1e3 * summary.cost.step_seconds:.0f}",
       f"{summary.cost.peak_bytes / 2**20:.0f}",
     ]
@@ -109,7 +117,7 @@ def _broken(summaries: Sequence[Summary]) -> list[str]:
   return names
 
 
-def _or_none(value: float | None) -> float | None:
+def or_none(value: float | None) -> float | None:
   """JSON has no NaN."""
   return None if value is None or np.isnan(value) else float(value)
 
@@ -123,13 +131,13 @@ def as_json(summaries: Sequence[Summary], about: Mapping[str, Any]) -> dict[str,
       "method": row.method,
       "label": methods.label(row.method),
       "learning_rate": row.rate,
-      "val_by_rate": {f"{rate:g}": _or_none(value) for rate, value in row.val.items()},
+      "val_by_rate": {f"{rate:g}": or_none(value) for rate, value in row.val.items()},
       "runs": [run.folder() for run in row.runs],
       "test": {
         key: {
-          "mean": _or_none(values.mean()),
-          "std": _or_none(values.std(ddof=1)) if len(values) > 1 else None,
-          "values": [_or_none(value) for value in values],
+          "mean": or_none(values.mean()),
+          "std": or_none(values.std(ddof=1)) if len(values) > 1 else None,
+          "values": [or_none(value) for value in values],
         }
         for key, values in summary.values.items()
       },
