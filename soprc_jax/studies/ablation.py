@@ -1,6 +1,7 @@
 """Runs of an ablation: which are left, how long they take, and what each variant has reached."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+import itertools
 import logging
 from pathlib import Path
 import time
@@ -63,13 +64,10 @@ def check(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
   base = run_config(plan, make_config, BASE, None, plan.seeds[0])
   if base.data.trainval:
     raise ValueError("data.trainval must be False in an ablation: options and rates are picked on val; got True")
-  for stage in plan.stages:
-    for variant in stage.variants:
-      for option in variant.options:
-        for rate in variant.rates:
-          for seed in plan.seeds:
-            name = plans.RunName(option.name, rate, seed)
-            workdir_lib.check(folder / name.folder(), run_config(plan, make_config, option, rate, seed))
+  for _, option, rates in _options(plan):
+    for rate, seed in itertools.product(rates, plan.seeds):
+      name = plans.RunName(option.name, rate, seed)
+      workdir_lib.check(folder / name.folder(), run_config(plan, make_config, option, rate, seed))
   _check_batches(plan, make_config)
   comparison.check_starts(plan.starts(), base.copy_and_resolve_references())
 
@@ -88,17 +86,23 @@ def claim(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
 def _check_batches(plan: Plan, make_config: MakeConfig) -> None:
   """Makes the splits and the sampler of every batch size, and throws them away."""
   checked = set[int]()
+  for stage, option, _ in _options(plan):
+    config = run_config(plan, make_config, option, None, plan.seeds[0])
+    if config.train.batch_size not in checked:
+      checked.add(config.train.batch_size)
+      try:
+        parallel.check_batch(config.train.batch_size, config.train.per_class, config.train.microbatch)
+        build.make_data(config)
+      except ValueError as error:
+        raise ValueError(f"stage {stage}, {option.name}: {error}; or leave the stage out (--stages)") from error
+
+
+def _options(plan: Plan) -> Iterator[tuple[str, Option, tuple[float, ...]]]:
+  """Every option of a plan: the stage's name, the option, and the rates at which it is tried."""
   for stage in plan.stages:
     for variant in stage.variants:
       for option in variant.options:
-        config = run_config(plan, make_config, option, None, plan.seeds[0])
-        if config.train.batch_size not in checked:
-          checked.add(config.train.batch_size)
-          try:
-            parallel.check_batch(config.train.batch_size, config.train.per_class, config.train.microbatch)
-            build.make_data(config)
-          except ValueError as error:
-            raise ValueError(f"stage {stage.name}, {option.name}: {error}; or leave the stage out (--stages)") from error
+        yield stage.name, option, variant.rates
 
 
 def seconds_a_run(plan: Plan, make_config: MakeConfig) -> Callable[[Option], float]:

@@ -139,18 +139,20 @@ def first_state(config: Any, name: str, task: Task) -> State:
 def make_optimizer(config: Any, loss: binary_losses.Loss, rate: Any) -> optax.GradientTransformationExtraArgs:
   """The loss's tracker, then ``config.optim`` at a learning rate that may be traced."""
   # The updates of SGD and of Adam are linear in the rate, so that one of 1 can be scaled.
-  optim = {**config.optim.to_dict(), "learning_rate": 1.0, "head_multiplier": 1.0}
-  plan = {"optim": optim, "train": config.train.to_dict(), "warmup": {"steps": 0}}
-  return optax.chain(loss.tracker, optimizers.make_optimizer(config_dict.ConfigDict(plan)), optax.scale(rate))
+  return optax.chain(loss.tracker, optimizers.make_optimizer(_at_rate_one(config)), optax.scale(rate))
 
 
 def rate_factors(config: Any) -> np.ndarray:
   """``[steps]`` factors of the learning rate by the schedule."""
-  optim = {**config.optim.to_dict(), "learning_rate": 1.0}
-  plan = {"optim": optim, "train": config.train.to_dict(), "warmup": {"steps": 0}}
-  schedule = optimizers.make_schedule(config_dict.ConfigDict(plan))
+  schedule = optimizers.make_schedule(_at_rate_one(config))
   steps = jnp.arange(config.train.steps)
   return np.broadcast_to(np.asarray(schedule(steps), np.float64), steps.shape)
+
+
+def _at_rate_one(config: Any) -> Any:
+  """What `optimizers` reads of a retrieval config, with a learning rate of 1."""
+  optim = {**config.optim.to_dict(), "learning_rate": 1.0, "head_multiplier": 1.0}
+  return config_dict.ConfigDict({"optim": optim, "train": config.train.to_dict(), "warmup": {"steps": 0}})
 
 
 @jax.jit
