@@ -9,6 +9,9 @@ import numpy as np
 
 from soprc_jax import _arrays
 
+# Rows of a matrix that the caches hold, whichever way it is read.
+_SMALL = 128
+
 
 class RetrievalLists(NamedTuple):
   """Scores of Q lists with their masks.
@@ -177,16 +180,52 @@ def similarities(
     raise ValueError("gallery_where goes with gallery; the mask of the batch is where")
   queries = join_devices(embeddings, labels, where, axis_name=None)
   size = queries.labels.shape[0]
-  if gallery is None:
+  alone = gallery is None and axis_name is None
+  if alone:
+    candidates = queries
+    itself = jnp.eye(size, dtype=bool)
+  elif gallery is None:
     candidates = join_devices(embeddings, labels, where, axis_name)
     itself = (candidates.first + jnp.arange(size))[:, None] == jnp.arange(candidates.labels.shape[0])[None, :]
   else:
     candidates = join_devices(gallery, gallery_labels, gallery_where, axis_name=None)
     itself = jnp.zeros((size, candidates.labels.shape[0]), bool)
-  scores = jnp.matmul(*_arrays.promote(queries.embeddings, candidates.embeddings.T), precision=jax.lax.Precision.HIGHEST)
+  scores = _gram(queries.embeddings) if alone else _product(*_arrays.promote(queries.embeddings, candidates.embeddings))
   usable = queries.where[:, None] & candidates.where[None, :]
   same = queries.labels[:, None] == candidates.labels[None, :]
   return Similarities(scores, same & usable & ~itself, ~same & usable, itself & usable)
+
+
+def _product(queries: jax.Array, candidates: jax.Array) -> jax.Array:
+  return jnp.matmul(queries, candidates.T, precision=jax.lax.Precision.HIGHEST)
+
+
+@jax.custom_jvp
+def _gram(embeddings: jax.Array) -> jax.Array:
+  """All inner products ``[B, B]``. Being symmetric, their gradient is one product, ``(G + G^T) E``, where two factors would take two."""
+  return _product(embeddings, embeddings)
+
+
+@_gram.defjvp
+def _gram_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+  ((embeddings,), (change,)) = primals, tangents
+  half = _product(change, embeddings)
+  return _gram(embeddings), half + _transposed(half)
+
+
+def _transposed(matrix: jax.Array) -> jax.Array:
+  """The transposed matrix, to be added to the matrix itself."""
+
+  def of_a_copy(matrix: jax.Array) -> jax.Array:
+    # XLA's CPU backend would merge the transposition into the sum, since both read one array, and then read it along the columns, which takes
+    # longer than a product of large matrices. It reads another array in blocks; that stays one only as the result of a loop, of a step
+    # that is not known to change nothing.
+    one = jax.lax.optimization_barrier(jnp.ones([], matrix.dtype))
+    return jax.lax.map(lambda row: one * row, matrix, batch_size=matrix.shape[0] // 2).T
+
+  if matrix.shape[0] < _SMALL:
+    return matrix.T
+  return jax.lax.platform_dependent(matrix, cpu=of_a_copy, default=jnp.transpose)
 
 
 def binary_lists(scores: Any, labels: Any, *, where: Any = None) -> RetrievalLists:
@@ -220,7 +259,15 @@ def binary_lists(scores: Any, labels: Any, *, where: Any = None) -> RetrievalLis
 def pick_positives(
   scores: jax.Array, positive_mask: jax.Array, max_positives: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """The positives of each row in ``[B, P]``: all of them, or evenly spaced ranks where there are more."""
+  """The positives of each row in ``[B, P]``: all of them, or evenly spaced ranks where there are more; with mask and number of dropped ones."""
+  columns, mask, dropped = positive_columns(scores, positive_mask, max_positives)
+  return jnp.take_along_axis(scores, columns, axis=1), mask, dropped
+
+
+def positive_columns(
+  scores: jax.Array, positive_mask: jax.Array, max_positives: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """The columns that `pick_positives` picks, with mask and number of dropped ones."""
   width = min(max_positives, scores.shape[1])
   count = jnp.sum(positive_mask, axis=1)
   # Ranks only choose columns, hence no gradient through the order.
@@ -238,7 +285,6 @@ def pick_positives(
 
   # A full sort is needed only if some query has too many positives.
   columns = jax.lax.cond(jnp.any(count > width), evenly_spaced, best, keys)
-  kept = jnp.take_along_axis(scores, columns, axis=1)
   mask = jnp.arange(width)[None, :] < count[:, None]
   dropped = jnp.sum(jnp.maximum(count - width, 0)).astype(jnp.int32)
-  return kept, mask, dropped
+  return columns, mask, dropped

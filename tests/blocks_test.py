@@ -65,8 +65,8 @@ def _temporaries(name, size, *, max_positives=3):
 @pytest.mark.parametrize("size", [4096, 8192])
 @pytest.mark.parametrize("name", _NAMES)
 def test_memory_of_large_batches(name, size):
-  # Scores, their gradient and masks are there in any case; BlackBox sorts all pairs, with their indices.
-  assert _temporaries(name, size) < (25 if name == "blackbox" else 8)
+  # Scores, their gradient, its transposed copy and masks are there in any case; BlackBox sorts all pairs, with their indices.
+  assert _temporaries(name, size) < (25 if name == "blackbox" else 9)
 
 
 @pytest.mark.parametrize("name", ["soprc", "ap", "triplet", "smooth_ap", "auroc"])

@@ -47,19 +47,25 @@ def relevant_scores(
   K follows from ``max_positives``, or from the largest class where the labels are concrete. Traced labels hide it: K is then the
   gallery, which costs time but, by blocks, no memory.
   """
-  largest = _largest_class(labels, where, axis_name)
-  if max_positives is None:
-    width = largest
-  else:
-    _arrays.check_count("max_positives", max_positives)
-    if largest is not None and largest > max_positives + 1:
-      raise ValueError(
-        f"max_positives={max_positives} is too small: an image of the largest class has {largest - 1} positives"
-      )
-    width = max_positives + include_self
+  width = relevant_width(labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self)
   if width is None:
     return found.scores, found.relevant
   return lists.pick_positives(found.scores, found.relevant, width)[:2]
+
+
+def relevant_width(
+  labels: Any, *, where: Any, axis_name: _arrays.AxisName, max_positives: int | None, include_self: bool
+) -> int | None:
+  """Columns that suffice for the relevant images of any query; None where that is not known."""
+  largest = _largest_class(labels, where, axis_name)
+  if max_positives is None:
+    return largest
+  _arrays.check_count("max_positives", max_positives)
+  if largest is not None and largest > max_positives + 1:
+    raise ValueError(
+      f"max_positives={max_positives} is too small: an image of the largest class has {largest - 1} positives"
+    )
+  return max_positives + include_self
 
 
 def _largest_class(labels: Any, where: Any, axis_name: _arrays.AxisName) -> int | None:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, _blocks, surrogates
+from soprc_jax import _arrays, _blocks, _piecewise, surrogates
 from soprc_jax.losses import _ranking
 
 SURROGATES = ("huber", "logistic", "sigmoid")
@@ -64,10 +64,19 @@ def auroc_loss(
       return jax.nn.softplus(-margin) / jnp.log(2.0).astype(margin.dtype)
     return jax.nn.sigmoid(-margin / tau)
 
+  by_sorting = surrogate == "huber" and _piecewise.is_faster(positive_scores.shape[1], found.scores.shape[1])
+
   def row_loss(positives: jax.Array, mask: jax.Array, scores: jax.Array, negative: jax.Array) -> jax.Array:
-    losses = pair_loss(positives[:, None] - scores[None, :])
-    return _arrays.masked_mean(losses, mask[:, None] & negative[None, :])
+    if by_sorting:
+      per_positive = _piecewise.sums_of_lists(_piecewise.ONE_SIDED_HUBER, positives, scores, negative, tau)
+    else:
+      losses = pair_loss(positives[:, None] - scores[None, :])
+      per_positive = jnp.sum(jnp.where(negative[None, :], losses, jnp.zeros_like(losses)), axis=1)
+    total = jnp.sum(jnp.where(mask, per_positive, jnp.zeros_like(per_positive)))
+    # The number of pairs is a product of two counts; a mask of all pairs would take longer than the losses.
+    return _arrays.ratio(total, jnp.sum(mask).astype(total.dtype) * jnp.sum(negative).astype(total.dtype))
 
   rows = (positive_scores, positive_mask, found.scores, found.candidates & ~found.relevant)
-  losses = _blocks.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])
+  entries = 4 * found.scores.shape[1] if by_sorting else positive_scores.shape[1] * found.scores.shape[1]
+  losses = _blocks.map_rows(row_loss, rows, entries)
   return _arrays.masked_mean(losses, found.valid, None, axis_name)

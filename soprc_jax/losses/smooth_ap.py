@@ -8,6 +8,9 @@ import jax.numpy as jnp
 from soprc_jax import _arrays, _blocks
 from soprc_jax.losses import _ranking
 
+# In units of tau: exp overflows from there on in float64 too.
+_FAR = 1000.0
+
 
 def smooth_ap_loss(
   embeddings: Any,
@@ -33,7 +36,8 @@ def smooth_ap_loss(
     include_self: whether a query is relevant to itself, as in the reference code.
     where: ``[B]`` mask of the valid images.
     axis_name: name of a mapped axis: the candidates are then the batch of all its devices.
-    max_positives: static bound on the positives of a query (itself not counted); needed for speed where labels are traced.
+    max_positives: static bound on the positives of a query (itself not counted); needed for speed where labels are traced. Of more positives
+      evenly spaced ones are kept, as in `retrieval_lists`.
 
   Returns:
     Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out; 0 if all are.
@@ -49,16 +53,20 @@ def smooth_ap_loss(
   )
   inverse = 1.0 / jnp.asarray(tau, found.scores.dtype)
 
-  def row_loss(
-    positives: jax.Array, mask: jax.Array, scores: jax.Array, relevant: jax.Array, negative: jax.Array
-  ) -> jax.Array:
-    above = jax.nn.sigmoid((scores[None, :] - positives[:, None]) * inverse)
-    # Each positive meets itself among the candidates with sigmoid(0) = 1/2, where its rank counts it with 1.
-    rank_in_class = 0.5 + jnp.sum(jnp.where(relevant[None, :], above, 0.0), axis=1)
-    negatives_above = jnp.sum(jnp.where(negative[None, :], above, 0.0), axis=1)
+  def row_loss(positives: jax.Array, mask: jax.Array, scores: jax.Array, negative: jax.Array) -> jax.Array:
+    # Far enough below all positives a sigmoid is exactly 0, so that sums need no mask of their own.
+    lowest = jax.lax.stop_gradient(jnp.min(jnp.where(mask, positives, scores.max()))) - _FAR / inverse
+    in_class = _sigmoids(jnp.where(mask, positives, lowest), positives, inverse)
+    above = _sigmoids(jnp.where(negative, scores, lowest), positives, inverse)
+    # Each positive meets itself among the positives with sigmoid(0) = 1/2, where its rank counts it with 1.
     # 1 - R+/R, without the difference that float32 loses when hardly any negative is above.
-    return _arrays.masked_mean(_arrays.share(negatives_above, rank_in_class), mask)
+    return _arrays.masked_mean(_arrays.share(jnp.sum(above, axis=1), 0.5 + jnp.sum(in_class, axis=1)), mask)
 
-  rows = (positive_scores, positive_mask, found.scores, found.relevant, found.candidates & ~found.relevant)
+  rows = (positive_scores, positive_mask, found.scores, found.candidates & ~found.relevant)
   losses = _blocks.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])
   return _arrays.masked_mean(losses, found.valid, None, axis_name)
+
+
+def _sigmoids(scores: jax.Array, positives: jax.Array, inverse: jax.Array) -> jax.Array:
+  """``[K, N]`` how far each score is above each positive, in units of tau."""
+  return jax.nn.sigmoid((scores[None, :] - positives[:, None]) * inverse)

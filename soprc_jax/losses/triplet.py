@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, _blocks, lists
+from soprc_jax import _arrays, _blocks, _piecewise, lists
 
 
 def triplet_loss(
@@ -46,7 +46,12 @@ def triplet_loss(
     hinge = jax.nn.relu(gaps + jnp.asarray(margin, gaps.dtype))
     return jnp.sum(jnp.where(pairs.negative_where[:, None, :], hinge, jnp.zeros_like(hinge)), axis=2)
 
-  costs = _blocks.map_columns(cost, pairs.positive_scores, pairs.negative_scores.size)
+  positives, negatives = pairs.positive_scores, pairs.negative_scores
+  if _piecewise.is_faster(positives.shape[1], negatives.shape[1]):
+    reach = positives - jnp.asarray(margin, positives.dtype)
+    costs = _piecewise.sums_of_lists(_piecewise.HINGE, reach, negatives, pairs.negative_where, 1.0)
+  else:
+    costs = _blocks.map_columns(cost, positives, negatives.size)
   per_anchor = jnp.sum(jnp.where(pairs.positive_where, costs, jnp.zeros_like(costs)), axis=1)
   anchors = _arrays.mask_like(where, per_anchor)
   return _arrays.masked_mean(per_anchor, anchors, None, axis_name)

@@ -100,6 +100,7 @@ def _blackbox(config: Any, setting: Setting) -> Objective:
       key=jax.random.fold_in(jax.random.key(setting.seed), inputs.step),
       include_self=options.include_self,
       where=inputs.where,
+      max_positives=setting.max_positives,
       axis_name=setting.axis_name,
     )
     return Outputs(loss, _memory_args(inputs, inputs.where), {})

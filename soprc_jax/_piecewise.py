@@ -1,0 +1,335 @@
+r"""Sums ``S_i = sum_j w_j f((y_j - t_i) / tau)`` of a piecewise polynomial f in ``O((T + Y) log Y)`` time and linear memory.
+
+The values y are sorted once, and a tree over them holds the moments of each node about its smallest value. An interval of sorted values is at
+most 14 nodes of each level (8 children a node), and a polynomial summed over a node follows from its moments. Every moment and, for l1, every coefficient is
+non-negative and nothing is ever subtracted, so the rounding of float32 stays relative to the sum; differences of prefix sums would lose
+all digits of the small sums that matter most.
+"""
+
+from collections.abc import Sequence
+import functools
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from soprc_jax import _blocks
+
+# A sum over less is faster pair by pair.
+_MIN_THRESHOLDS = 64
+_MIN_VALUES = 2**13
+_MIN_PAIRS = 2**22
+# Nodes that are joined to one of the next level: few are faster to ask, many to build.
+_FEW_CHILDREN = 2
+_MANY_CHILDREN = 4
+# Scaled distances beyond this only occur in nodes that no bounded piece uses; their powers must not overflow.
+_FAR = 1e6
+# The linear piece of l1 is capped here: a risk is 1 in float32 long before.
+_FARTHEST = 1e30
+
+
+class Piece(NamedTuple):
+  """``f(x) = sum_k coefficients[k] (x - low)^k`` for ``low <= x < high``; only the last piece may end at infinity."""
+
+  low: float
+  high: float
+  coefficients: tuple[float, ...]
+
+
+class PiecewisePolynomial(NamedTuple):
+  """A function that is 0 below its first piece.
+
+  Attributes:
+    pieces: neighbours without gaps, ascending; a piece that ends at infinity is at most linear.
+    slope_is_linear: whether the derivative is continuous and linear in each piece.
+  """
+
+  pieces: tuple[Piece, ...]
+  slope_is_linear: bool
+
+  @property
+  def degree(self) -> int:
+    return max(len(piece.coefficients) for piece in self.pieces) - 1
+
+
+def _tanh_pieces() -> tuple[Piece, ...]:
+  """``tanh(x / 2)`` for x >= 0, to 1e-7: Chebyshev interpolation of degree 6 between the edges, then 1."""
+  edges = (0.0, 1.0, 2.0, 3.0, 4.0, 5.5, 7.5, 10.5, 17.5)
+  pieces = []
+  for low, high in itertools.pairwise(edges):
+    if low == 0.0:  # x times an even function, so that small values keep their relative accuracy
+      fit = np.polynomial.Chebyshev.interpolate(lambda x: np.tanh(x / 2) / x, 5, domain=[low, high])
+      coefficients = np.r_[0.0, fit.convert(kind=np.polynomial.Polynomial).coef]
+    else:
+      fit = np.polynomial.Chebyshev.interpolate(lambda x: np.tanh(x / 2), 6, domain=[low, high])
+      coefficients = fit.convert(kind=np.polynomial.Polynomial)(np.polynomial.Polynomial([low, 1.0])).coef
+    pieces.append(Piece(low, high, tuple(float(c) for c in coefficients)))
+  return (*pieces, Piece(edges[-1], math.inf, (1.0,)))
+
+
+# l1(h - g) of Eq. 7 as a function of (g - h) / tau1, l2(h - v) as one of (v - h) / tau2, and the positive part.
+ONE_SIDED_HUBER = PiecewisePolynomial(
+  (Piece(-1.0, 0.0, (0.0, 0.0, 1.0)), Piece(0.0, math.inf, (1.0, 2.0))), slope_is_linear=True
+)
+HINGE = PiecewisePolynomial((Piece(0.0, math.inf, (0.0, 1.0)),), slope_is_linear=False)
+ONE_SIDED_SIGMOID = PiecewisePolynomial(_tanh_pieces(), slope_is_linear=False)
+
+
+def is_faster(num_thresholds: int, num_values: int) -> bool:
+  """Whether sorting beats all pairs of a list, forward and backward, by measurements on CPU."""
+  enough = num_thresholds >= _MIN_THRESHOLDS and num_values >= _MIN_VALUES
+  return enough and num_thresholds * num_values >= _MIN_PAIRS
+
+
+def sums_of_lists(
+  f: PiecewisePolynomial, thresholds: jax.Array, values: jax.Array, where: jax.Array, tau: Any
+) -> jax.Array:
+  """`piecewise_sum` of each list: ``thresholds [..., T]``, ``values`` and ``where [..., Y]`` with equal leading axes, to ``[..., T]``."""
+  tau = jnp.asarray(tau, values.dtype)
+  lead = thresholds.shape[:-1]
+  if math.prod(lead) == 1:  # a gather with a batch axis is slower
+    return piecewise_sum(f, thresholds.reshape(-1), values.reshape(-1), where.reshape(-1), tau).reshape(thresholds.shape)
+  rows = tuple(array.reshape(-1, array.shape[-1]) for array in (thresholds, values, where))
+  sums = _blocks.map_rows(
+    lambda t, y, w: piecewise_sum(f, t, y, w, tau), rows, 4 * (thresholds.shape[-1] + values.shape[-1])
+  )
+  return sums.reshape(*lead, -1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def piecewise_sum(
+  f: PiecewisePolynomial, thresholds: jax.Array, values: jax.Array, where: jax.Array, tau: jax.Array
+) -> jax.Array:
+  """``sum_j f((values_j - thresholds_i) / tau)`` over the valid values, ``[T]``.
+
+  Args:
+    f: the function.
+    thresholds: ``[T]`` finite, any order.
+    values: ``[Y]`` finite, any order.
+    where: ``[Y]`` mask of the valid values.
+    tau: scalar > 0.
+
+  Returns:
+    ``[T]``; differentiable by thresholds, values and tau in reverse mode. A NaN in a valid entry makes all of it NaN.
+  """
+  return _piecewise_sum_forward(f, thresholds, values, where, tau)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _piecewise_sum_forward(
+  f: PiecewisePolynomial, thresholds: jax.Array, values: jax.Array, where: jax.Array, tau: jax.Array
+) -> tuple[jax.Array, Any]:
+  tree = _make_tree(*_sorted_valid(values, where), tau, f.degree, thresholds.shape[0])
+  sums, slopes = _query(tree, thresholds, tau, f)
+  # A comparison with NaN is false, which would hide it.
+  poisoned = jnp.isnan(thresholds) | jnp.any(jnp.isnan(values) & where)
+  sums, slopes = jnp.where(poisoned, jnp.nan, sums), jnp.where(poisoned, jnp.nan, slopes)
+  return sums, (thresholds, values, where, tau, slopes)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _piecewise_sum_backward(f: PiecewisePolynomial, residuals: Any, cotangent: jax.Array) -> tuple[Any, ...]:
+  thresholds, values, where, tau, slopes = residuals
+  d_thresholds = -cotangent * slopes / tau
+  # By the values the same sum with the roles exchanged: f'((y - t) / tau) = f'((-t - -y) / tau), weighted by the cotangents.
+  order = jnp.argsort(-thresholds)
+  num_knots = len(f.pieces) * thresholds.shape[0]
+  interpolates = f.slope_is_linear and values.shape[0] > num_knots
+  num_queries = num_knots if interpolates else values.shape[0]
+  tree = _make_tree(-thresholds[order], cotangent[order], tau, f.degree, num_queries)
+  if interpolates:
+    slope_sums = _interpolated_slopes(tree, thresholds, values, tau, f)
+  else:
+    slope_sums = _query(tree, -values, tau, f)[1]
+  d_values = jnp.where(where, slope_sums / tau, jnp.zeros_like(values))
+  # f depends on differences over tau only; centred, since the parts of a common shift cancel.
+  centre = thresholds[0]
+  d_tau = (
+    -(jnp.sum((thresholds - centre) * d_thresholds) + jnp.sum(jnp.where(where, values - centre, 0.0) * d_values)) / tau
+  )
+  return d_thresholds, d_values, None, d_tau
+
+
+piecewise_sum.defvjp(_piecewise_sum_forward, _piecewise_sum_backward)
+
+
+def _interpolated_slopes(
+  tree: "_Tree", thresholds: jax.Array, values: jax.Array, tau: jax.Array, f: PiecewisePolynomial
+) -> jax.Array:
+  """``sum_i c_i f'((values_j - thresholds_i) / tau)``, which is linear in the value between the edges of all pieces."""
+  edges = [thresholds + tau * piece.low for piece in f.pieces]
+  knots = _sort(jnp.concatenate(edges))
+  at_knots = _query(tree, -knots, tau, f)[1]
+  # Halves do not overflow.
+  half_width, rise = 0.5 * knots[1:] - 0.5 * knots[:-1], at_knots[1:] - at_knots[:-1]
+  slope = jnp.where(half_width > 0, 0.5 * rise / jnp.where(half_width > 0, half_width, 1.0), 0.0)
+  # Flat below the first knot and above the last one. One row a knot, so that a value needs one gather.
+  start, flat = knots[:1], jnp.zeros_like(knots[:1])
+  rows = jnp.stack(
+    [
+      jnp.concatenate([start, knots]),
+      jnp.concatenate([at_knots[:1], at_knots]),
+      jnp.concatenate([flat, slope, flat]),
+    ],
+    axis=1,
+  )
+  found = rows[jnp.searchsorted(knots, values, side="right")]
+  return found[:, 1] + 2.0 * (found[:, 2] * (0.5 * values - 0.5 * found[:, 0]))
+
+
+class _Tree(NamedTuple):
+  """Sorted values with the moments of their nodes.
+
+  Attributes:
+    values: ``[Y]`` ascending.
+    weights: ``[Y]``.
+    nodes: ``[nodes, 2 + degree]``, level by level, leaves excluded: smallest value a, and the moments ``sum w ((y - a) / tau)^k``.
+    starts: row of the first node of each level.
+    children: nodes that are joined to one of the next level.
+  """
+
+  values: jax.Array
+  weights: jax.Array
+  nodes: jax.Array
+  starts: tuple[int, ...]
+  children: int
+
+
+def _make_tree(values: jax.Array, weights: jax.Array, tau: jax.Array, degree: int, num_queries: int) -> _Tree:
+  children = _MANY_CHILDREN if values.shape[0] > _MANY_CHILDREN * num_queries else _FEW_CHILDREN
+  level = [values, weights] + [jnp.zeros_like(values)] * degree
+  levels: list[jax.Array] = []
+  starts = [0]
+  while not levels or level[0].shape[0] > 1:
+    level = _join_neighbours(level, tau, children)
+    levels.append(jnp.stack(level, axis=1))
+    starts.append(starts[-1] + level[0].shape[0])
+  return _Tree(values, weights, jnp.concatenate(levels), tuple(starts[:-1]), children)
+
+
+def _join_neighbours(level: list[jax.Array], tau: jax.Array, children: int) -> list[jax.Array]:
+  """The moments of groups of neighbouring nodes, about the smallest value of the first one."""
+  missing = -level[0].shape[0] % children
+  groups = [
+    jnp.pad(column, (0, missing), mode="edge" if i == 0 else "constant").reshape(-1, children)
+    for i, column in enumerate(level)
+  ]
+  anchor, moments = groups[0][:, 0], groups[1:]
+  distance = jnp.minimum((groups[0] - anchor[:, None]) / tau, _FARTHEST)
+  powers = [jnp.ones_like(distance), distance] + [jnp.minimum(distance, _FAR) ** k for k in range(2, len(moments))]
+  joined = [
+    jnp.sum(sum(math.comb(k, c) * powers[k - c] * moments[c] for c in range(k + 1)), axis=1) for k in range(len(moments))
+  ]
+  return [anchor, *joined]
+
+
+def _query(tree: _Tree, thresholds: jax.Array, tau: jax.Array, f: PiecewisePolynomial) -> tuple[jax.Array, jax.Array]:
+  """Sums of f and of its derivative over all values, for each threshold."""
+  sums = jnp.zeros_like(thresholds), jnp.zeros_like(thresholds)
+  # A value at the first edge counts with 0, and so does its slope, as in the surrogates.
+  first = jnp.searchsorted(tree.values, thresholds + tau * f.pieces[0].low, side="right")
+  for piece in f.pieces:
+    if math.isinf(piece.high):
+      end = jnp.full_like(first, len(tree.values))
+    else:
+      end = jnp.searchsorted(tree.values, thresholds + tau * piece.high)
+    sums = _add_piece(tree, thresholds, tau, piece, first, end, sums)
+    first = end
+  return sums
+
+
+def _add_piece(
+  tree: _Tree, thresholds: jax.Array, tau: jax.Array, piece: Piece, first: jax.Array, end: jax.Array, sums: Any
+) -> Any:
+  """Adds the sums of one polynomial over the sorted values ``[first, end)``, from the leaves to the root."""
+  degree, children, to_the_end = len(piece.coefficients) - 1, tree.children, math.isinf(piece.high)
+
+  def add(sums: Any, used: jax.Array, anchor: jax.Array, moments: Sequence[jax.Array]) -> Any:
+    # Not negative but for the rounding of the edge; the difference of near numbers is exact.
+    offset = jnp.clip((anchor - thresholds) / tau - piece.low, 0.0, _FARTHEST)
+    at_anchor = _taylor(piece.coefficients, offset)
+    value = sum(slope * moment for slope, moment in zip(at_anchor, moments))
+    slope = sum((k + 1) * at_anchor[k + 1] * moments[k] for k in range(degree))
+    return sums[0] + jnp.where(used, value, 0.0), sums[1] + jnp.where(used, slope, 0.0)
+
+  def at_leaves(index: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    weight = tree.weights[index]
+    return tree.values[index], [weight] + [jnp.zeros_like(weight)] * degree
+
+  def at_level(start: jax.Array, index: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    rows = tree.nodes[start + index]
+    return rows[..., 0], [rows[..., 1 + k] for k in range(degree + 1)]
+
+  def climb(nodes_at: Any, first: jax.Array, end: jax.Array, sums: Any) -> Any:
+    """Takes the nodes at the ends that do not fill a node of the next level."""
+
+    def take_ends(_: jax.Array, carry: Any) -> Any:
+      first, end, sums = carry
+      take = (first % children != 0) & (first < end)
+      sums = add(sums, take, *nodes_at(jnp.where(take, first, 0)))
+      first = first + take
+      if not to_the_end:
+        take = (end % children != 0) & (first < end)
+        end = end - take
+        sums = add(sums, take, *nodes_at(jnp.where(take, end, 0)))
+      return first, end, sums
+
+    first, end, sums = jax.lax.fori_loop(0, children - 1, take_ends, (first, end, sums))
+    if to_the_end:
+      # The last node may be filled up with nothing, so the rest up to the end is whole nodes as it is; without a rest first is end.
+      return -(-first // children), -(-end // children), sums
+    return first // children, end // children, sums
+
+  first, end, sums = climb(at_leaves, first, end, sums)
+  starts = jnp.asarray(tree.starts, jnp.int32)
+
+  def one_level(level: jax.Array, carry: Any) -> Any:
+    return climb(functools.partial(at_level, starts[level]), *carry)
+
+  first, end, sums = jax.lax.fori_loop(0, len(tree.starts), one_level, (first, end, sums))
+  if to_the_end:  # everything, at the root
+    sums = add(sums, first < end, *at_level(starts[-1], jnp.zeros_like(first)))
+  return sums
+
+
+def _taylor(coefficients: Sequence[float], x: jax.Array) -> list[jax.Array]:
+  """Coefficients of the polynomial about x."""
+  degree = len(coefficients) - 1
+  powers = [jnp.ones_like(x)]
+  for _ in range(degree):
+    powers.append(powers[-1] * x)
+  return [
+    sum(math.comb(c, k) * coefficients[c] * powers[c - k] for c in range(k, degree + 1) if coefficients[c])
+    + jnp.zeros_like(x)
+    for k in range(degree + 1)
+  ]
+
+
+def _sorted_valid(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The values in ascending order and their weights, 1 where valid; the invalid ones come first, at the smallest valid value."""
+  num_valid = jnp.sum(where, dtype=jnp.int32)
+  ascending = _sort(jnp.where(where, values, -jnp.inf))
+  valid = jnp.arange(values.shape[0]) >= values.shape[0] - num_valid
+  lowest = jnp.min(jnp.where(where, values, jnp.inf))
+  filler = jnp.where(num_valid > 0, lowest, jnp.zeros_like(lowest))
+  return jnp.where(valid, ascending, filler), valid.astype(values.dtype)
+
+
+def _sort(array: jax.Array) -> jax.Array:
+  """``jnp.sort`` of floats without NaN; XLA's CPU backend sorts integers five times as fast as floats."""
+  if array.dtype != jnp.float32:
+    return jnp.sort(array)
+  return _ordered_bits_to_float(jnp.sort(_float_to_ordered_bits(array)))
+
+
+def _float_to_ordered_bits(array: jax.Array) -> jax.Array:
+  """Integers in the order of the floats: the bits of negative ones count downwards."""
+  bits = jax.lax.bitcast_convert_type(array, jnp.int32)
+  return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def _ordered_bits_to_float(bits: jax.Array) -> jax.Array:
+  return jax.lax.bitcast_convert_type(jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits), jnp.float32)
