@@ -1,6 +1,7 @@
 """Empirical AUPRC (Eq. 2), retrieval metrics and the mean precision-recall curve against brute force."""
 
 import tracemalloc
+from unittest import mock
 
 from absl.testing import parameterized
 import chex
@@ -13,12 +14,13 @@ import numpy as np
 import reference
 import sklearn.metrics
 
-from soprc_jax import metrics
+from soprc_jax import _counting, _gallery, _thresholds, metrics
 
 L = 9
 # Few distinct values: most lists have ties.
 _TIED = hnp.arrays(np.float32, (2, L), elements=st.integers(-3, 3).map(lambda i: np.float32(i / 3)))
 _SCORES = st.one_of(_TIED, hnp.arrays(np.float32, (2, L), elements=st.floats(-1e3, 1e3, width=32)))
+_NORMAL = hnp.arrays(np.float32, (2, L), elements=st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False))
 _LABELS = hnp.arrays(np.int32, (2, L), elements=st.integers(0, 1))
 _MASKS = hnp.arrays(bool, (2, L))
 
@@ -95,6 +97,26 @@ class AuprcTest(chex.TestCase):
       got = metrics.auprc(jnp.asarray(scores, dtype), np.arange(5001) == 0)
       self.assertEqual(got.dtype, jnp.float32)
       np.testing.assert_allclose(got, 1 / 5001, rtol=1e-6)
+
+  def test_zeros_tie_and_nan_is_last(self):
+    for scores in (np.float32([0.0, -0.0]), np.float32([-0.0, 0.0])):
+      np.testing.assert_allclose(metrics.auprc(scores, np.array([1, 0])), 0.5)
+    for nan in (np.float32(np.nan), -np.float32(np.nan)):
+      np.testing.assert_allclose(metrics.auprc(np.float32([nan, -1e38, 1.0]), np.array([1, 0, 0])), 1 / 3, rtol=1e-6)
+
+  # Without numbers that compiled code may take for zero.
+  @hypothesis.given(scores=st.one_of(_TIED, _NORMAL), labels=_LABELS, where=_MASKS)
+  def test_float32_is_ranked_as_float64(self, scores, labels, where):
+    """The integers that stand for the scores in the sort have their order, ties included."""
+    with jax.enable_x64(True):
+      wide = metrics.auprc(jnp.asarray(scores, jnp.float64), labels, where=where)
+    np.testing.assert_allclose(_jitted(scores, labels, where=where), wide, rtol=1e-6)
+
+  def test_one_array_is_sorted(self):
+    """On a CPU three arrays take six times as long as one of integers."""
+    text = str(jax.make_jaxpr(metrics.auprc)(jnp.zeros(8), jnp.zeros(8)))
+    self.assertIn("num_keys=1", text)
+    self.assertRegex(text, r"i64\[8\] = sort\[")
 
   def test_dtypes(self):
     with jax.enable_x64(True):
@@ -278,6 +300,125 @@ class RetrievalMetricsTest(chex.TestCase):
     np.testing.assert_allclose(got, np.nan_to_num(result["ap_per_query"]), rtol=1e-5)  # 0 for a skipped query
 
 
+def _by_sorting_all(queries, labels, gallery, gallery_labels, usable):
+  """AP and negatives above of each query from the exact scores of all candidates: what the fast counts must equal bit for bit."""
+  scores = np.where(usable, (np.float64(queries) @ np.float64(gallery).T).astype(np.float32), -np.inf)
+  ap, above = np.full(len(labels), np.nan), np.full(len(labels), -1)
+  for i, row in enumerate(scores):
+    positives = np.sort(row[(gallery_labels == labels[i]) & usable[i]])
+    if len(positives):
+      ordered = np.sort(row)
+      retrieved = len(row) - np.searchsorted(ordered, positives, side="left")
+      hits = len(positives) - np.searchsorted(positives, positives, side="left")
+      ap[i], above[i] = np.mean(hits / retrieved), retrieved[-1] - hits[-1]
+  return ap, above
+
+
+def _geometry(name, seed, size, width):
+  """Embeddings that are hard to rank in float32."""
+  rng = np.random.default_rng(seed)
+  rows = rng.normal(size=(size, width))
+  rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+  if name == "spread":
+    return rows.astype(np.float32)
+  if name == "collapsed":
+    return np.tile(rows[:1], (size, 1))
+  if name == "nearly collapsed":
+    return (rows[:1] + 1e-6 * rows).astype(np.float32)
+  if name == "duplicates":
+    return rows[rng.integers(0, size // 8, size)].astype(np.float32)
+  if name == "duplicates up to 1e-8":
+    return rows[rng.integers(0, size // 4, size)] + 1e-8 * rng.normal(size=rows.shape)
+  if name == "any norm":
+    return rows * 10.0 ** rng.integers(-30, 4, (size, 1))
+  return np.round(rows * 4) / 4  # "grid": all products exact, many ties
+
+
+_GEOMETRIES = ("spread", "collapsed", "nearly collapsed", "duplicates", "duplicates up to 1e-8", "any norm", "grid")
+
+
+class FastCountsTest(chex.TestCase):
+  """Counts by float32 products are those of the exact scores, wherever these have to be made."""
+
+  def compare(self, result, expected):
+    # Not a bit may differ.
+    np.testing.assert_array_equal(result["ap_per_query"], expected[0])
+    np.testing.assert_array_equal(result["negatives_above"], expected[1])
+
+  # 1: all that is in doubt is scored pair by pair; 16: a query with more than 6 candidates in doubt is ranked exactly.
+  @parameterized.product(geometry=_GEOMETRIES, pair_cost=(1, 16))
+  @hypothesis.given(seed=st.integers(0, 2**16), classes=st.sampled_from([3, 20, 60]), block_size=st.sampled_from([40, 96]))
+  @hypothesis.settings(max_examples=8)
+  def test_equal_to_exact_scores_of_all(self, geometry, pair_cost, seed, classes, block_size):
+    embeddings = _geometry(geometry, seed, 96, 16)
+    labels = np.random.default_rng(seed).integers(0, classes, 96)
+    with mock.patch.multiple(_counting, MIN_PRODUCTS=0, _PAIR_COST=pair_cost):
+      got = metrics.retrieval_metrics(embeddings, labels, block_size=block_size, per_query=True)
+    self.compare(got, _by_sorting_all(embeddings, labels, embeddings, labels, ~np.eye(96, dtype=bool)))
+
+  @parameterized.product(geometry=("spread", "duplicates"), ids=(None, 5, 90))
+  def test_gallery_and_ids(self, geometry, ids):
+    embeddings, rng = _geometry(geometry, 0, 96, 16), np.random.default_rng(0)
+    labels = rng.integers(0, 12, 96)
+    options, usable = {}, np.ones((40, 56), bool)
+    if ids:
+      keys = rng.integers(0, ids, 96)
+      options, usable = {"query_ids": keys[:40], "gallery_ids": keys[40:]}, keys[:40, None] != keys[40:]
+    with mock.patch.multiple(_counting, MIN_PRODUCTS=0, _PAIR_COST=4):
+      got = metrics.retrieval_metrics(
+        embeddings[:40], labels[:40], gallery=embeddings[40:], gallery_labels=labels[40:], per_query=True, **options
+      )
+    self.compare(got, _by_sorting_all(embeddings[:40], labels[:40], embeddings[40:], labels[40:], usable))
+
+  def test_the_fast_way_is_taken(self):
+    """Above a size, for spread embeddings, no query needs the exact scores of all."""
+    embeddings, labels = _geometry("spread", 0, 512, 64), np.arange(512) // 4
+    with (
+      mock.patch.object(_counting, "MIN_PRODUCTS", 512 * 512 * 64),
+      mock.patch.object(_counting, "exact_ranks", side_effect=AssertionError("exact scores of all")),
+    ):
+      metrics.retrieval_metrics(embeddings, labels)
+      with self.assertRaisesRegex(AssertionError, "exact scores of all"):
+        metrics.retrieval_metrics(embeddings[:-1], labels[:-1])
+
+  def test_collapsed_embeddings_do_without_it(self):
+    """After a block in which most queries were in doubt, the product in float32 is not tried again."""
+    embeddings, labels = _geometry("collapsed", 0, 96, 16), np.arange(96) // 4
+    with (
+      mock.patch.object(_counting, "MIN_PRODUCTS", 0),
+      mock.patch.object(_counting, "_count_block", side_effect=_counting._count_block) as count,
+    ):
+      metrics.retrieval_metrics(embeddings, labels, block_size=24)
+    self.assertEqual(count.call_count, 1)
+
+  @parameterized.parameters(16, 300)
+  def test_bound(self, width):
+    """The float32 score is within the bound of the exact one, and the bound is of the size of float32 errors."""
+    vectors = _geometry("spread", 1, 400, width)
+    task = _gallery.make_task(vectors, np.zeros(400, int), None, None, None, None, 400)
+    with mock.patch.object(_counting, "MIN_PRODUCTS", 0):
+      bound = _counting.Counter(task, 400)._bound[:, None]
+    error = np.abs(np.float64(vectors @ vectors.T) - np.float64(vectors) @ np.float64(vectors).T)
+    self.assertLess(np.max(error / bound), 1.0)
+    self.assertLess(np.max(bound), 1.1 * (width + 8) * 2.0**-24)
+
+  def test_memory_and_work(self):
+    """Temporary memory is that of a tile of scores, whatever the number of positives; work grows with the gallery."""
+
+    def measured(size, positives):
+      shapes = [jax.ShapeDtypeStruct((8, 128, last), jnp.float32) for last in (32, positives, positives)]
+      compiled = _counting._count_block.lower(jax.ShapeDtypeStruct((size, 32), jnp.float32), shapes).compile()
+      return compiled.memory_analysis().temp_size_in_bytes, compiled.memory_analysis().output_size_in_bytes
+
+    tile = 4 * 128
+    for size in (2000, 4000):
+      for positives in (4, 32):
+        temporary, output = measured(size, positives)
+        # Scores of a tile and what is in doubt in the block, once in the loop and once as its result.
+        self.assertLess(temporary, (2 * tile + 2 * 1024) * size + 4 * 10**5)
+        self.assertLess(output, 1024 * (size + 4 * positives + 4) + 1000)
+
+
 class ScaleTest(chex.TestCase):
   """Galleries of the size of the benchmarks."""
 
@@ -368,6 +509,37 @@ class MeanPrCurveTest(chex.TestCase):
     expected = self.brute_force(_scores(embeddings, embeddings), labels, labels, ~np.eye(24, dtype=bool), grid)
     np.testing.assert_allclose(precision, expected[0], rtol=1e-12)
     np.testing.assert_allclose(recall, expected[1], rtol=1e-12)
+
+  @parameterized.product(number=(2, 3, 8, 21, 2001, 4096), sorts=(False, True))
+  def test_num_reached_is_exact_at_the_thresholds(self, number, sorts):
+    at = _thresholds.grid(number).astype(np.float32)
+    near = [np.nextafter(at, np.float32(to)) for to in (-np.inf, np.inf)]
+    ends = np.float32([-np.inf, np.inf, -3e38, 3e38, 0.0, -0.0, 1e-45, -1e-45])
+    scores = np.random.default_rng(0).permutation(np.concatenate([at, *near, ends]))[None].repeat(70, axis=0)
+    scores[1] = 1.0
+    want = [len(row) - np.searchsorted(np.sort(row), _thresholds.grid(number), side="left") for row in scores[:2]]
+    with mock.patch.object(_thresholds, "_MAX_THRESHOLDS", 1 if sorts else 2**20):
+      got = _thresholds.num_reached(scores, number)
+    np.testing.assert_array_equal(got[:2], want)
+    np.testing.assert_array_equal(got[2:], np.tile(want[0], (68, 1)))
+
+  @parameterized.parameters("spread", "duplicates up to 1e-8", "collapsed")
+  def test_sums_in_the_order_of_the_queries(self, geometry):
+    """Bit for bit the curve that sorting the scores of each query gives."""
+    embeddings, labels = _geometry(geometry, 0, 90, 16), np.arange(90) // 3
+    scores = (np.float64(embeddings) @ np.float64(embeddings).T).astype(np.float32)
+    np.fill_diagonal(scores, -np.inf)
+    grid, precision, recall = _thresholds.grid(2001), np.zeros(2001), np.zeros(2001)
+    for i, row in enumerate(scores):
+      positives = np.sort(row[(labels == labels[i]) & (np.arange(90) != i)])
+      retrieved = 90 - np.searchsorted(np.sort(row), grid, side="left")
+      hits = len(positives) - np.searchsorted(positives, grid, side="left")
+      precision += np.where(retrieved > 0, hits / np.maximum(retrieved, 1), 1.0)
+      recall += hits / len(positives)
+    for block_size in (7, 90):
+      got = metrics.mean_pr_curve(embeddings, labels, block_size=block_size)
+      np.testing.assert_array_equal(got[0], precision / 90)
+      np.testing.assert_array_equal(got[1], recall / 90)
 
   def test_gallery(self):
     embeddings, labels = _data(12, 30, 5)

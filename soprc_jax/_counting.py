@@ -1,0 +1,225 @@
+"""Ranks in a large gallery: float32 products decide where they are sure, exact scores everywhere else.
+
+Let ``a`` be a query, ``b`` a candidate, ``u = 2^-24``, D the width, ``s`` the exact score (`_gallery`: the float64 product
+rounded to float32) and ``S`` the float32 product. Then ``|S - s| <= 1.01 (D + 8) u |a| |b| + tiny``:
+
+* rounding a and b to float32 changes ``sum |a_i b_i| <= |a| |b|`` (Cauchy-Schwarz) by ``(2 u + u^2) |a| |b|`` at most;
+* a float32 sum of D products, in whatever order, with or without fused multiply-add, is wrong by at most
+  ``D u / (1 - D u)`` times the sum of the absolute products (Higham, Accuracy and Stability of Numerical Algorithms, 3.1);
+* the float64 sum is wrong by less than ``2^-28`` of that, and rounding it to float32 changes it by ``u |a| |b|`` at most;
+* what falls below the normal numbers, flushed to zero or not, is less than ``2^-126`` in each of 2 D operations and in a
+  comparison, and times an entry of the other vector in each of 2 D conversions: ``tiny = 2^-123 D (1 + |a| + |b|)`` is more.
+
+So a candidate whose S is further than the bound from the score p of a positive is above or below p for sure; the few others
+get their exact score. Nothing is estimated: the counts are those of the exact scores.
+"""
+
+import functools
+import operator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from soprc_jax import _gallery
+
+# Below this many multiplications all scores are made exactly: compiling would take longer.
+MIN_PRODUCTS = 2**31
+# More positives than this are counted in the sorted exact scores.
+MAX_POSITIVES = 128
+# An exact score of a single pair takes about as long as this many in a matrix product.
+_PAIR_COST = 64
+# Rows in a product at a time, so that they are counted while they are in the cache.
+_TILE = 128
+_MAX_WIDTH, _MAX_NORM = 2**16, 2.0**60
+
+
+class Ranks(NamedTuple):
+  """Ranks of some queries.
+
+  Attributes:
+    ap: ``[n]`` average precision (Eq. 2); NaN without a positive.
+    above: ``[n]`` negatives that score at least as high as the best positive; -1 without a positive.
+  """
+
+  ap: np.ndarray
+  above: np.ndarray
+
+
+class Counter:
+  """Ranks of blocks of queries; the result is that of `exact_ranks`.
+
+  Args:
+    task: queries and gallery.
+    block_size: rows of a block at most.
+  """
+
+  def __init__(self, task: _gallery.Task, block_size: int):
+    self._task = task
+    # More candidates in doubt than this make exact scores of all the cheaper way.
+    self._limit = len(task.gallery) // _PAIR_COST
+    norms, gallery_norms = _norms(task.queries), _norms(task.gallery)
+    largest, width = gallery_norms.max(initial=0.0), task.queries.shape[1]
+    self._is_fast = (
+      len(norms) * task.gallery.size >= MIN_PRODUCTS
+      and width <= _MAX_WIDTH
+      and max(largest, norms.max(initial=0.0)) <= _MAX_NORM
+      # Elsewhere a float32 product may be made of shorter ones, which the bound does not cover.
+      and jax.default_backend() in ("cpu", "gpu")
+    )
+    if self._is_fast:
+      self._bound = 1.01 * (width + 8) * 2.0**-24 * norms * largest + 2.0**-123 * width * (1 + norms + largest)
+      rows = min(block_size, len(norms))
+      tile = min(_TILE, -(-rows // 8) * 8)
+      self._tiles = (-(-rows // tile), tile)
+      self._device_gallery = jnp.asarray(task.gallery, jnp.float32)
+
+  def ranks(self, rows: np.ndarray) -> Ranks:
+    """Ranks of the queries ``rows``."""
+    left = np.ones(len(rows), bool)
+    ap, above = np.full(len(rows), np.nan), np.full(len(rows), -1)
+    if self._is_fast:
+      few = self._task.members.counts[rows] <= MAX_POSITIVES
+      if self._task.excluded is not None:
+        few &= self._task.excluded.counts[rows] <= self._limit
+      places = np.flatnonzero(few)
+      decided, (ap[places], above[places]) = self._fast_ranks(rows[places])
+      left[places[decided]] = False
+      # Embeddings as close to each other as in the other blocks would be in doubt there too.
+      self._is_fast = left.mean() < 0.5
+    if left.any():
+      ap[left], above[left] = exact_ranks(self._task, rows[left])
+    return Ranks(ap, above)
+
+  def _fast_ranks(self, rows: np.ndarray) -> tuple[np.ndarray, Ranks]:
+    """``[n]`` whether few enough candidates of a query are in doubt, and the ranks of all; those of the others mean nothing."""
+    place, columns = self._task.positives(rows)
+    numbers = np.bincount(place, minlength=len(rows))
+    positives = _padded(place, _gallery.pair_scores(self._task, rows[place], columns), numbers)
+    retrieved, decided, place, columns = self._above_for_sure(rows, positives)
+    retrieved += self._at_least(rows, place, columns, positives)
+    if self._task.excluded is not None:
+      retrieved -= self._at_least(rows, *self._task.excluded.pairs(rows), positives)
+    return decided, _from_counts(positives, numbers, retrieved)
+
+  def _above_for_sure(
+    self, rows: np.ndarray, positives: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Counts ``[n, P]`` of all candidates that are not in doubt, ``[n]`` as in `_fast_ranks`, and the pairs in doubt."""
+    bound = self._bound[rows][:, None]
+    low = np.nextafter((positives - bound).astype(np.float32), -np.float32(np.inf))
+    high = np.nextafter((positives + bound).astype(np.float32), np.float32(np.inf))
+    tiles = (self._in_tiles(self._task.queries[rows], 0.0), self._in_tiles(low, np.inf), self._in_tiles(high, np.inf))
+    counts, doubtful, num_doubtful = (np.asarray(part)[: len(rows)] for part in _count_block(self._device_gallery, tiles))
+    decided = num_doubtful <= self._limit
+    # One axis is searched twenty times as fast as two.
+    place, columns = np.divmod(np.flatnonzero(doubtful[decided]), doubtful.shape[1])
+    return counts.astype(np.int64), decided, np.flatnonzero(decided)[place], columns
+
+  def _in_tiles(self, values: np.ndarray, filler: float) -> np.ndarray:
+    """``[tiles, rows, ...]`` float32: one shape for all blocks."""
+    full = np.full((self._tiles[0] * self._tiles[1], values.shape[1]), filler, np.float32)
+    full[: len(values)] = values
+    return full.reshape(*self._tiles, values.shape[1])
+
+  def _at_least(self, rows: np.ndarray, place: np.ndarray, columns: np.ndarray, positives: np.ndarray) -> np.ndarray:
+    """``[n, P]`` how many of the pairs of a query score at least as high as each of its positives; ``place`` ascends."""
+    scores = _gallery.pair_scores(self._task, rows[place], columns)
+    counts = np.zeros((len(place) + 1, positives.shape[1]), np.int64)
+    np.cumsum(scores[:, None] >= positives[place], axis=0, out=counts[1:])
+    ends = np.searchsorted(place, np.arange(len(rows) + 1))
+    return counts[ends[1:]] - counts[ends[:-1]]
+
+
+@jax.jit
+def _count_block(
+  gallery: jax.Array, tiles: tuple[jax.Array, jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Counts of candidates by float32 scores.
+
+  Args:
+    gallery: ``[G, D]``.
+    tiles: queries ``[t, r, D]``, and ``[t, r, P]`` low and high: scores between them are in doubt.
+
+  Returns:
+    ``[t * r, P]`` int32, candidates above high, without those in doubt with any positive; ``[t * r, G]`` bool, which are in doubt; ``[t * r]``
+    int32, how many are.
+  """
+
+  def count(tile: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+    queries, low, high = tile
+    scores = jnp.einsum("rd,gd->rg", queries, gallery, precision=jax.lax.Precision.HIGHEST)
+    thresholds = [(low[:, i, None], high[:, i, None]) for i in range(low.shape[1])]
+    doubtful = functools.reduce(operator.or_, [(scores >= lower) & (scores <= upper) for lower, upper in thresholds])
+    sure = jnp.where(doubtful, -jnp.inf, scores)
+    # One reduction of all counts at a time is one loop over the scores, several times as fast as one loop for each.
+    parts = [(sure > upper).astype(jnp.int32) for _, upper in thresholds] + [doubtful.astype(jnp.int32)]
+    *counts, num_doubtful = jax.lax.reduce(parts, [jnp.int32(0)] * len(parts), _add_each, (1,))
+    return jnp.stack(counts, axis=1), doubtful, num_doubtful
+
+  return jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:]), jax.lax.map(count, tiles))
+
+
+def _add_each(left: list[jax.Array], right: list[jax.Array]) -> list[jax.Array]:
+  return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def exact_ranks(task: _gallery.Task, rows: np.ndarray) -> Ranks:
+  """Ranks of the queries ``rows`` by exact scores of all candidates."""
+  ap, above = np.full(len(rows), np.nan), np.full(len(rows), -1)
+  scores = _gallery.all_scores(task, rows)
+  for i, row in enumerate(rows):
+    positives = scores[i, task.members.of(row)]
+    positives = positives[positives > -np.inf]
+    if positives.size:
+      ap[i], above[i] = _rank(positives, scores[i])
+  return Ranks(ap, above)
+
+
+def _rank(positives: np.ndarray, scores: np.ndarray) -> tuple[float, int]:
+  """AP (Eq. 2) and the number of negatives at or above the best positive, from the scores of all candidates."""
+  positives = np.sort(positives)
+  # Counting what scores at least as high as each positive is faster than sorting all candidates, unless there are many positives.
+  if len(positives) <= max(16, len(scores) // 1000):
+    retrieved = np.array([np.count_nonzero(scores >= positive) for positive in positives])
+  else:
+    scores = np.sort(scores)
+    retrieved = len(scores) - np.searchsorted(scores, positives, side="left")
+  hits = len(positives) - np.searchsorted(positives, positives, side="left")
+  return float(np.mean(hits / retrieved)), int(retrieved[-1] - hits[-1])
+
+
+def _norms(vectors: np.ndarray) -> np.ndarray:
+  """``[n]`` float64."""
+  return np.sqrt(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64))
+
+
+def _padded(place: np.ndarray, scores: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+  """``[n, P]`` ascending scores of the positives of each query, then infinity; ``place`` ascends."""
+  # Powers of two, so that few different shapes are compiled.
+  width = 1 << int(numbers.max(initial=1) - 1).bit_length()
+  padded = np.full((len(numbers), width), np.inf, np.float32)
+  padded[place, np.arange(len(place)) - np.repeat(np.cumsum(numbers) - numbers, numbers)] = scores
+  return np.sort(padded, axis=1)
+
+
+def _from_counts(positives: np.ndarray, numbers: np.ndarray, retrieved: np.ndarray) -> Ranks:
+  """Ranks from the number of candidates at or above each positive.
+
+  Args:
+    positives: ``[n, P]`` scores, ascending, padded at the end.
+    numbers: ``[n]`` positives of each query.
+    retrieved: ``[n, P]`` candidates at or above each positive.
+  """
+  is_first = np.concatenate([np.ones((len(positives), 1), bool), positives[:, 1:] != positives[:, :-1]], axis=1)
+  # All from the first of its equals on score at least as high.
+  below = np.maximum.accumulate(np.where(is_first, np.arange(positives.shape[1]), 0), axis=1)
+  hits = numbers[:, None] - below
+  ap, above = np.full(len(numbers), np.nan), np.full(len(numbers), -1)
+  for number in np.unique(numbers[numbers > 0]):
+    same = numbers == number
+    # The mean of so many numbers at a time adds them in the order in which a single query's would be added.
+    ap[same] = np.mean(hits[same, :number] / np.maximum(retrieved[same, :number], 1), axis=1)
+    above[same] = retrieved[same, number - 1] - hits[same, number - 1]
+  return Ranks(ap, above)

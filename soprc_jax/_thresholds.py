@@ -1,0 +1,77 @@
+"""How many scores reach each of many evenly spaced thresholds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# A bin that is found in float32 is wrong by one at most.
+_MAX_THRESHOLDS = 2**20
+_ROWS = 64
+
+
+def grid(number: int) -> np.ndarray:
+  """``[T]`` float64 thresholds, evenly spaced in [-1, 1], symmetric."""
+  half = (number - 1) / 2
+  return (np.arange(number) - half) / half
+
+
+def num_reached(scores: np.ndarray, number: int) -> np.ndarray:
+  """``[n, T]`` int64: for each row of ``scores [n, G]`` float32 how many are at least as high as each threshold of `grid`."""
+  if number > _MAX_THRESHOLDS:
+    return np.stack([len(row) - np.searchsorted(np.sort(row), grid(number), side="left") for row in scores])
+  edges = jnp.asarray(_edges(number))
+  # Calls return before they are done, so that all cores work on them.
+  parts = [_histograms(_rows(scores[start : start + _ROWS]), edges) for start in range(0, len(scores), _ROWS)]
+  counts = np.concatenate([np.asarray(part) for part in parts])[: len(scores)]
+  return _from_histograms(counts)
+
+
+def num_positives_reached(place: np.ndarray, scores: np.ndarray, rows: int, number: int) -> np.ndarray:
+  """As `num_reached` for a few scores a row: ``scores [m]`` of the rows ``place [m]``."""
+  bins = np.searchsorted(grid(number), scores, side="right")
+  counts = np.bincount(place * (number + 1) + bins, minlength=rows * (number + 1))
+  return _from_histograms(counts.reshape(rows, number + 1))
+
+
+def _from_histograms(counts: np.ndarray) -> np.ndarray:
+  """``[n, T]`` from ``[n, T + 1]``: scores in bin i reach the first i thresholds."""
+  return np.cumsum(counts[:, :0:-1], axis=1, dtype=np.int64)[:, ::-1]
+
+
+def _rows(scores: np.ndarray) -> np.ndarray:
+  """Padded to _ROWS, so that one shape is compiled."""
+  missing = _ROWS - len(scores)
+  return np.pad(scores, [(0, missing), (0, 0)]) if missing else scores
+
+
+def _edges(number: int) -> np.ndarray:
+  """``[T + 2]`` int32: a score s reaches i thresholds if ``edges[i] <= _ascending(s) < edges[i + 1]``; exact, as scores are float32."""
+  thresholds = grid(number)
+  above = thresholds.astype(np.float32)
+  above = np.where(above < thresholds, np.nextafter(above, np.float32(np.inf)), above)
+  bits = above.view(np.int32)
+  ends = np.iinfo(np.int32)
+  edges = np.where(above == 0, -1, np.where(bits < 0, bits ^ ends.max, bits))  # -1 stands for -0.0, which reaches 0
+  return np.concatenate([[ends.min], edges, [ends.max]]).astype(np.int32)
+
+
+def _ascending(scores: jax.Array) -> jax.Array:
+  """int32 that ascend as float32 do; compared as floats, the smallest would be taken for zero by some devices."""
+  bits = jax.lax.bitcast_convert_type(scores, jnp.int32)
+  return jnp.where(bits < 0, bits ^ jnp.iinfo(jnp.int32).max, bits)
+
+
+@jax.jit
+def _histograms(scores: jax.Array, edges: jax.Array) -> jax.Array:
+  """``[n, T + 1]`` how many scores of each row reach i thresholds."""
+  number = len(edges) - 2
+  half = (number - 1) / 2
+
+  def histogram(row: jax.Array) -> jax.Array:
+    guess = jnp.clip(jnp.floor(row * half + half), -1, number - 1).astype(jnp.int32) + 1
+    guess = jnp.clip(guess, 0, number)  # whatever a NaN was turned into
+    values = _ascending(row)
+    bins = guess + (values >= edges[guess + 1]).astype(jnp.int32) - (values < edges[guess]).astype(jnp.int32)
+    return jnp.zeros(number + 1, jnp.int32).at[jnp.clip(bins, 0, number)].add(1, mode="promise_in_bounds")
+
+  return jax.lax.map(histogram, scores)
