@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
     ablation.check(plan, _make_config, run.workdir)
     if not _LIST.value:
       ablation.claim(plan, _make_config, run.workdir)
-      flags.cache_compiled(run.workdir)
+      flags.prepare_jax(run.workdir)
     seconds = ablation.seconds_a_run(plan, _make_config)
     _tell_plan(ablation.planned(plan, run.workdir), seconds)
     if _LIST.value:

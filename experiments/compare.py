@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
 def _compare(plan: Any, run: flags.Run) -> None:
   from soprc_jax.training import comparison, plans, report
 
-  flags.cache_compiled(run.workdir)
+  flags.prepare_jax(run.workdir)
   rows = comparison.run_all(plan, _make_config, run.workdir)
   configs = {row.method: plans.run_config(plan, _make_config, row.runs[0]) for row in rows}
   print(report.write(run.workdir, plan, rows, configs))

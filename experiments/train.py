@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> None:
   # Imported after the flags are checked, so that a typo costs no start-up of the device.
   from soprc_jax.training import loop, parallel
 
-  flags.cache_compiled(run.workdir)
+  flags.prepare_jax(run.workdir)
   with flags.errors_as_messages():
     results = loop.train(run.config, run.workdir)
   if not parallel.is_main():

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from soprc_jax import _arrays
+from soprc_jax.models import convolutions
 
 # name -> (blocks in each stage, whether they are bottlenecks). resnet8 is the three-stage CIFAR network of one block a stage.
 RESNETS: dict[str, tuple[tuple[int, ...], bool]] = {
@@ -73,12 +74,10 @@ class ResNet(nn.Module):
     )
     x = images.astype(self.dtype)
     if self.stem == "imagenet":
-      x = _conv(self.width, 7, 2, self.dtype, "conv1")(x)
-      x = nn.relu(norm(name="bn1")(x, where))
-      x = _max_pool_3x3(x)
+      x = convolutions.relu(_conv_norm(x, where, self.width, 7, 2, norm, ("conv1", "bn1")))
+      x = convolutions.max_pool(x)
     else:
-      x = _conv(self.width, 3, self.stem_stride, self.dtype, "conv1")(x)
-      x = nn.relu(norm(name="bn1")(x, where))
+      x = convolutions.relu(_conv_norm(x, where, self.width, 3, self.stem_stride, norm, ("conv1", "bn1")))
     block = _Bottleneck if self.bottleneck else _BasicBlock
     for stage, num_blocks in enumerate(self.stages):
       for index in range(num_blocks):
@@ -86,22 +85,31 @@ class ResNet(nn.Module):
           width=self.width * 2**stage,
           stride=2 if stage > 0 and index == 0 else 1,
           norm=norm,
-          dtype=self.dtype,
           name=f"layer{stage + 1}_{index}",
         )(x, where)
     return jnp.mean(x, axis=(1, 2))
 
 
+class _Kernel(nn.Module):
+  """The kernel of a convolution, ``[size, size, C, K]``."""
+
+  shape: tuple[int, int, int, int]
+
+  @nn.compact
+  def __call__(self) -> jax.Array:
+    return self.param("kernel", _kaiming_normal, self.shape, jnp.float32)
+
+
 class _BatchNorm(nn.Module):
-  """Batch norm with torchvision's constants, over the valid images of all devices."""
+  """Batch norm with torchvision's constants, over the valid images of all devices, of a convolution."""
 
   use_running_average: bool
   dtype: Any
   axis_name: str | None
 
   @nn.compact
-  def __call__(self, x: jax.Array, where: jax.Array | None) -> jax.Array:
-    return _Normalize(self.use_running_average, self.dtype, self.axis_name, name="bn")(x, where)
+  def __call__(self, x: jax.Array, kernel: jax.Array, stride: int, where: jax.Array | None) -> jax.Array:
+    return _Normalize(self.use_running_average, self.dtype, self.axis_name, name="bn")(x, kernel, stride, where)
 
 
 class _Normalize(nn.Module):
@@ -112,21 +120,26 @@ class _Normalize(nn.Module):
   axis_name: str | None
 
   @nn.compact
-  def __call__(self, x: jax.Array, where: jax.Array | None) -> jax.Array:
-    features = x.shape[-1]
+  def __call__(self, x: jax.Array, kernel: jax.Array, stride: int, where: jax.Array | None) -> jax.Array:
+    features = kernel.shape[-1]
     running_mean = self.variable("batch_stats", "mean", jnp.zeros, (features,), jnp.float32)
     running_var = self.variable("batch_stats", "var", jnp.ones, (features,), jnp.float32)
     scale = self.param("scale", nn.initializers.ones, (features,), jnp.float32)
     bias = self.param("bias", nn.initializers.zeros, (features,), jnp.float32)
     if self.use_running_average:
-      mean, var = running_mean.value, running_var.value
-    else:
-      mean, var = _batch_moments(x.astype(jnp.float32), where, self.axis_name)
-      # torch's momentum 0.1 weights the new value.
-      running_mean.value = 0.9 * running_mean.value + 0.1 * jax.lax.stop_gradient(mean)
-      running_var.value = 0.9 * running_var.value + 0.1 * jax.lax.stop_gradient(var)
+      # The factor goes into the kernel: no pass over the pixels, and its gradient comes from the kernel's.
+      factor = jax.lax.rsqrt(running_var.value + 1e-5) * scale
+      kernel = kernel * factor[None, None, None]
+      offset = bias - running_mean.value * factor
+      y = convolutions.convolve(x, kernel.astype(self.dtype), stride=stride)
+      return y + offset.astype(self.dtype)[None, None, None]
+    y = convolutions.convolve(x, kernel.astype(self.dtype), stride=stride)
+    mean, var = _batch_moments(y.astype(jnp.float32), where, self.axis_name)
+    # torch's momentum 0.1 weights the new value.
+    running_mean.value = 0.9 * running_mean.value + 0.1 * jax.lax.stop_gradient(mean)
+    running_var.value = 0.9 * running_var.value + 0.1 * jax.lax.stop_gradient(var)
     factor = jax.lax.rsqrt(var + 1e-5) * scale
-    normal = (x - mean[None, None, None]) * factor[None, None, None] + bias[None, None, None]
+    normal = (y - mean[None, None, None]) * factor[None, None, None] + bias[None, None, None]
     return normal.astype(self.dtype)
 
 
@@ -143,21 +156,26 @@ def _batch_moments(x: jax.Array, where: jax.Array | None, axis_name: str | None)
   return mean, jnp.maximum(mean_square - jnp.square(mean), 0.0)
 
 
+def _conv_norm(
+  x: jax.Array, where: jax.Array | None, width: int, size: int, stride: int, norm: _Norm, names: tuple[str, str]
+) -> jax.Array:
+  """A convolution to ``width`` channels and its batch norm, under these names of the module in whose compact scope it is called."""
+  kernel = _Kernel((size, size, x.shape[-1], width), name=names[0])()
+  return norm(name=names[1])(x, kernel, stride, where)
+
+
 class _BasicBlock(nn.Module):
   """Two 3x3 convolutions (ResNet-18 and -34)."""
 
   width: int
   stride: int
   norm: _Norm
-  dtype: Any
 
   @nn.compact
   def __call__(self, x: jax.Array, where: jax.Array | None) -> jax.Array:
-    y = _conv(self.width, 3, self.stride, self.dtype, "conv1")(x)
-    y = nn.relu(self.norm(name="bn1")(y, where))
-    y = _conv(self.width, 3, 1, self.dtype, "conv2")(y)
-    y = self.norm(name="bn2")(y, where)
-    return nn.relu(y + _shortcut(self, x, y, where))
+    y = convolutions.relu(_conv_norm(x, where, self.width, 3, self.stride, self.norm, ("conv1", "bn1")))
+    y = _conv_norm(y, where, self.width, 3, 1, self.norm, ("conv2", "bn2"))
+    return convolutions.relu(y + _shortcut(self, x, y, where))
 
 
 class _Bottleneck(nn.Module):
@@ -166,39 +184,17 @@ class _Bottleneck(nn.Module):
   width: int
   stride: int
   norm: _Norm
-  dtype: Any
 
   @nn.compact
   def __call__(self, x: jax.Array, where: jax.Array | None) -> jax.Array:
-    y = _conv(self.width, 1, 1, self.dtype, "conv1")(x)
-    y = nn.relu(self.norm(name="bn1")(y, where))
-    y = _conv(self.width, 3, self.stride, self.dtype, "conv2")(y)
-    y = nn.relu(self.norm(name="bn2")(y, where))
-    y = _conv(self.width * 4, 1, 1, self.dtype, "conv3")(y)
-    y = self.norm(name="bn3")(y, where)
-    return nn.relu(y + _shortcut(self, x, y, where))
+    y = convolutions.relu(_conv_norm(x, where, self.width, 1, 1, self.norm, ("conv1", "bn1")))
+    y = convolutions.relu(_conv_norm(y, where, self.width, 3, self.stride, self.norm, ("conv2", "bn2")))
+    y = _conv_norm(y, where, self.width * 4, 1, 1, self.norm, ("conv3", "bn3"))
+    return convolutions.relu(y + _shortcut(self, x, y, where))
 
 
 def _shortcut(block: Any, x: jax.Array, y: jax.Array, where: jax.Array | None) -> jax.Array:
   """The block's input, projected where the shape changes; called inside the block's compact scope."""
   if x.shape == y.shape:
     return x
-  x = _conv(y.shape[-1], 1, block.stride, block.dtype, "downsample_conv")(x)
-  return block.norm(name="downsample_bn")(x, where)
-
-
-def _conv(features: int, size: int, stride: int, dtype: Any, name: str) -> nn.Conv:
-  return nn.Conv(
-    features,
-    (size, size),
-    strides=(stride, stride),
-    padding=[((size - 1) // 2, (size - 1) // 2)] * 2,
-    use_bias=False,
-    kernel_init=_kaiming_normal,
-    dtype=dtype,
-    name=name,
-  )
-
-
-def _max_pool_3x3(x: jax.Array) -> jax.Array:
-  return nn.max_pool(x, (3, 3), strides=(2, 2), padding=[(1, 1), (1, 1)])
+  return _conv_norm(x, where, y.shape[-1], 1, block.stride, block.norm, ("downsample_conv", "downsample_bn"))
