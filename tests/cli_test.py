@@ -117,6 +117,9 @@ class TestRun:
     assert results["steps"] == 24
     assert results["config"] == json.loads((runs.finished().workdir / workdir.CONFIG).read_text())
     assert results["images_per_second"] > 0
+    lines = list(workdir.read_metrics(runs.finished().workdir))
+    waited, total = (sum(line[name] for line in lines) for name in ("data_wait", "seconds"))
+    assert results["data_wait_share"] == round(waited / total, 4)
     for split in ("val", "test"):
       assert set(results[split]) >= {"mAUPRC", "recall@1", "recall@10", "num_queries", "num_skipped"}
       assert 0 < results[split]["mAUPRC"] < 1

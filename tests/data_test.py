@@ -7,6 +7,8 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -488,6 +490,22 @@ if __name__ == "__main__":
     kept = np.concatenate([batch["image"][batch["where"]] for batch in batches])
     np.testing.assert_array_equal(kept, source._images)
     assert sum((~batch["where"]).sum() for batch in batches) == -count % 5
+
+  def test_evaluation_loads_in_the_order_of_the_images_though_in_threads(self):
+    """The first image takes longest; the batches come in order, and more than one thread has made them."""
+    threads = set()
+
+    class Slow(_Pictures):
+      def __getitem__(self, index):
+        threads.add(threading.get_ident())
+        time.sleep(0.05 if index < 5 else 0.005)
+        return super().__getitem__(index)
+
+    source = Slow(np.arange(40))
+    batches = list(pipeline.eval_batches(source, batch_size=5, image_size=12))
+    np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in batches]), source._images)
+    assert threading.get_ident() not in threads
+    assert len(threads) == min(max(os.cpu_count(), 1), 16)
 
 
 class TestImages:

@@ -1,6 +1,7 @@
 """From plans to arrays: batches loaded and prefetched by Grain, each a function of (seed, step) only."""
 
 from collections.abc import Iterator, Mapping
+import os
 from typing import Any
 
 from absl import flags
@@ -121,14 +122,19 @@ def iterate(batches: TrainBatches, *, start: int, workers: int = 0, prefetch: in
     prefetch: batches loaded ahead.
   """
   steps: Any = grain.MapDataset.range(start, len(batches)).map(batches.__getitem__)
-  options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=prefetch)
-  data = steps.to_iter_dataset(options)
+  data = steps.to_iter_dataset(_read_options(prefetch, processes=max(workers, 1)))
   if workers:
     # Grain's workers read absl flags, which only an absl program has parsed.
     if not flags.FLAGS.is_parsed():
       flags.FLAGS.mark_as_parsed()
     data = data.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch))
   return iter(data)
+
+
+def _read_options(prefetch: int, *, processes: int = 1) -> grain.ReadOptions:
+  """Threads of each of so many processes: together one a core, since more only take turns; a process of 16 is busy with itself."""
+  threads = min(max((os.cpu_count() or 1) // processes, 1), 16)
+  return grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(prefetch, threads))
 
 
 def eval_batches(
@@ -156,8 +162,9 @@ def eval_batches(
   """
   index, count = shard
   size = batch_size // count
-  for batch_start in range(0, len(source), batch_size):
-    start = batch_start + index * size
+
+  def load(number: int) -> Batch:
+    start = number * batch_size + index * size
     stop = min(start + size, len(source))
     batch = np.zeros((size, image_size, image_size, 3), np.uint8)
     where = np.arange(size) < stop - start
@@ -168,4 +175,7 @@ def eval_batches(
         if on_broken != "skip":
           raise pictures.BrokenImageError(f"{error} (data.on_broken=skip leaves it out)") from error
         where[slot] = False
-    yield {"image": batch, "where": where}
+    return {"image": batch, "where": where}
+
+  batches: Any = grain.MapDataset.range(-(-len(source) // batch_size)).map(load)
+  yield from batches.to_iter_dataset(_read_options(prefetch=2))

@@ -205,6 +205,7 @@ class _Run:
       "steps": self.num_steps,
       "tested_step": int(state.step),
       "images_per_second": self._images_per_second(),
+      "data_wait_share": workdir_lib.data_wait_share(self.log.lines),
       "device": parallel.describe(),
       "val": _val_at(self.log.lines, int(state.step)),
       **values,

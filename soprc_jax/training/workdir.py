@@ -1,6 +1,6 @@
 """The folder of a run: whose it is, its log lines and its result."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 import json
 import os
 from pathlib import Path
@@ -149,6 +149,14 @@ def read_metrics(workdir: Path) -> Iterator[dict[str, Any]]:
       except json.JSONDecodeError:
         return
       yield line
+
+
+def data_wait_share(lines: Iterable[Mapping[str, Any]]) -> float:
+  """Share of the time of some steps, lines of ``metrics.jsonl``, in which the devices waited for images; 0 without a step."""
+  waits, seconds = 0.0, 0.0
+  for line in lines:
+    waits, seconds = waits + line["data_wait"], seconds + line["seconds"]
+  return round(waits / seconds, 4) if seconds else 0.0
 
 
 def _dump(line: dict[str, Any]) -> str:

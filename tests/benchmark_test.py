@@ -1,0 +1,98 @@
+"""The benchmark harness: turns, ratios, what counts as reached, the report, and the mistakes that the command tells."""
+
+import json
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import runs
+
+from soprc_jax.benchmarks import harness, report
+
+
+def _row(ratio, *, case="triplet", target=2.0, suffices=False, note=""):
+  return harness.row("loss", case, f"peer {target}", [1.0] * 3, [ratio] * 3, target=target, suffices=suffices, note=note)
+
+
+def test_functions_take_turns_and_the_warmup_is_not_timed():
+  calls = []
+
+  def slow_at_first(name):
+    def run():
+      calls.append(name)
+      time.sleep(0.2 if calls.count(name) == 1 else 0.01)
+      return jnp.zeros(1)
+
+    return run
+
+  seconds = harness.time_together({"a": slow_at_first("a"), "b": slow_at_first("b")}, repetitions=3)
+  assert calls == ["a", "b"] * 4
+  assert all(len(times) == 3 and max(times) < 0.2 and min(times) >= 0.01 for times in seconds.values())
+
+
+def test_ratio_is_that_of_the_medians():
+  row = harness.row("loss", "triplet", "torch", [1.0, 2.0, 9.0], [8.0, 4.0, 0.5], target=2.0)
+  assert (row.ours, row.theirs, row.ratio, row.met, row.repetitions) == (2.0, 4.0, 2.0, True, 3)
+  assert not row._replace(target=2.01).met
+
+
+@pytest.mark.parametrize(
+  ("rows", "enough"),
+  [
+    ([_row(2.5), _row(2.0)], True),
+    ([_row(2.5), _row(1.9)], False),
+    ([_row(1.2), _row(0.7, target=0.67, suffices=True)], True),
+    ([_row(2.5), _row(0.6, target=0.67, suffices=True)], False),
+  ],
+)
+def test_a_case_is_reached_by_all_rows_or_by_one_that_suffices(rows, enough):
+  assert report.reached(rows) is enough
+  assert ("| yes |" in report.markdown(rows)) is enough
+
+
+def test_table_has_a_line_a_case_and_its_notes_once():
+  rows = [_row(2.5, note="this is said"), _row(150.0), _row(1.0, case="other", note="this is said")]
+  lines = report.markdown(rows).splitlines()
+  assert len(lines) == 2 + 2 + 1 + 1
+  assert lines[2].count("[1]") == 1
+  assert "**150**" in lines[2]
+  assert lines[-1] == "[1] This is said."
+
+
+def test_json_comes_back():
+  rows = [_row(2.5, note="this"), _row(0.7, suffices=True)]
+  curves = [harness.Curve("loss", "triplet", "batch size", [1, 2], "seconds", [0.1, 0.4])]
+  content = json.loads(json.dumps(report.as_json(rows, curves, {"date": "today"})))
+  assert content["date"] == "today"
+  assert content["rows"][0]["ratio"] == 2.5
+  back, curves_back = report.from_json(content)
+  assert back == rows
+  assert [list(curve) for curve in curves_back] == [list(curve) for curve in curves]
+
+
+def test_exponent_and_plots(tmp_path):
+  sizes = np.array([10, 100, 1000])
+  curves = [harness.Curve("loss", "cubic", "batch size", sizes, "seconds", 2.0 * sizes**3.0)]
+  curves.append(curves[0]._replace(name="linear", costs=sizes * 1.0))
+  curves.append(curves[0]._replace(cost="MiB"))
+  assert curves[0].exponent == pytest.approx(3.0)
+  names = report.plot_growth(tmp_path, curves)
+  assert sorted(names) == ["growth_loss_batch_size_MiB.png", "growth_loss_batch_size_seconds.png"]
+  assert all((tmp_path / name).stat().st_size > 5000 for name in names)
+
+
+@pytest.mark.parametrize(
+  ("arguments", "hint"),
+  [
+    ([], "missing NAME"),
+    (["speed"], "'speed': give one or more of loss, auprc"),
+    (["loss", "loss"], "repeated benchmark"),
+    (["loss", "--out=/nowhere/x.json"], "there is no folder /nowhere"),
+  ],
+)
+def test_mistakes_are_told(arguments, hint):
+  done = runs.call("experiments.benchmark", *arguments)
+  assert done.returncode == 1
+  assert hint in done.stderr
+  assert "Traceback" not in done.stderr
