@@ -16,6 +16,7 @@ _POSITIVES, _NEGATIVES, _POINTS = 10**4, 10**6, 100
 _PRIOR, _TAU1, _TAU2 = 0.01, 0.1, 0.001
 # All pairs take a minute: fewer positives, whose time is in proportion to their number.
 _SHARE = 20
+_CALLS = 5
 _TARGET = 50.0
 
 
@@ -32,25 +33,32 @@ def rows() -> Iterator[harness.Row]:
     f"torch {torch.__version__}, all pairs in blocks": functools.partial(_torch_blockwise, *part),
   }
   _check(sorted_(*part), dense(*part), _torch_blockwise(*part))
-  # Three of each, since all pairs are slow; the first call of each is not timed.
-  seconds = harness.time_together({"ours": lambda: sorted_(*scores), **peers}, repetitions=3)
+
+  def several() -> None:
+    # One call would mostly pay for torch's threads, which keep the cores busy for a while after their last work.
+    for _ in range(_CALLS):
+      jax.block_until_ready(sorted_(*scores))
+
+  # Three turns, since all pairs are slow; the first one is not timed.
+  seconds = harness.time_together({"ours": several, **peers}, repetitions=3)
+  ours = [second / _CALLS for second in seconds["ours"]]
   for peer in peers:
     theirs = [_SHARE * second for second in seconds[peer]]
-    note = f"peer: 1 in {_SHARE} of the positives, times {_SHARE}"
-    yield harness.row("auprc", case, peer, seconds["ours"], theirs, target=_TARGET, note=note)
+    note = f"peer: 1 in {_SHARE} of the positives, times {_SHARE}; ours: {_CALLS} calls a turn"
+    yield harness.row("auprc", case, peer, ours, theirs, target=_TARGET, note=note)
 
 
 def growth() -> Iterator[harness.Curve]:
   """Seconds and planned memory by the number of negatives, and seconds of `ap_loss` by the number of positives."""
-  counts = [10**4, 10**5, 10**6, 10**7]
+  positives, counts = 1000, [10**5, 3 * 10**5, 10**6, 3 * 10**6, 10**7]
   seconds, memory = [], []
   for count in counts:
-    scores = _scores(_POSITIVES, count)
+    scores = _scores(positives, count)
     run, plan = _compile(_ours("sorted"), scores)
     seconds.append(_median_seconds(run))
     memory.append((plan.temp_size_in_bytes + plan.argument_size_in_bytes + plan.output_size_in_bytes) / 2**20)
-  yield harness.Curve("auprc", f"soprc_loss, {_POSITIVES:,} positives", "negatives", counts, "seconds", seconds)
-  yield harness.Curve("auprc", f"soprc_loss, {_POSITIVES:,} positives", "negatives", counts, "MiB", memory)
+  yield harness.Curve("auprc", f"soprc_loss, {positives:,} positives", "negatives", counts, "seconds", seconds)
+  yield harness.Curve("auprc", f"soprc_loss, {positives:,} positives", "negatives", counts, "MiB", memory)
   counts = [10**3, 10**4, 10**5, 10**6]
   seconds = [_median_seconds(_compile(_ap_loss(), _scores(count, count)[:2])[0]) for count in counts]
   yield harness.Curve("auprc", "ap_loss, as many negatives", "positives", counts, "seconds", seconds)

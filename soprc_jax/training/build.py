@@ -71,7 +71,7 @@ def make_batches(config: Any, data: Data) -> pipeline.TrainBatches:
   )
 
 
-def make_model(config: Any, *, freeze_bn: bool, axis_name: str | None = parallel.AXIS_NAME) -> nn.Module:
+def make_model(config: Any, *, freeze_bn: bool, axis_name: str | None = None) -> nn.Module:
   """The network of ``config.model``; batch norm in training mode takes its statistics over ``axis_name``."""
   stages, bottleneck = RESNETS[config.model.name]
   dtype = jnp.dtype(config.model.dtype)
@@ -120,7 +120,7 @@ def make_parts(config: Any, data: Data) -> Parts:
     class_counts=data.class_counts(),
     num_steps=config.train.steps,
     max_positives=config.train.per_class - 1,
-    axis_name=parallel.AXIS_NAME,
+    axis_name=parallel.axis_name(),
     embedding_dim=config.model.embedding_dim,
     seed=config.seed,
   )
@@ -134,12 +134,12 @@ def make_parts(config: Any, data: Data) -> Parts:
     "tx": tx,
     "carrier": main,
     "masked": (data.sampler.num_small > 0 and config.data.small_classes == "mask") or config.data.on_broken == "skip",
-    "axis_name": parallel.AXIS_NAME,
+    "axis_name": parallel.axis_name(),
     "microbatch": microbatch // parallel.num_devices(),
   }
 
   def compiled(objective: objectives.Objective, freeze_bn: bool, first_step: int) -> StepFn:
-    model = make_model(config, freeze_bn=freeze_bn)
+    model = make_model(config, freeze_bn=freeze_bn, axis_name=parallel.axis_name())
     step = functools.partial(step_lib.train_step, model=model, objective=objective, first_step=first_step, **shared)
     return parallel.compile_step(step)
 

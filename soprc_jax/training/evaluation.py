@@ -43,7 +43,7 @@ def make_embed(model: nn.Module, config: Any) -> EmbedFn:
   """
   count, settings = parallel.num_devices(), config.eval
   batch_size = -(-settings.batch_size // count) * count  # evaluation pads, so any size will do
-  step = functools.partial(step_lib.embed_step, model=model, axis_name=parallel.AXIS_NAME)
+  step = functools.partial(step_lib.embed_step, model=model, axis_name=parallel.axis_name())
   compiled = parallel.compile_step(step, donate_state=False)
 
   def embed(variables: Any, source: sources.Source) -> Embedded:

@@ -113,6 +113,11 @@ def num_devices() -> int:
   return jax.device_count()
 
 
+def axis_name() -> str | None:
+  """Axis over which the devices of the run exchange; None if there is one device only: even a sum over one copies what it sums."""
+  return AXIS_NAME if num_devices() > 1 else None
+
+
 def describe() -> str:
   """What computes, e.g. ``1 x cpu, jax 0.10.2``."""
   processes = f" in {num_processes()} processes" if num_processes() > 1 else ""
