@@ -2,7 +2,7 @@ r"""SOPRC on the embedded data set ``glyphs``: characters as classes, typefaces 
 
 python -m experiments.train --config=configs/glyphs.py --workdir=runs/glyphs
 
-Expected: test mAUPRC 0.84, recall@1 0.94 (seed 0) in about 4 minutes on two CPU cores.
+Expected: test mAUPRC 0.84, recall@1 0.95 (seed 0) in about 2 minutes on two CPU cores.
 
 Arguments, joined by commas, change the run: ``--config=configs/glyphs.py:authors`` or ``:finetune,triplet``.
 
