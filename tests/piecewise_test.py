@@ -125,6 +125,17 @@ class SortedTest(parameterized.TestCase):
     for found, wanted in zip(got_gradients, want_gradients):
       np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
 
+  def test_no_slope_where_a_score_equals_v(self):
+    rng = np.random.default_rng(5)
+    positive, negative, v = (np.float32(rng.integers(-8, 12, n) / 16) for n in (P, N, M))
+
+    def gradient(algorithm):
+      options = {"prior": 0.3, "tau1": 0.3, "tau2": 0.05, "tpr_gradient": True, "algorithm": algorithm}
+      return jax.jit(jax.grad(lambda h: soprc_loss(h, negative, v, **options)))(positive)
+
+    want = gradient("dense")
+    np.testing.assert_allclose(gradient("sorted"), want, atol=1e-5 * np.abs(want).max())
+
   def test_lists_masks_and_devices(self):
     rng = np.random.default_rng(2)
     h, g, v = (np.float32(rng.uniform(-1, 1, (2, 3, n))) for n in (P, 90, M))
