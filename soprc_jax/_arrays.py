@@ -77,6 +77,23 @@ def masked_mean(values: Array, where: Array, axis: int | Sequence[int] | None = 
   return ratio(total, count)
 
 
+def ordered_bits(array: Array) -> Array:
+  """int32 in the order of float32 numbers, -0.0 below 0.0: XLA's CPU backend sorts integers five times as fast as floats, and compares the
+  smallest floats with each other instead of taking them for 0."""
+  bits = jax.lax.bitcast_convert_type(array, jnp.int32)
+  return _mirrored(bits)
+
+
+def from_ordered_bits(bits: Array) -> Array:
+  """The float32 numbers of `ordered_bits`."""
+  return jax.lax.bitcast_convert_type(_mirrored(bits), jnp.float32)
+
+
+def _mirrored(bits: Array) -> Array:
+  """The bits of negative floats, or back again: by themselves they count downwards."""
+  return jnp.where(bits < 0, bits ^ jnp.iinfo(jnp.int32).max, bits)
+
+
 def check_count(name: str, value: Any, *, low: int = 1) -> None:
   """Raises a ValueError if a size is no integer, or below ``low``."""
   if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:

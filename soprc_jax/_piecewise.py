@@ -1,8 +1,8 @@
 r"""Sums ``S_i = sum_j w_j f((y_j - t_i) / tau)`` of a piecewise polynomial f in ``O((T + Y) log Y)`` time and linear memory.
 
-The values y are sorted once, and a tree over them holds the moments of each node about its smallest value. An interval of sorted values is at
-most 14 nodes of each level (8 children a node), and a polynomial summed over a node follows from its moments. Every moment and, for l1, every coefficient is
-non-negative and nothing is ever subtracted, so the rounding of float32 stays relative to the sum; differences of prefix sums would lose
+The values y are sorted once, and a tree over them holds the moments of each node about its smallest value. An interval of sorted values is a few
+nodes of each level (one less than a node has children, at either end), and a polynomial summed over a node follows from its moments. Every
+moment and, for l1, every coefficient is non-negative and nothing is ever subtracted, so the rounding of float32 stays relative to the sum; differences of prefix sums would lose
 all digits of the small sums that matter most.
 """
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _blocks
+from soprc_jax import _arrays, _blocks
 
 # A sum over less is faster pair by pair.
 _MIN_THRESHOLDS = 64
@@ -319,17 +319,7 @@ def _sorted_valid(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def _sort(array: jax.Array) -> jax.Array:
-  """``jnp.sort`` of floats without NaN; XLA's CPU backend sorts integers five times as fast as floats."""
+  """``jnp.sort`` of floats without NaN."""
   if array.dtype != jnp.float32:
     return jnp.sort(array)
-  return _ordered_bits_to_float(jnp.sort(_float_to_ordered_bits(array)))
-
-
-def _float_to_ordered_bits(array: jax.Array) -> jax.Array:
-  """Integers in the order of the floats: the bits of negative ones count downwards."""
-  bits = jax.lax.bitcast_convert_type(array, jnp.int32)
-  return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-def _ordered_bits_to_float(bits: jax.Array) -> jax.Array:
-  return jax.lax.bitcast_convert_type(jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits), jnp.float32)
+  return _arrays.from_ordered_bits(jnp.sort(_arrays.ordered_bits(array)))

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from soprc_jax import _arrays
+
 # A bin that is found in float32 is wrong by one at most.
 _MAX_THRESHOLDS = 2**20
 _ROWS = 64
@@ -45,7 +47,7 @@ def _rows(scores: np.ndarray) -> np.ndarray:
 
 
 def _edges(number: int) -> np.ndarray:
-  """``[T + 2]`` int32: a score s reaches i thresholds if ``edges[i] <= _ascending(s) < edges[i + 1]``; exact, as scores are float32."""
+  """``[T + 2]`` int32: a score s reaches i thresholds if ``edges[i] <= ordered_bits(s) < edges[i + 1]``; exact, as scores are float32."""
   thresholds = grid(number)
   above = thresholds.astype(np.float32)
   above = np.where(above < thresholds, np.nextafter(above, np.float32(np.inf)), above)
@@ -53,12 +55,6 @@ def _edges(number: int) -> np.ndarray:
   ends = np.iinfo(np.int32)
   edges = np.where(above == 0, -1, np.where(bits < 0, bits ^ ends.max, bits))  # -1 stands for -0.0, which reaches 0
   return np.concatenate([[ends.min], edges, [ends.max]]).astype(np.int32)
-
-
-def _ascending(scores: jax.Array) -> jax.Array:
-  """int32 that ascend as float32 do; compared as floats, the smallest would be taken for zero by some devices."""
-  bits = jax.lax.bitcast_convert_type(scores, jnp.int32)
-  return jnp.where(bits < 0, bits ^ jnp.iinfo(jnp.int32).max, bits)
 
 
 @jax.jit
@@ -70,7 +66,7 @@ def _histograms(scores: jax.Array, edges: jax.Array) -> jax.Array:
   def histogram(row: jax.Array) -> jax.Array:
     guess = jnp.clip(jnp.floor(row * half + half), -1, number - 1).astype(jnp.int32) + 1
     guess = jnp.clip(guess, 0, number)  # whatever a NaN was turned into
-    values = _ascending(row)
+    values = _arrays.ordered_bits(row)
     bins = guess + (values >= edges[guess + 1]).astype(jnp.int32) - (values < edges[guess]).astype(jnp.int32)
     return jnp.zeros(number + 1, jnp.int32).at[jnp.clip(bins, 0, number)].add(1, mode="promise_in_bounds")
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import soprc_jax
-from soprc_jax.benchmarks import harness
+from soprc_jax.benchmarks import harness, peers
 
 _POSITIVES, _NEGATIVES, _POINTS = 10**4, 10**6, 100
 _PRIOR, _TAU1, _TAU2 = 0.01, 0.1, 0.001
@@ -28,7 +28,7 @@ def rows() -> Iterator[harness.Row]:
   scores = _scores(_POSITIVES, _NEGATIVES)
   part = (scores[0][::_SHARE], *scores[1:])
   sorted_, dense = _ours("auto"), _ours("dense")
-  peers: dict[str, Callable[[], Any]] = {
+  blockwise: dict[str, Callable[[], Any]] = {
     "jax, all pairs in blocks": lambda: dense(*part),
     f"torch {torch.__version__}, all pairs in blocks": functools.partial(_torch_blockwise, *part),
   }
@@ -40,9 +40,9 @@ def rows() -> Iterator[harness.Row]:
       jax.block_until_ready(sorted_(*scores))
 
   # Three turns, since all pairs are slow; the first one is not timed.
-  seconds = harness.time_together({"ours": several, **peers}, repetitions=3)
+  seconds = harness.time_together({"ours": several, **blockwise}, repetitions=3)
   ours = [second / _CALLS for second in seconds["ours"]]
-  for peer in peers:
+  for peer in blockwise:
     theirs = [_SHARE * second for second in seconds[peer]]
     note = f"peer: 1 in {_SHARE} of the positives, times {_SHARE}; ours: {_CALLS} calls a turn"
     yield harness.row("auprc", case, peer, ours, theirs, target=_TARGET, note=note)
@@ -55,12 +55,12 @@ def growth() -> Iterator[harness.Curve]:
   for count in counts:
     scores = _scores(positives, count)
     run, plan = _compile(_ours("sorted"), scores)
-    seconds.append(_median_seconds(run))
+    seconds.append(harness.median_seconds(run))
     memory.append((plan.temp_size_in_bytes + plan.argument_size_in_bytes + plan.output_size_in_bytes) / 2**20)
   yield harness.Curve("auprc", f"soprc_loss, {positives:,} positives", "negatives", counts, "seconds", seconds)
   yield harness.Curve("auprc", f"soprc_loss, {positives:,} positives", "negatives", counts, "MiB", memory)
   counts = [10**3, 10**4, 10**5, 10**6]
-  seconds = [_median_seconds(_compile(_ap_loss(), _scores(count, count)[:2])[0]) for count in counts]
+  seconds = [harness.median_seconds(_compile(_ap_loss(), _scores(count, count)[:2])[0]) for count in counts]
   yield harness.Curve("auprc", "ap_loss, as many negatives", "positives", counts, "seconds", seconds)
 
 
@@ -96,8 +96,7 @@ def _torch_blockwise(positive: Any, negative: Any, v: Any, block: int = 2) -> tu
   total = 0.0
   for first in range(0, len(h), block):
     part = h[first : first + block, None]
-    margin = (part - g) / _TAU1
-    fpr = torch.where(margin < 0, 1 - 2 * margin, torch.relu(1 - margin) ** 2).mean(1)
+    fpr = peers.huber(part - g, _TAU1).mean(1)
     with torch.no_grad():
       tpr = (1 + torch.tanh(torch.relu(v - part) / (2 * _TAU2)).sum(1)) / (len(v) + 1)
     negative_part = (1 - _PRIOR) * fpr
@@ -122,8 +121,3 @@ def _compile(function: Callable[..., Any], arguments: Any) -> tuple[Callable[[],
   """A call without arguments, compiled, and XLA's plan of its memory."""
   program = function.lower(*arguments).compile()  # type: ignore[attr-defined]
   return lambda: program(*arguments), program.memory_analysis()
-
-
-def _median_seconds(run: Callable[[], Any]) -> float:
-  seconds = harness.time_together({"ours": run}, repetitions=3)["ours"]
-  return sorted(seconds)[1]

@@ -97,6 +97,11 @@ def time_together(
   return seconds
 
 
+def median_seconds(function: Callable[[], Any], *, repetitions: int = 3) -> float:
+  """Median seconds of a function by itself, after one call that is not timed; for costs by size."""
+  return statistics.median(time_together({"ours": function}, repetitions=repetitions)["ours"])
+
+
 def compare(
   benchmark: str,
   case: str,

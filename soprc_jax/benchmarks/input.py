@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 import itertools
-import json
 import os
 from pathlib import Path
 import re
@@ -17,6 +16,7 @@ from PIL import Image
 
 from soprc_jax.benchmarks import harness
 from soprc_jax.data import image_folder, pipeline, sampler, sources
+from soprc_jax.training import workdir
 
 _CLASSES, _PER_CLASS = 24, 8
 _SIDES = (500, 1400)
@@ -150,8 +150,7 @@ def _waiting() -> harness.Row:
     command = ["-m", "experiments.train", "--config=configs/glyphs.py", f"--workdir={folder}/run", "--config.eval.every=0"]
     command += [f"--config.train.steps={_WAIT_STEPS}", "--config.checkpoint.every=0"]
     subprocess.run([sys.executable, *command], check=True, capture_output=True)
-    text = (Path(folder) / "run" / "metrics.jsonl").read_text()
-  lines = [json.loads(line) for line in text.splitlines()]
+    lines = list(workdir.read_metrics(Path(folder) / "run"))
   waited, total = (sum(line[name] for line in lines) for name in ("data_wait", "seconds"))
   return harness.row(
     "input",

@@ -137,7 +137,6 @@ def rows() -> Iterator[harness.Row]:
           seconds[peer],
           target=target,
           note=note,
-          # Of SOPRC at the larger size both are asked.
           suffices=peer not in theirs,
         )
 

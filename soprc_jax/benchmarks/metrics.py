@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 import functools
 import os
-import time
 from typing import Any
 
 import jax
@@ -34,10 +33,10 @@ def rows() -> Iterator[harness.Row]:
 def growth() -> Iterator[harness.Curve]:
   """Seconds by size of the gallery, of which all images are queries, and by length of the list."""
   for name, function in (("retrieval_metrics", metrics.retrieval_metrics), ("mean_pr_curve", metrics.mean_pr_curve)):
-    costs = [_seconds(functools.partial(function, *_embeddings(size))) for size in _CURVE_SIZES]
+    costs = [harness.median_seconds(functools.partial(function, *_embeddings(size))) for size in _CURVE_SIZES]
     yield harness.Curve("metrics", name, "images", _CURVE_SIZES, "seconds", costs)
   auprc = jax.jit(metrics.auprc)
-  costs = [_seconds(functools.partial(auprc, *_scores(length))) for length in _CURVE_LENGTHS]
+  costs = [harness.median_seconds(functools.partial(auprc, *_scores(length))) for length in _CURVE_LENGTHS]
   yield harness.Curve("metrics", "auprc", "scores", _CURVE_LENGTHS, "seconds", costs)
 
 
@@ -196,14 +195,3 @@ def _scores(length: int) -> tuple[np.ndarray, np.ndarray]:
   rng = np.random.default_rng(0)
   labels = rng.random(length) < 0.1
   return (rng.normal(size=length) + labels).astype(np.float32), labels
-
-
-def _seconds(function: Callable[[], Any]) -> float:
-  """Of the faster of two calls, after one that compiles."""
-  jax.block_until_ready(function())
-  found = []
-  for _ in range(2):
-    began = time.perf_counter()
-    jax.block_until_ready(function())
-    found.append(time.perf_counter() - began)
-  return min(found)

@@ -59,11 +59,18 @@ def _equal_rows(scores: Any, mask: Any) -> Any:
   return scores[mask].view(len(scores), -1)
 
 
-def _huber(margin: Any, tau: float) -> Any:
+def huber(margin: Any, tau: float) -> Any:
+  """l1 of Eq. 7."""
   import torch
 
   scaled = margin / tau
   return torch.where(scaled < 0, 1 - 2 * scaled, torch.relu(1 - scaled).square())
+
+
+def _false_positive_rate(scores: Any, positives: Any, negative: Any, tau1: float) -> Any:
+  """Mean of l1 over the negatives at the threshold of each positive, ``[B, K]``."""
+  losses = huber(positives[:, :, None] - scores[:, None, :], tau1) * negative[:, None, :]
+  return losses.sum(-1) / negative.sum(-1, keepdim=True)
 
 
 def soprc(embeddings: Any, labels: Any, v: Any, *, prior: float, tau1: float = 0.1, tau2: float = 0.001) -> Any:
@@ -72,8 +79,7 @@ def soprc(embeddings: Any, labels: Any, v: Any, *, prior: float, tau1: float = 0
 
   scores, positive, negative = _pairs(embeddings, labels)
   positives = _equal_rows(scores, positive)
-  losses = _huber(positives[:, :, None] - scores[:, None, :], tau1) * negative[:, None, :]
-  fpr = losses.sum(-1) / negative.sum(-1, keepdim=True)
+  fpr = _false_positive_rate(scores, positives, negative, tau1)
   with torch.no_grad():
     hits = torch.tanh(torch.relu(v[:, None, :] - positives[:, :, None]) / (2 * tau2))
     tpr = (1 + hits.sum(-1)) / (1 + v.shape[-1])
@@ -86,8 +92,7 @@ def ap(embeddings: Any, labels: Any, *, tau1: float = 0.1, tau2: float = 0.001) 
 
   scores, positive, negative = _pairs(embeddings, labels)
   positives = _equal_rows(scores, positive)
-  losses = _huber(positives[:, :, None] - scores[:, None, :], tau1) * negative[:, None, :]
-  fpr = losses.sum(-1) / negative.sum(-1, keepdim=True)
+  fpr = _false_positive_rate(scores, positives, negative, tau1)
   with torch.no_grad():
     hits = torch.tanh(torch.relu(positives[:, None, :] - positives[:, :, None]) / (2 * tau2))
     count = positives.shape[-1]
@@ -140,7 +145,7 @@ def auroc(embeddings: Any, labels: Any, *, tau: float = 0.1) -> Any:
   """Pairwise l1 over all (relevant, negative) pairs, the query among its relevant images."""
   scores, _, negative = _pairs(embeddings, labels)
   relevant = _equal_rows(scores, ~negative)
-  losses = _huber(relevant[:, :, None] - scores[:, None, :], tau) * negative[:, None, :]
+  losses = huber(relevant[:, :, None] - scores[:, None, :], tau) * negative[:, None, :]
   return (losses.sum((1, 2)) / (relevant.shape[1] * negative.sum(-1))).mean()
 
 

@@ -8,10 +8,9 @@ import functools
 import json
 import subprocess
 import sys
-import time
 from typing import Any
 
-from soprc_jax.benchmarks.harness import REPETITIONS, Curve, Row, compare
+from soprc_jax.benchmarks.harness import REPETITIONS, Curve, Row, compare, median_seconds
 
 # Image size -> batch: a step of about two seconds.
 BATCHES = {64: 128, 224: 16}
@@ -137,14 +136,7 @@ def _curves() -> Iterator[Curve]:
 @functools.cache
 def _seconds(image_size: int, batch_size: int) -> float:
   """Median seconds of our step."""
-  import jax
-
-  step, seconds = OurStep(image_size, batch_size), []
-  for _ in range(REPETITIONS + 1):
-    began = time.perf_counter()
-    jax.block_until_ready(step())
-    seconds.append(time.perf_counter() - began)
-  return sorted(seconds[1:])[REPETITIONS // 2]
+  return median_seconds(OurStep(image_size, batch_size), repetitions=REPETITIONS)
 
 
 if __name__ == "__main__":

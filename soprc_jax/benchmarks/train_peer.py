@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from soprc_jax.benchmarks import peers
 from soprc_jax.models import embedding, pretrained
 
 
@@ -115,8 +116,7 @@ class Step:
     negative = flat[~same].reshape(count, count - k)
     v = self._carry(positive.detach()).repeat_interleave(k, 0)
     prior = self._priors[self._classes].repeat_interleave(k)[:, None]
-    margin = (positive[:, :, None] - negative[:, None, :]) / self._loss.tau1
-    false_rate = torch.where(margin < 0, 1 - 2 * margin, torch.relu(1 - margin) ** 2).mean(-1)
+    false_rate = peers.huber(positive[:, :, None] - negative[:, None, :], self._loss.tau1).mean(-1)
     hits = torch.tanh(torch.relu(v[:, None, :] - positive.detach()[:, :, None]) / (2 * self._loss.tau2)).mean(-1)
     own = 1 / (v.shape[-1] + 1)
     false_part, true_part = (1 - prior) * false_rate, prior * ((1 - own) * hits + own)
