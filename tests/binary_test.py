@@ -212,7 +212,7 @@ class TestConfig:
       ({"seeds": ()}, "seeds must be different integers >= 0, one at least; got ()"),
       ({"data.val_share": 0.7}, "data.val_share + data.test_share must be below 1"),
       ({"train.steps": 50}, "train.steps must be a multiple of eval.every=20, e.g. 40; got 50"),
-      ({"model.widths": (0,)}, "model.widths must be integers >= 1; got (0,)"),
+      ({"model.widths": (0,)}, "model.widths must be integers >= 1 and <= 16384; got (0,)"),
       ({"optim.name": "lion"}, "optim.name must be one of sgd, adam; got 'lion'"),
       ({"optim.weight_decay": float("nan")}, "optim.weight_decay must be >= 0; got nan"),
     ],

@@ -16,6 +16,7 @@ _SCHEDULES = ("constant", "cosine")
 _SURROGATES = ("logistic", "huber")
 # Beyond them float32 has no steps, or no numbers.
 _RATES = (1e-12, 1e12)
+_WIDEST = 2**14
 
 
 def default_config() -> Any:
@@ -66,7 +67,12 @@ def resolve(config: Any) -> Any:
   Raises:
     ValueError: names each wrong key with its value and what is allowed.
   """
-  problems = _shape_problems(config.to_dict(), default_config().to_dict())
+  tree, default = config.to_dict(), default_config().to_dict()
+  problems = rules_lib.key_problems(tree, default)
+  if {problem.split(" ")[0] for problem in problems} & (tree.keys() ^ default.keys()):
+    problems.append("Is this the config of another program? experiments.train_binary takes configs/imbalanced.py")
+  if not problems:
+    problems = rules_lib.type_problems(tree, default)
   if not problems:
     problems = _value_problems(config)
   if problems:
@@ -84,21 +90,6 @@ def without_methods(config: Any) -> Any:
   return kept
 
 
-def _shape_problems(here: dict[str, Any], expected: dict[str, Any], prefix: str = "") -> list[str]:
-  """Keys that are missing or unknown: a config of another program, most likely."""
-  problems = [f"{prefix}{key} is unknown; keys here: {', '.join(expected)}" for key in here.keys() - expected.keys()]
-  problems += [f"{prefix}{key} is missing" for key in expected.keys() - here.keys()]
-  if problems and not prefix:
-    return [
-      *sorted(problems),
-      "Is this the config of another program? experiments.train_binary takes configs/imbalanced.py",
-    ]
-  for key in expected.keys() & here.keys():
-    if isinstance(expected[key], dict) and isinstance(here[key], dict):
-      problems += _shape_problems(here[key], expected[key], f"{prefix}{key}.")
-  return sorted(problems)
-
-
 def _value_problems(config: Any) -> list[str]:
   rules = rules_lib.Rules(config)
   problems, choice, number = rules.problems, rules.choice, rules.number
@@ -107,22 +98,24 @@ def _value_problems(config: Any) -> list[str]:
     values = rules_lib.value_of(config, key)
     # Rates are told apart by six digits, as in results.json.
     if not values or not all(fits(value) for value in values) or len({_shown(value) for value in values}) < len(values):
-      problems.append(f"{key} must be different {what}, one at least; got {tuple(values)}")
+      problems.append(f"{key} must be different {what}, one at least; got {rules_lib.shown(tuple(values))}")
 
-  several("seeds", lambda seed: isinstance(seed, int) and 0 <= seed < 2**31, "integers >= 0")
+  several("seeds", lambda seed: 0 <= seed < 2**31, "integers >= 0")
   several("rates", _usable_rate, f"numbers from {_RATES[0]:g} to {_RATES[1]:g}")
   several("methods", lambda name: name in binary_losses.METHODS, f"names of {', '.join(binary_losses.METHODS)}")
   choice("data.name", tuple(tabular.DATA_SETS))
-  number("data.positive", 0)
+  number("data.positive", 0, rules_lib.LARGEST_COUNT)
   number("data.share", 0, 0.5)
   for key in ("data.val_share", "data.test_share"):
     number(key, 0, 1, open_low=True)
   if config.data.val_share + config.data.test_share >= 1:
     problems.append("data.val_share + data.test_share must be below 1, the rest is for training")
-  number("data.batch_size", 2)
+  number("data.batch_size", 2, 2**20)
   number("data.positive_share", 0, 0.99)
-  if any(not isinstance(width, int) or width < 1 for width in config.model.widths):
-    problems.append(f"model.widths must be integers >= 1; got {tuple(config.model.widths)}")
+  if any(not 1 <= width <= _WIDEST for width in config.model.widths):
+    problems.append(
+      f"model.widths must be integers >= 1 and <= {_WIDEST}; got {rules_lib.shown(tuple(config.model.widths))}"
+    )
   choice("loss.scores", binary_losses.SCORES)
   for key in ("loss.tau1", "loss.tau2", "loss.auroc.tau", "loss.ap.tau1", "loss.libauc.margin"):
     number(key, 0, open_low=True)
@@ -137,7 +130,7 @@ def _value_problems(config: Any) -> list[str]:
   choice("loss.auroc.surrogate", _SURROGATES)
   choice("optim.name", optimizers.OPTIMIZERS)
   choice("optim.schedule", _SCHEDULES)
-  number("optim.ramp_steps", 0)
+  number("optim.ramp_steps", 0, rules_lib.LARGEST_COUNT)
   number("optim.momentum", 0, 1)
   number("optim.weight_decay", 0)
   number("train.steps", 1, 10**7)
@@ -151,7 +144,7 @@ def _value_problems(config: Any) -> list[str]:
 
 
 def _usable_rate(rate: Any) -> bool:
-  return isinstance(rate, (int, float)) and not isinstance(rate, bool) and _RATES[0] <= rate <= _RATES[1]
+  return _RATES[0] <= rate <= _RATES[1]
 
 
 def _shown(value: Any) -> str:

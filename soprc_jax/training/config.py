@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from soprc_jax.training import config_checks, methods
+from soprc_jax.training import config_checks, methods, rules
 
 # ml_collections' class is opaque to mypy: its fields are checked by `check` instead.
 ConfigDict: Any = config_dict.ConfigDict
@@ -18,6 +18,9 @@ PRESETS = ("default", "paper", "authors")
 # Keys that may differ when a run is resumed, since they change no result.
 # A run that goes on has met no broken image that it could not go on from, so data.on_broken is free too.
 RESUME_FREE = ("data.root", "data.workers", "data.prefetch", "data.on_broken", "log.progress")
+
+# Groups in which any keys may stand.
+_FREE = ("loss.custom",)
 
 
 def default_config() -> Any:
@@ -188,29 +191,38 @@ def resolve(config: Any) -> Any:
   Raises:
     ValueError: names each wrong key with its value and what is allowed.
   """
-  config = ConfigDict(config.to_dict())
-  config.unlock()
-  missing = sorted(set(default_config()) - set(config))
+  default = default_config().to_dict()
+  # As plain dicts: whatever stands there must reach the checks.
+  tree = config.to_dict()
+  missing = sorted(default.keys() - tree.keys())
   if missing:
     raise ValueError(
       f"the config has no {', '.join(missing)}: a retrieval run needs the keys of soprc_jax.training.config.default_config() "
       "(configs/imbalanced.py is for experiments.train_binary)"
     )
-  if config.loss.preset not in PRESETS:
-    raise ValueError(f"loss.preset must be one of {PRESETS}, got {config.loss.preset!r}")
-  preset = config.presets[config.loss.preset]
-  for key, value in preset.items():
-    if key != "prior" and config.loss[key] is None:
-      config.loss[key] = value
-  for key, value in preset.prior.items():
-    if config.loss.prior[key] is None:
-      config.loss.prior[key] = value
-  del config.presets, config.compare
-  problems = config_checks.check(config)
-  if problems:
-    raise ValueError("the config does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
+  _raise_if(rules.key_problems(tree, default, free=_FREE))
+  if tree["loss"]["preset"] not in PRESETS:
+    raise ValueError(f"loss.preset must be one of {PRESETS}, got {rules.shown(tree['loss']['preset'])}")
+  for filled in (default, tree):
+    _fill(filled)
+  _raise_if([*rules.type_problems(tree, default), *config_checks.custom_problems(tree["loss"]["custom"])])
+  config = ConfigDict(tree)
+  _raise_if(config_checks.check(config))
   config.lock()
   return config
+
+
+def _fill(tree: dict[str, Any]) -> None:
+  """Takes the preset out of the dict of a config, and what is left to it from there; `plans` checks what else goes out, ``compare``."""
+  preset, loss = tree.pop("presets")[tree["loss"]["preset"]], tree["loss"]
+  del tree["compare"]
+  for there, here in ((preset, loss), (preset["prior"], loss["prior"])):
+    here |= {key: value for key, value in there.items() if here[key] is None}
+
+
+def _raise_if(problems: list[str]) -> None:
+  if problems:
+    raise ValueError("the config does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
 
 
 def to_json(config: Any) -> str:

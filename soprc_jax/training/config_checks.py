@@ -1,6 +1,5 @@
 """What must hold of a resolved config, told before anything is compiled."""
 
-from collections.abc import Iterator
 import math
 from typing import Any
 
@@ -11,6 +10,25 @@ from soprc_jax.training import objectives, optimizers
 from soprc_jax.training import rules as rules_lib
 
 DTYPES = ("float32", "bfloat16")
+# Largest values of what takes memory or processes: far beyond any use, and still told at once instead of by a machine that stands still.
+_SIDE, _IMAGES, _POINTS = 2**14, 2**20, 10**6
+_AT_MOST = {
+  "model.width": _SIDE,
+  "model.embedding_dim": _IMAGES,
+  "data.image_size": _SIDE,
+  "eval.image_size": _SIDE,
+  "eval.batch_size": _IMAGES,
+  "eval.block_size": _IMAGES,
+  "data.prefetch": 10**4,
+  "data.workers": 1024,
+  "train.batch_size": _IMAGES,
+  "loss.num_points": _POINTS,
+  "loss.fast_ap.num_bins": _POINTS,
+  "loss.listwise_ap.num_bins": _POINTS,
+  "loss.xbm.memory_size": 2**24,
+  "loss.blackbox.memory_size": 2**24,
+  "seed": 2**32 - 1,  # larger ones would draw the weights of a smaller one
+}
 
 
 def check(config: Any) -> list[str]:
@@ -44,7 +62,6 @@ def check(config: Any) -> list[str]:
   choice("loss.auroc.surrogate", losses.auroc.SURROGATES)
   choice("optim.name", optimizers.OPTIMIZERS)
   choice("optim.schedule", optimizers.SCHEDULES)
-  number("seed", 0, 2**32 - 1)  # larger ones would draw the weights of a smaller one
   for key in ("train.steps", "warmup.steps"):
     number(key, 0)
   for key in ("model.width", "model.embedding_dim", "data.image_size", "eval.image_size", "eval.batch_size"):
@@ -79,16 +96,18 @@ def check(config: Any) -> list[str]:
     problems.append("data.train_share + data.val_share must be below 1, the rest of the classes is for test")
   if config.train.steps + config.warmup.steps < 1:
     problems.append("train.steps + warmup.steps must be at least 1")
-  if any(k < 1 for k in config.eval.ks) or not config.eval.ks:
-    problems.append(f"eval.ks must be numbers >= 1; got {config.eval.ks}")
+  ks = config.eval.ks
+  if not ks or min(ks) < 1 or max(ks) > rules_lib.LARGEST_COUNT or len(set(ks)) < len(ks):
+    problems.append(f"eval.ks must be different numbers >= 1, one at least; got {rules_lib.shown(ks)}")
   for key, size, resize in (
     ("data.resize", config.data.image_size, config.data.resize if config.data.augmentation == "crop" else 0),
     ("eval.resize", config.eval.image_size, config.eval.resize),
   ):
     if resize and resize < size:
       problems.append(f"{key}, the shorter side before the crop, must be at least {size}, the crop; got {resize}")
-  if list(config.optim.milestones) != sorted(config.optim.milestones):
-    problems.append(f"optim.milestones must ascend; got {config.optim.milestones}")
+  milestones = config.optim.milestones
+  if list(milestones) != sorted(set(milestones)) or any(not 0 < step <= rules_lib.LARGEST_COUNT for step in milestones):
+    problems.append(f"optim.milestones must be steps >= 1 that ascend; got {rules_lib.shown(milestones)}")
   size, per_class = config.train.batch_size, config.train.per_class
   if per_class < 2:
     problems.append(f"train.per_class must be at least 2, a query needs a positive; got {per_class}")
@@ -99,15 +118,30 @@ def check(config: Any) -> list[str]:
       f"e.g. {lower} or {lower + per_class}; got {size}"
     )
   problems += _microbatch_problems(config)
-  # Whatever has no rule of its own above: no number is infinite, no count, size or seed negative.
-  for key, value in _leaves(config.to_dict()):
-    if any(problem.startswith(f"{key} ") for problem in problems):
+  # Whatever has no rule of its own above: no number is infinite, no count, size or seed negative, or too large.
+  for key, value in rules_lib.leaves(config.to_dict()):
+    if key.startswith("loss.custom.") or any(problem.startswith(f"{key} ") for problem in problems):
       continue
     if isinstance(value, float) and not math.isfinite(value):
       problems.append(f"{key} must be a finite number; got {value!r}")
-    elif isinstance(value, int) and value < 0:
-      problems.append(f"{key} must be >= 0; got {value!r}")
+    elif isinstance(value, int):
+      number(key, 0, _AT_MOST.get(key, rules_lib.LARGEST_COUNT))
   return problems
+
+
+def custom_problems(custom: dict[str, Any]) -> list[str]:
+  """What is wrong with the options of a loss of one's own: anything that config.json cannot hold."""
+  return [
+    f"loss.custom.{key} must be a finite number, a text, True, False, None, or a tuple of such; got {rules_lib.shown(value)}"
+    for key, value in rules_lib.leaves(custom)
+    if not _is_plain(value)
+  ]
+
+
+def _is_plain(value: Any) -> bool:
+  if isinstance(value, (tuple, list)):
+    return all(map(_is_plain, value))
+  return value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
 def _microbatch_problems(config: Any) -> list[str]:
@@ -116,7 +150,7 @@ def _microbatch_problems(config: Any) -> list[str]:
   if size in (0, batch_size):
     return []
   if size < 0 or batch_size % size:
-    fitting = [n for n in range(1, batch_size + 1) if batch_size % n == 0]
+    fitting = [n for n in range(1, min(batch_size, _IMAGES) + 1) if batch_size % n == 0]
     near = sorted(sorted(fitting, key=lambda n: abs(n - size))[:3])
     return [
       f"train.microbatch must divide train.batch_size={batch_size}, e.g. {', '.join(map(str, near))}, or be 0; got {size}"
@@ -129,12 +163,3 @@ def _microbatch_problems(config: Any) -> list[str]:
     for key, frozen, steps in phases
     if steps and not frozen
   ]
-
-
-def _leaves(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """(dotted key, value) of each leaf of a nested dict."""
-  for key, value in tree.items():
-    if isinstance(value, dict):
-      yield from _leaves(value, f"{prefix}{key}.")
-    else:
-      yield prefix + key, value

@@ -5,7 +5,7 @@ import math
 from typing import Any, NamedTuple, TypeVar
 
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import methods
+from soprc_jax.training import methods, rules
 
 # What a comparison sets in every run: an override by hand would be lost.
 OWN_KEYS = {
@@ -67,17 +67,19 @@ def read_plan(settings: Any) -> Plan:
   Raises:
     ValueError: names each wrong key with its value and what is allowed.
   """
-  problems = []
+  plain = ("init_from", "soprc_with_sgd")
+  types = ({key: tree[key] for key in plain} for tree in (settings, config_lib.default_config().compare))
+  problems = [f"compare.{problem}" for problem in rules.type_problems(*types)]
 
   def entries(key: str, kind: type, what: str, usable: Callable[[Any], bool]) -> tuple[Any, ...]:
     values = tuple(settings[key]) if isinstance(settings[key], (tuple, list)) else (settings[key],)
     if not all(isinstance(value, (kind, int)) and not isinstance(value, bool) and usable(value) for value in values):
-      problems.append(f"compare.{key} must be {what}; got {settings[key]!r}")
+      problems.append(f"compare.{key} must be {what}; got {rules.shown(settings[key])}")
       return ()
     # Folders are named by six digits of a rate.
     names = [f"{value:g}" if kind is float else str(value) for value in values]
     if not values or len(set(names)) < len(names):
-      problems.append(f"compare.{key} must have at least one entry and none twice; got {values}")
+      problems.append(f"compare.{key} must have at least one entry and none twice; got {rules.shown(values)}")
     return tuple(kind(value) for value in values)
 
   def rates(key: str) -> tuple[float, ...]:
