@@ -12,6 +12,8 @@ from PIL import Image
 Box = tuple[float, float, float, float]
 # A header can claim any size: what is larger than this is refused before memory is taken for it.
 MAX_PIXELS = 150_000_000
+# What a file may be, whatever its name says. Of Pillow's other formats, PostScript would be given to Ghostscript, which runs what is in it.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _ORIENTATION_TAG = 0x0112
 # EXIF orientation -> what makes the stored picture upright.
 _UPRIGHT = {
@@ -95,7 +97,7 @@ class _File:
   def __init__(self, encoded: Encoded):
     self._encoded = encoded
     with _named(encoded.name):
-      image = Image.open(io.BytesIO(encoded.data))
+      image = _open(encoded)
       width, height = image.size
       self._orientation = _orientation(image)
     # The first region needs no second reading of the header, which costs a tenth of a small region.
@@ -112,7 +114,7 @@ class _File:
     # The smallest picture that still has a pixel for every pixel that is asked for.
     scale = max(size[0] / (box[3] - box[1]), size[1] / (box[2] - box[0]))
     with _named(self._encoded.name):
-      file, self._opened = self._opened or Image.open(io.BytesIO(self._encoded.data)), None
+      file, self._opened = self._opened or _open(self._encoded), None
       if scale < 1:
         file.draft(file.mode, (math.ceil(file.size[0] * scale), math.ceil(file.size[1] * scale)))
       file.load()
@@ -142,6 +144,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
   if mode == "F":
     raise ValueError("floating-point pixels have no fixed range: convert the file to 8 bit")
   return image if mode == "RGB" else image.convert("RGB")
+
+
+def _open(encoded: Encoded) -> Image.Image:
+  return Image.open(io.BytesIO(encoded.data), formats=FORMATS)
 
 
 def _resized(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
