@@ -1,9 +1,11 @@
 """Image files as they come (failures F29, F30): right pixels, or an error that names the file."""
 
 import io
+import struct
+import zlib
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 import pytest
 
 from soprc_jax.data import images, pictures
@@ -30,7 +32,7 @@ def test_rgb_is_what_was_stored():
   np.testing.assert_array_equal(_pixels(_encode(Image.fromarray(_COLOUR))), _COLOUR)
 
 
-def test_grey_becomes_three_equal_channels():
+def test_f30_grey_becomes_three_equal_channels():
   grey = _COLOUR[:, :, 0]
   np.testing.assert_array_equal(_pixels(_encode(Image.fromarray(grey))), np.repeat(grey[:, :, None], 3, 2))
 
@@ -41,12 +43,12 @@ def test_one_bit():
   np.testing.assert_array_equal(_pixels(_encode(bits)), want)
 
 
-def test_palette():
+def test_f30_palette():
   image = Image.fromarray(_COLOUR).quantize(64)
   np.testing.assert_array_equal(_pixels(_encode(image)), np.asarray(image.convert("RGB")))
 
 
-def test_palette_with_transparency_is_on_white():
+def test_f30_palette_with_transparency_is_on_white():
   image = Image.new("P", (4, 4), 0)
   image.putpalette([10, 20, 30, 200, 100, 50])
   image.putpixel((1, 0), 1)
@@ -55,31 +57,73 @@ def test_palette_with_transparency_is_on_white():
   np.testing.assert_array_equal(got[0, 1], [200, 100, 50])
 
 
-def test_alpha_is_on_white():
+def test_f30_alpha_is_on_white():
   image = Image.new("RGBA", (3, 1), (100, 0, 50, 255))
   image.putpixel((1, 0), (1, 2, 3, 0))  # whatever colour hides under full transparency
   image.putpixel((2, 0), (0, 0, 0, 128))
   np.testing.assert_array_equal(_pixels(_encode(image))[0], [[100, 0, 50], [255, 255, 255], [127, 127, 127]])
 
 
-def test_grey_with_alpha():
+def test_f30_grey_with_alpha():
   image = Image.new("LA", (2, 1), (40, 255))
   image.putpixel((1, 0), (40, 0))
   np.testing.assert_array_equal(_pixels(_encode(image))[0], [[40] * 3, [255] * 3])
 
 
-def test_cmyk_is_not_inverted():
+def test_f30_cmyk_is_not_inverted():
   image = Image.new("CMYK", (16, 16), (0, 255, 255, 0))  # red
   assert np.abs(_pixels(_encode(image, "JPEG"))[8, 8].astype(int) - [255, 0, 0]).max() <= 8
 
 
-def test_sixteen_bit_grey_keeps_its_high_byte():
+def _png(depth, colour_type, rows, *more):
+  """A PNG by its chunks, for what Pillow cannot write: bits a channel, kind of colour, ``[H, W, channels]``, further chunks before the pixels."""
+
+  def chunk(kind, content):
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+  header = struct.pack(">IIBBBBB", rows.shape[1], rows.shape[0], depth, colour_type, 0, 0, 0)
+  lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows)
+  parts = [(b"IHDR", header), *more, (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
+  return pictures.Encoded(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts), "folder/image.png")
+
+
+def test_f30_sixteen_bit_colour_keeps_its_high_byte():
+  values = (np.arange(6 * 5 * 3) * 700).reshape(6, 5, 3)
+  np.testing.assert_array_equal(_pixels(_png(16, 2, values)), values // 256)
+
+
+def test_f30_sixteen_bit_grey_with_a_transparent_value_is_not_clipped():
+  values = (np.arange(6 * 5) * 2000).reshape(6, 5, 1)
+  want = np.where(values == 4000, 255, values // 256).repeat(3, 2)
+  np.testing.assert_array_equal(_pixels(_png(16, 0, values, (b"tRNS", struct.pack(">H", 4000)))), want)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32])
+def test_f30_eight_bit_values_in_sixteen_bits_are_refused_and_not_black(dtype):
+  encoded = _encode(Image.fromarray(_COLOUR[:, :, 0].astype(dtype)), "TIFF")
+  with pytest.raises(
+    pictures.BrokenImageError, match=r"folder/image\.tiff: 16-bit pixels of at most 255: .* convert the file"
+  ):
+    _pixels(encoded)
+  black = _pixels(_encode(Image.fromarray(np.zeros((4, 4), dtype)), "TIFF"))
+  np.testing.assert_array_equal(black, np.zeros((4, 4, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+  "array", [_COLOUR / 255, _COLOUR.astype(np.int64), _COLOUR[:, :, 0], _COLOUR[:, :, :1], _COLOUR[None]]
+)
+def test_f30_pixels_in_memory_of_another_range_or_shape_are_refused(array):
+  with pytest.raises(ValueError, match=r"pixels must be \[H, W, 3\] uint8, 0 to 255, RGB; got"):
+    images.centre_crop(array, 32)
+
+
+def test_f30_sixteen_bit_grey_keeps_its_high_byte():
   values = (np.arange(32 * 48) * 40).reshape(32, 48).astype(np.uint16)  # up to 61,400: clipping at 255 would be white
   got = _pixels(_encode(Image.fromarray(values)))
   np.testing.assert_array_equal(got, np.repeat((values // 256).astype(np.uint8)[:, :, None], 3, 2))
 
 
-def test_float_pixels_are_refused():
+def test_f30_float_pixels_are_refused():
   encoded = _encode(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
   with pytest.raises(
     pictures.BrokenImageError, match=r"folder/image\.tiff: floating-point pixels .* convert the file to 8 bit"
@@ -89,7 +133,7 @@ def test_float_pixels_are_refused():
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_exif_orientation_is_undone(orientation, kind):
+def test_f30_exif_orientation_is_undone(orientation, kind):
   upright = Image.fromarray(np.repeat(np.repeat(_COLOUR, 4, 0), 4, 1))
   inverse = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -134,12 +178,36 @@ def test_only_as_much_as_needed_is_decoded(monkeypatch):
   assert sizes == [(200, 150), (800, 600)]
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_truncated_file_is_named(kind):
-  whole = _encode(Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)), kind)
-  encoded = whole._replace(data=whole.data[: len(whole.data) // 2])
-  with pytest.raises(pictures.BrokenImageError, match=rf"folder/image\.{kind.lower()}: "):
-    _pixels(encoded)
+@pytest.mark.parametrize("left", [0.5, 0.98])
+@pytest.mark.parametrize(("kind", "options"), [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {})])
+def test_f29_truncated_file_is_named(kind, options, left):
+  pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+  whole = _encode(Image.fromarray(pixels), kind, **options)
+  size = int(left * len(whole.data))
+  # The end is missing, or it is there and empty: what some downloads leave.
+  for data in (whole.data[:size], whole.data[:size] + bytes(len(whole.data) - size)):
+    for side in (64, 8):  # decoded whole, or a JPEG at an eighth of its size
+      with pytest.raises(pictures.BrokenImageError, match=rf"folder/image\.{kind.lower()}: "):
+        images.centre_crop(whole._replace(data=data), side)
+
+
+def test_f29_a_preview_inside_a_truncated_file_is_no_end_of_it():
+  pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+  preview = _encode(Image.fromarray(pixels[:8, :8]), "JPEG").data
+  whole = _encode(Image.fromarray(pixels), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0" + preview)
+  assert preview in whole.data
+  assert _pixels(whole).shape == (64, 64, 3)
+  half = len(whole.data) - 1000
+  with pytest.raises(pictures.BrokenImageError, match="the end of the file is missing"):
+    _pixels(whole._replace(data=whole.data[:half] + bytes(1000)))
+
+
+def test_f29_a_library_that_lets_pillow_fill_up_broken_files_is_told(monkeypatch):
+  monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+  whole = _encode(Image.fromarray(_COLOUR), "JPEG")
+  with pytest.raises(ValueError, match=r"LOAD_TRUNCATED_IMAGES is on: .* data\.on_broken=skip") as error:
+    _pixels(whole._replace(data=whole.data[: len(whole.data) // 2]))
+  assert not isinstance(error.value, pictures.BrokenImageError)  # which a run would skip, image by image
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>quota exceeded</html>", b"\x89PNG\r\n\x1a\n" + bytes(50)])
@@ -149,9 +217,11 @@ def test_what_is_no_image_is_named(data):
 
 
 def test_huge_image_is_refused_before_it_is_decoded(monkeypatch):
+  encoded = _encode(Image.fromarray(_COLOUR))
   monkeypatch.setattr(pictures, "MAX_PIXELS", 1000)
+  monkeypatch.setattr(ImageFile.ImageFile, "load", None)  # Pillow looks for the orientation of a PNG by decoding it
   with pytest.raises(pictures.BrokenImageError, match=r"folder/image\.png: 48 x 32 pixels are more than 1,000: resize"):
-    pictures.as_picture(_encode(Image.fromarray(_COLOUR)))
+    pictures.as_picture(encoded)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")

@@ -7,7 +7,7 @@ import math
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 
 Box = tuple[float, float, float, float]
 # A header can claim any size: what is larger than this is refused before memory is taken for it.
@@ -15,6 +15,8 @@ MAX_PIXELS = 150_000_000
 # What a file may be, whatever its name says. Of Pillow's other formats, PostScript would be given to Ghostscript, which runs what is in it.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _ORIENTATION_TAG = 0x0112
+_UPRIGHT_ALREADY = 1
+_START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xff\xd9"
 # EXIF orientation -> what makes the stored picture upright.
 _UPRIGHT = {
   2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -60,6 +62,7 @@ def as_picture(image: np.ndarray | Encoded) -> Picture:
 
   Raises:
     BrokenImageError: the content is no image, or too large.
+    ValueError: the array has another type or shape; Pillow is set to fill broken files up.
   """
   return _File(image) if isinstance(image, Encoded) else _Pixels(image)
 
@@ -79,6 +82,9 @@ class _Pixels:
   """A picture that is in memory."""
 
   def __init__(self, array: np.ndarray):
+    # Numbers from 0 to 1 would train as a nearly black picture, and grey ones have no channels.
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+      raise ValueError(f"pixels must be [H, W, 3] uint8, 0 to 255, RGB; got {array.dtype} {list(array.shape)}")
     self._array = array
 
   @property
@@ -96,14 +102,24 @@ class _File:
 
   def __init__(self, encoded: Encoded):
     self._encoded = encoded
+    if ImageFile.LOAD_TRUNCATED_IMAGES:
+      raise ValueError(
+        "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on: the missing part of a broken file would be grey without a word. Leave it off; "
+        "data.on_broken=skip takes another image of the class"
+      )
     with _named(encoded.name):
       image = _open(encoded)
       width, height = image.size
-      self._orientation = _orientation(image)
-    # The first region needs no second reading of the header, which costs a tenth of a small region.
-    self._opened: Image.Image | None = image
-    if width * height > MAX_PIXELS:
-      raise BrokenImageError(f"{encoded.name}: {width} x {height} pixels are more than {MAX_PIXELS:,}: resize the file")
+      # Before the orientation, for which Pillow decodes some formats whole.
+      if width * height > MAX_PIXELS:
+        raise BrokenImageError(f"{encoded.name}: {width} x {height} pixels are more than {MAX_PIXELS:,}: resize the file")
+      if image.format in ("JPEG", "MPO") and not _has_end(encoded.data):
+        raise ValueError("the end of the file is missing")
+      orientation = _orientation(image)
+    self._orientation = orientation or _UPRIGHT_ALREADY
+    # The first region needs no second reading of the header, which costs a tenth of a small region. But not after an error: what has been decoded
+    # until then, Pillow would take for all.
+    self._opened: Image.Image | None = None if orientation is None else image
     self._size = (width, height) if self._orientation in _SIDEWAYS else (height, width)
 
   @property
@@ -133,17 +149,28 @@ def to_rgb(image: Image.Image) -> Image.Image:
     ValueError: a mode whose range of values is not known.
   """
   mode = image.mode
+  # Before transparency: Pillow would clip 16 bit to 8 in the conversion with alpha.
+  if mode.startswith("I"):
+    return _from_integers(image)
   if mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
     image = image.convert("RGBA")
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-  if mode.startswith("I"):
-    values = np.asarray(image)
-    if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
-      raise ValueError(f"integer pixels from {values.min()} to {values.max()} are not 16 bit: convert the file to 8 bit")
-    return Image.fromarray((values // 256).astype(np.uint8)).convert("RGB")
   if mode == "F":
     raise ValueError("floating-point pixels have no fixed range: convert the file to 8 bit")
   return image if mode == "RGB" else image.convert("RGB")
+
+
+def _from_integers(image: Image.Image) -> Image.Image:
+  """8-bit RGB of 16-bit grey; the value that stands for transparent becomes white."""
+  values = np.asarray(image)
+  if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
+    raise ValueError(f"integer pixels from {values.min()} to {values.max()} are not 16 bit: convert the file to 8 bit")
+  if 0 < values.max(initial=0) < 256:
+    raise ValueError(f"16-bit pixels of at most {values.max()}: the picture would be black; convert the file to 8 bit")
+  grey = (values // 256).astype(np.uint8)
+  if "transparency" in image.info:
+    grey[values == image.info["transparency"]] = 255
+  return Image.fromarray(grey).convert("RGB")
 
 
 def _open(encoded: Encoded) -> Image.Image:
@@ -156,11 +183,24 @@ def _resized(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
   return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=box))
 
 
-def _orientation(image: Image.Image) -> int:
+def _orientation(image: Image.Image) -> int | None:
+  """EXIF orientation; None where it cannot be read."""
   try:
-    return int(image.getexif().get(_ORIENTATION_TAG, 1))
+    return int(image.getexif().get(_ORIENTATION_TAG, _UPRIGHT_ALREADY))
   except Exception:  # an EXIF block that cannot be read, in any way that third-party code fails at it
-    return 1
+    return None
+
+
+def _has_end(jpeg: bytes) -> bool:
+  """Whether an end-of-image marker follows the first scan of a JPEG; without one libjpeg makes up what is missing, grey or worse.
+
+  A file that was not written to its end can have its full length, zeros in place of the rest.
+  """
+  place, marker = 2, b""
+  while jpeg[place : place + 1] == b"\xff" and marker != _START_OF_SCAN:  # segments: a marker, its length, its content
+    marker = jpeg[place + 1 : place + 2]
+    place += 1 if marker == b"\xff" else 2 + int.from_bytes(jpeg[place + 2 : place + 4], "big")
+  return jpeg.find(_END_OF_IMAGE, place if marker == _START_OF_SCAN else 0) >= 0
 
 
 @contextlib.contextmanager
