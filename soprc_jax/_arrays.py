@@ -113,3 +113,9 @@ def check_range(name: str, value: Any, *, low: float = -np.inf, high: float = np
   if wrong.any():
     first = numbers[wrong].flat[0]
     raise ValueError(f"{name} must lie in {'(' if open_low else '['}{low:g}, {high:g}], got {first:g}")
+
+
+def or_nan(value: Any, *, low: float, high: float) -> Array:
+  """The numbers in ``[low, high]``, NaN for the others: what is traced cannot raise, and must not go on as if it were right."""
+  (array,) = promote(value)
+  return jnp.where((array >= low) & (array <= high), array, jnp.nan)

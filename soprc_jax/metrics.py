@@ -30,7 +30,8 @@ def auprc(scores: Any, labels: Any, *, prior: Any = None, where: Any = None) -> 
   Args:
     scores: ``[..., L]``, any finite range.
     labels: ``[..., L]``; > 0 is positive.
-    prior: positive rate pi in (0, 1], broadcastable to ``[...]``, to which precision is rescaled; ``None`` is the list's own.
+    prior: positive rate pi in (0, 1], broadcastable to ``[...]``, to which precision is rescaled; ``None`` is the list's own. A traced one
+      outside [0, 1] gives NaN.
     where: ``[..., L]`` mask of the valid entries.
 
   Returns:
@@ -62,7 +63,8 @@ def auprc(scores: Any, labels: Any, *, prior: Any = None, where: Any = None) -> 
   true_positives = at_group_end(jnp.cumsum(positive, axis=axis)).astype(scores.dtype)
   false_positives = at_group_end(jnp.cumsum(negative, axis=axis)).astype(scores.dtype)
   if prior is not None:
-    prior = jnp.broadcast_to(jnp.asarray(prior, scores.dtype), scores.shape[:-1])[..., None]
+    prior = _arrays.or_nan(prior, low=0.0, high=1.0).astype(scores.dtype)
+    prior = jnp.broadcast_to(prior, scores.shape[:-1])[..., None]
     true_positives *= prior * jnp.sum(negative, axis=axis, keepdims=True)
     false_positives *= (1 - prior) * jnp.sum(positive, axis=axis, keepdims=True)
     # Without negatives every precision is 1, whatever the prior.
@@ -121,7 +123,8 @@ def retrieval_metrics(
 
   Returns:
     ``{"mAUPRC": float, "recall@k": float for each k, "num_queries": int, "num_skipped": int, "ks_beyond_gallery": list}``. A query without a
-    positive in the gallery is skipped and counted, ``num_queries`` counts the others. For the ks that exceed the number of
+    positive in the gallery is skipped and counted, ``num_queries`` counts the others; to count it as 0, take
+    ``np.nan_to_num(result["ap_per_query"]).mean()`` with ``per_query``. For the ks that exceed the number of
     candidates, listed last, recall is 1 iff a positive exists. All values are 0 if every query is skipped.
 
   Raises:

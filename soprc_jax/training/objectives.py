@@ -22,6 +22,7 @@ PRIOR_SHAPES = ("log", "linear", "cosine")
 # A list of this risk has at most a fifth of the largest gradient: with r = A / (A + B), dr / dA = r (1 - r) / A.
 _SATURATED = 0.95
 _COSINE_BOUNDS = (-1.0, 1.0)
+VALID_LISTS = "valid_lists"
 
 
 def make_objective(name: str, config: Any, setting: Setting) -> Objective:
@@ -33,13 +34,31 @@ def make_objective(name: str, config: Any, setting: Setting) -> Objective:
     config: ``config.loss``, resolved.
     setting: what the objective needs to know of the run.
 
+  Returns:
+    The objective; among its metrics is ``valid_lists``, see `count_lists`, unless it has one of its own.
+
   Raises:
     ValueError: unknown name, or a function that cannot be imported.
   """
   problem = name_problem(name)
   if problem:
     raise ValueError(problem)
-  return _factory(name)(config, setting)
+  objective = _factory(name)(config, setting)
+
+  def compute(inputs: Inputs) -> Outputs:
+    outputs = objective.compute(inputs)
+    counted = {} if VALID_LISTS in outputs.metrics else {VALID_LISTS: count_lists(inputs, setting.axis_name)}
+    return outputs._replace(metrics={**counted, **outputs.metrics})
+
+  return objective._replace(compute=compute)
+
+
+def count_lists(inputs: Inputs, axis_name: str | None) -> jax.Array:
+  """Images of the batch of all devices that have a positive and a negative in it: without any, a loss of rankings is a 0 that means nothing."""
+  nothing = jnp.zeros((inputs.labels.shape[0], 1))  # only the masks are used
+  pairs = lists.similarities(nothing, inputs.labels, where=inputs.where, axis_name=axis_name)
+  valid = jnp.any(pairs.positive, axis=-1) & jnp.any(pairs.negative, axis=-1)
+  return _arrays.psum(jnp.sum(valid), axis_name)
 
 
 def name_problem(name: str) -> str | None:
@@ -147,7 +166,8 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       )
       metrics["semi_variance"] = variance
       loss = risk + variance
-    metrics["valid_lists"] = _arrays.psum(jnp.sum(valid), setting.axis_name)
+    metrics[VALID_LISTS] = _arrays.psum(jnp.sum(valid), setting.axis_name)
+    metrics["dropped_positives"] = found.num_dropped
     saturated = (risks > _SATURATED).astype(jnp.float32)
     metrics["saturated_lists"] = _arrays.masked_mean(saturated, valid, None, setting.axis_name)
     update_args = {}
