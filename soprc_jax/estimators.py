@@ -57,7 +57,7 @@ def soprc_loss(
     negative_scores: ``[..., N]`` scores of the negatives.
     v: ``[..., M]`` carried scores (Eq. 10), in any order. Constant: no gradient into v.
     prior: positive rate pi in [0, 1] of the data set, broadcastable to ``[...]``. Checked where it is a plain number or a
-      numpy array; a traced one is not.
+      numpy array; a list whose traced prior lies outside has a risk of NaN.
     tau1: width of l1, > 0.
     tau2: width of l2, > 0.
     positive_where: ``[..., P]`` mask of valid positives; ``None`` means all.
@@ -309,7 +309,7 @@ def _per_valid(sums: jax.Array, where: jax.Array) -> jax.Array:
 
 def _list_risk(fpr: jax.Array, tpr: jax.Array, prior: Any, positive_mask: jax.Array, tpr_gradient: bool) -> jax.Array:
   """Mean over the valid positives of ``(1-pi) F / ((1-pi) F + pi T)``, ``[...]``."""
-  prior = _per_list(prior, fpr)
+  prior = _per_list(_arrays.or_nan(prior, low=0.0, high=1.0), fpr)
   if not tpr_gradient:
     tpr = jax.lax.stop_gradient(tpr)
   return _arrays.masked_mean(_arrays.share((1.0 - prior) * fpr, prior * tpr), positive_mask, axis=-1)
