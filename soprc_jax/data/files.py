@@ -28,7 +28,7 @@ class Files:
     self.root = root
     self.paths = list(paths)
     self._labels = np.asarray(labels, np.int64)
-    self._class_names = dict(class_names or {})
+    self.class_names = dict(class_names or {})
 
   @property
   def labels(self) -> np.ndarray:
@@ -40,7 +40,7 @@ class Files:
   def __getitem__(self, index: int) -> sources.Example:
     path, label = self.root / self.paths[index], int(self._labels[index])
     content = pictures.Encoded(path.read_bytes(), str(path))
-    return sources.Example(content, label, self.paths[index], self._class_names.get(label, ""))
+    return sources.Example(content, label, self.paths[index], self.class_names.get(label, ""))
 
 
 def check_root(root: str, *, what: str, layout: str) -> Path:
@@ -68,7 +68,7 @@ def read_lines(path: Path, *, what: str, layout: str) -> list[tuple[int, str]]:
 
   Raises:
     FileNotFoundError: with ``what`` and ``layout`` as in `check_root`.
-    ValueError: the list is empty, or not UTF-8.
+    ValueError: the list is empty, not UTF-8, or a web page.
   """
   try:
     text = path.read_text(encoding="utf-8-sig")
@@ -79,6 +79,11 @@ def read_lines(path: Path, *, what: str, layout: str) -> list[tuple[int, str]]:
   lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
   if not lines:
     raise ValueError(f"{path} is empty")
+  if lines[0][1].lower().startswith(("<!doctype", "<html", "<?xml")):
+    # What a server sends in place of the file: a quota, a login, a page that has moved.
+    raise ValueError(
+      f"{path} is a web page and no list: the download went wrong, fetch it again. data.root must be the folder of {what}, with\n{layout}"
+    )
   return lines
 
 
