@@ -45,6 +45,7 @@ class Subset:
     if self.positions.size and not (self.positions.min() >= 0 and self.positions.max() < len(source)):
       raise IndexError(f"positions must lie in [0, {len(source)}), got up to {self.positions.max()}")
     self._labels = source.labels[self.positions]
+    self.class_names = class_names(source)
 
   @property
   def labels(self) -> np.ndarray:
@@ -64,6 +65,7 @@ class Joined:
     self._parts = list(parts)
     self._ends = np.cumsum([len(part) for part in parts])
     self._labels = np.concatenate([part.labels for part in parts])
+    self.class_names = {label: name for part in parts for label, name in class_names(part).items()}
 
   @property
   def labels(self) -> np.ndarray:
@@ -75,6 +77,17 @@ class Joined:
   def __getitem__(self, index: int) -> Example:
     part = int(np.searchsorted(self._ends, index, side="right"))
     return self._parts[part][index - int(self._ends[part] - len(self._parts[part]))]
+
+
+def class_names(source: Source) -> dict[int, str]:
+  """Label -> what the data call the class, for the classes of a source whose labels are places in a list of names and not ids of their own.
+
+  A folder more or less and such a label means another class: what is kept by label has to be compared by name. A source says so by an attribute
+  ``class_names``; empty for the others.
+  """
+  names: dict[int, str] = getattr(source, "class_names", {})
+  present = set(np.unique(source.labels).tolist())
+  return {label: name for label, name in names.items() if label in present and name != str(label)}
 
 
 def split_by_class(labels: np.ndarray, shares: dict[str, float], seed: int) -> dict[str, np.ndarray]:
