@@ -180,12 +180,17 @@ def check_unseen(config: Any) -> None:
   Its training classes could then be among the val or test classes here.
   """
   there = workdir_lib.find_config(Path(config.model.init_from).expanduser())
-  if there is None or there["data"]["source"] != config.data.source:
+  if there is None:
     return
-  if config.data.source in ("folder", "csv") and there["data"]["root"] != config.data.root:
+  data = there.get("data")
+  if not isinstance(data, dict) or "source" not in data:
+    raise ValueError(f"{config.model.init_from}/{workdir_lib.CONFIG} is not that of a run of experiments.train: it has no data.source")
+  if data["source"] != config.data.source:
+    return
+  if config.data.source in ("folder", "csv") and data.get("root") != config.data.root:
     return  # other images
   for key in ("train_share", "val_share", "split_seed", "trainval"):
-    found = there["data"].get(key, config.data[key])
+    found = data.get(key, config.data[key])
     if found != config.data[key]:
       raise ValueError(
         f"model.init_from={config.model.init_from} was trained with data.{key}={found!r}, here it is {config.data[key]!r}: "

@@ -57,11 +57,14 @@ def read_config(workdir: Path) -> dict[str, Any]:
   """
   path = workdir / CONFIG
   try:
-    return json.loads(path.read_text())
+    config = json.loads(path.read_text())
   except FileNotFoundError:
     raise ValueError(f"--workdir={workdir} holds no run ({CONFIG} is missing)") from None
-  except json.JSONDecodeError as error:
+  except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
     raise ValueError(f"{path} is damaged ({error}): restore it, or choose another --workdir") from error
+  if not isinstance(config, dict):
+    raise ValueError(f"{path} is damaged (it holds no config): restore it, or choose another --workdir")
+  return config
 
 
 def config_differences(workdir: Path, config: Any) -> list[str]:
