@@ -102,7 +102,7 @@ def check_paths(root: Path, paths: Sequence[str], *, listed_in: str) -> None:
   seen: set[str] = set()
   for path in paths:
     parts = PurePosixPath(path)
-    if parts.is_absolute() or ".." in parts.parts or "\\" in path:
+    if parts.is_absolute() or ".." in parts.parts or "\\" in path or "\0" in path:
       raise ValueError(f"{listed_in}: {path!r} must be a path relative to {root} that stays in it, with / between folders")
     if str(parts) != path:  # else one file could be listed under two names
       raise ValueError(f"{listed_in}: write {str(parts)!r} instead of {path!r}")
