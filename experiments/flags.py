@@ -7,8 +7,10 @@ import logging
 import os
 from pathlib import Path
 import runpy
+import signal
 import sys
 import time
+import traceback
 from typing import Any, NamedTuple, NoReturn
 
 from absl import flags
@@ -46,10 +48,10 @@ def parse(argv: Sequence[str]) -> list[str]:
   try:
     rest = flags.FLAGS(list(argv))
     # A config file that fails to load is only told when its value is read.
-    if _CONFIG.value is not None:
+    if next(_values(argv, "--config"), None) is not None:
       _CONFIG.value.to_dict()
     return rest
-  except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError) as error:
+  except Exception as error:  # of a config file that a user has written, anything
     _exit(_config_mistake(argv) or f"{error}\nTry --help.")
 
 
@@ -83,6 +85,15 @@ def folder(argv: Sequence[str], example: str, own: str) -> Path:
     others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
     if others:
       _exit(f"--workdir={path} is not empty and holds no {own} ({', '.join(others[:5])}): choose a new folder")
+  return path
+
+
+def existing_folder(argv: Sequence[str], example: str) -> Path:
+  """``--workdir`` as an absolute path, for programs that only read the folder of a run; else as `require`."""
+  require(argv, example, workdir=_WORKDIR.value)
+  path = _workdir()
+  if not path.is_dir():
+    _exit(f"--workdir={path} does not exist: give the folder of a run")
   return path
 
 
@@ -124,12 +135,27 @@ def _config_mistake(argv: Sequence[str]) -> str | None:
       config = runpy.run_path(path)["get_config"](*argument)
     except ValueError as error:
       return f"--config={name}: {error}"
+    except Exception as error:
+      return f"--config={name} cannot be loaded: {_told(error, path)}"
+    if not isinstance(config, config_dict.ConfigDict):
+      return (
+        f"--config={name}: its get_config must return a ConfigDict, as soprc_jax.training.config.default_config() does; "
+        f"got {type(config).__name__}"
+      )
     for override in argv:
       if override.startswith("--config."):
         message = _unknown_key(config, override.removeprefix("--config.").split("=")[0].split("."))
         if message:
           return message
   return None
+
+
+def _told(error: Exception, path: str) -> str:
+  """An error of a config file, with the line at which it has failed."""
+  if isinstance(error, KeyError) and error.args == ("get_config",):
+    return "it has no function get_config, which returns the config"
+  lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+  return f"{type(error).__name__}: {error}" + (f" ({path}:{lines[-1]})" if lines else "")
 
 
 def _unknown_key(config: Any, path: Sequence[str]) -> str | None:
@@ -217,17 +243,38 @@ def config_overrides() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def errors_as_messages() -> Iterator[None]:
-  """A wrong value or file, or a training that broke down, ends the process with its message and exit status 1."""
+  """What a person can mend or has asked for ends the process with its message, not a traceback.
+
+  Exit status 1: a wrong value or file, no space, a training that broke down. 143 (SIGTERM), 130 (Ctrl-C): stopped, and the same command goes on.
+  """
   try:
     yield
+  except KeyboardInterrupt:
+    _exit("interrupted: what is finished stays, and the same command goes on or begins again", 128 + signal.SIGINT)
   except (ValueError, OSError, ArithmeticError) as error:
     logging.getLogger("soprc_jax").debug("traceback", exc_info=True)
     _exit(str(error))
-  except RuntimeError as error:
-    if not _is_one_of_several():
+  except MemoryError as error:
+    _exit(_out_of_memory(error))
+  except Exception as error:
+    if "RESOURCE_EXHAUSTED" in str(error):  # of XLA
+      _exit(_out_of_memory(error))
+    # Of `interrupts.InterruptedRunError`; its module would load jax for every typo.
+    status = getattr(error, "exit_status", None)
+    if status is not None:
+      _exit(str(error), status)
+    if not (isinstance(error, RuntimeError) and _is_one_of_several()):
       raise
     first_line = str(error).splitlines()[0]
     _exit(f"another process of the run has died or cannot be reached ({first_line}): start all of them again to go on")
+
+
+def _out_of_memory(error: BaseException) -> str:
+  first_line = (str(error).splitlines() or ["no memory left"])[0]
+  return (
+    f"out of memory ({first_line}): lower train.batch_size, train.microbatch, data.image_size, eval.batch_size, eval.block_size, or what the "
+    "network and the loss keep (model.width, model.embedding_dim, loss.num_points, memory_size)"
+  )
 
 
 def metrics_line(split: str, values: dict[str, Any]) -> str:
@@ -261,13 +308,13 @@ def _set_up_logging() -> None:
     logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _exit(message: str) -> NoReturn:
+def _exit(message: str, status: int = 1) -> NoReturn:
   print(f"Error: {message}", file=sys.stderr, flush=True)
   if _is_one_of_several():
     # Leaving in the usual way would wait for the others, which may be waiting for this one. They get the time to tell what is wrong with them.
     time.sleep(2)
-    os._exit(1)
-  sys.exit(1)
+    os._exit(status)
+  sys.exit(status)
 
 
 def _is_one_of_several() -> bool:
