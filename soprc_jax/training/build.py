@@ -184,7 +184,9 @@ def check_unseen(config: Any) -> None:
     return
   data = there.get("data")
   if not isinstance(data, dict) or "source" not in data:
-    raise ValueError(f"{config.model.init_from}/{workdir_lib.CONFIG} is not that of a run of experiments.train: it has no data.source")
+    raise ValueError(
+      f"{config.model.init_from}/{workdir_lib.CONFIG} is not that of a run of experiments.train: it has no data.source"
+    )
   if data["source"] != config.data.source:
     return
   if config.data.source in ("folder", "csv") and data.get("root") != config.data.root:
