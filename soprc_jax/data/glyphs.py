@@ -10,13 +10,11 @@ import json
 import logging
 import os
 from pathlib import Path
-import tempfile
-import zipfile
-import zlib
+import uuid
 
 import numpy as np
 
-from soprc_jax.data import sources
+from soprc_jax.data import arrays, sources
 
 _log = logging.getLogger(__name__)
 
@@ -70,13 +68,13 @@ def load(root: str | os.PathLike[str] | None = None) -> Glyphs:
     root: folder of the cache; ``None`` is ``$XDG_CACHE_HOME/soprc_jax`` or ``~/.cache/soprc_jax``. Where it cannot be written, the data
       set is rendered at every start, and a warning says so.
   """
-  folder = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soprc_jax"
+  folder = Path(root).expanduser() if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soprc_jax"
   path = folder / f"glyphs-v{_VERSION}-{_renderer_key()}.npz"
   if path.exists():
     try:
       return _read(path)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-      _log.warning("The glyph cache %s is damaged (%s): rendering it again.", path, error)
+    except (OSError, ValueError) as error:
+      _log.warning("The glyph cache cannot be used (%s): rendering it again.", error)
   glyphs = render()
   try:
     _write(path, glyphs)
@@ -153,22 +151,22 @@ def _digest(images: np.ndarray, labels: np.ndarray) -> str:
 
 
 def _read(path: Path) -> Glyphs:
-  # Opened here: numpy leaves the file of a damaged archive open.
-  with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-    glyphs = Glyphs(archive["images"], archive["labels"], archive["ids"])
-    if glyphs.digest() != str(archive["digest"]):
-      raise ValueError("the checksum does not match")
+  found = arrays.read(path, ("images", "labels", "ids", "digest"))
+  glyphs = Glyphs(found["images"], found["labels"], found["ids"])
+  if glyphs.digest() != str(found["digest"]):
+    raise ValueError(f"{path} is damaged (the checksum does not match)")
   return glyphs
 
 
 def _write(path: Path, glyphs: Glyphs) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
   # Written aside and renamed: a killed run leaves no half file, and two runs at once do not mix.
-  with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-    try:
+  # Not a file of `tempfile`, which nobody else could read: the cache may be that of a group.
+  aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+  try:
+    with aside.open("xb") as file:
       np.savez(file, images=glyphs.images, labels=glyphs.labels, ids=glyphs._ids, digest=glyphs.digest())
-      file.close()
-      os.replace(file.name, path)
-    except BaseException:
-      os.unlink(file.name)
-      raise
+    os.replace(aside, path)
+  except BaseException:
+    aside.unlink(missing_ok=True)
+    raise
