@@ -290,3 +290,86 @@ class TestMetricsLog:
     workdir.write_results(tmp_path, {"test": {"mAUPRC": 0.6}, "ks": (1, 10)})
     assert json.loads((tmp_path / workdir.RESULTS).read_text()) == {"test": {"mAUPRC": 0.6}, "ks": [1, 10]}
     assert [path.name for path in tmp_path.iterdir()] == [workdir.RESULTS]
+
+  @pytest.mark.parametrize("steps", [(1, 2, 4, 5), (1, 2), (1, 2, 3, 3, 4, 5), ()])
+  def test_a_log_that_lacks_steps_of_the_checkpoint_is_told_and_left_alone(self, tmp_path, steps):
+    _write(tmp_path, _lines(*steps))
+    before = (tmp_path / workdir.METRICS).read_bytes()
+    with pytest.raises(ValueError, match=r"metrics\.jsonl .*it is damaged"):
+      workdir.MetricsLog(tmp_path, last_step=5)
+    assert (tmp_path / workdir.METRICS).read_bytes() == before
+
+
+def _damage(path, how):
+  """Changes a file of a checkpoint in one of the ways in which files are damaged."""
+  content = bytearray(path.read_bytes())
+  if how == "flipped":
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+  elif how == "cut":
+    path.write_bytes(content[: len(content) // 2])
+  elif how == "emptied":
+    path.write_bytes(b"")
+  else:
+    path.unlink()
+
+
+_PARTS = ("network/**/d/*", "training/manifest.ocdbt", "network/_METADATA", "meta/metadata", "digests.json", "_CHECKPOINT_METADATA")
+
+
+class TestDamage:
+  """A file of a checkpoint is not as it was written, whatever its own format notices."""
+
+  @pytest.mark.parametrize("how", ["flipped", "cut", "emptied", "deleted"])
+  @pytest.mark.parametrize("part", _PARTS)
+  def test_the_one_before_takes_its_place(self, tmp_path, store, part, how):
+    if (part, how) == ("digests.json", "deleted"):
+      pytest.skip("a checkpoint without digests is one that a kill has kept from them: as whole as Orbax says")
+    for step in (3, 6):
+      store.save(_state(step), {"of": step})
+    _damage(max((tmp_path / "store" / "6").glob(part), key=lambda path: path.stat().st_size), how)
+    again = _open(tmp_path / "store", keep=2)
+    state, meta = again.restore_intact(_state(step=0))
+    _assert_same(state, _state(3))
+    assert meta == {"of": 3}
+    # It is out of the way of the step that will be made again, and still there to be looked at.
+    assert (tmp_path / checkpoints.DAMAGED / "store_6").is_dir()
+    again.save(_state(6), {"of": 6})
+    _assert_same(again.restore_intact(_state(step=0))[0], _state(6))
+    again.close()
+
+  def test_where_all_are_damaged_nothing_is_moved(self, tmp_path, store):
+    for step in (3, 6):
+      store.save(_state(step), {})
+      _damage(tmp_path / "store" / str(step) / "meta" / "metadata", "cut")
+    with pytest.raises(checkpoints.DamagedError, match=r"step 6 in .*is damaged \(meta/metadata has"):
+      store.restore_intact(_state(step=0))
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["3", "6"]
+
+  def test_every_reader_looks(self, tmp_path):
+    store = _open(tmp_path / checkpoints.BEST)
+    store.save(_state(3), {})
+    _damage(tmp_path / checkpoints.BEST / "3" / "training" / "manifest.ocdbt", "flipped")
+    for read in (lambda: store.restore(_state(0)), store.check, lambda: store.restore_network(_network(0))):
+      with pytest.raises(checkpoints.DamagedError, match="training/manifest.ocdbt is not as it was written"):
+        read()
+    store.close()
+    with pytest.raises(checkpoints.DamagedError, match="is damaged"):
+      checkpoints.load_network(str(tmp_path), _network(0))
+
+  def test_no_checkpoint_is_none(self, store):
+    assert store.restore_intact(_state()) is None
+
+  def test_another_tree_is_no_damage(self, tmp_path, store):
+    store.save(_state(), {})
+    with pytest.raises(ValueError, match="kernel") as error:
+      store.restore_intact(_state(width=3))
+    assert not isinstance(error.value, checkpoints.DamagedError)
+    assert not (tmp_path / checkpoints.DAMAGED).exists()
+
+  def test_a_kill_before_the_digests(self, tmp_path, store):
+    store.save(_state(3), {})
+    (tmp_path / "store" / "3" / "digests.json").unlink()
+    _assert_same(store.restore_intact(_state(step=0))[0], _state(3))
+    store.save(_state(3), {})  # the step comes again
+    assert (tmp_path / "store" / "3" / "digests.json").exists()

@@ -28,7 +28,7 @@ def _trained(dtype):
   }
   config = runs.tiny_config(warmup_steps=0, steps=_STEPS, **values, **{"model.dtype": dtype})
   data = build.make_data(config)
-  parts, batches = build.make_parts(config, data), build.make_batches(config, data)
+  parts, batches = build.make_parts(config, data.class_counts()), build.make_batches(config, data)
   state, losses = parallel.replicate(build.starting_state(config, parts)), []
   for step in range(_STEPS):
     batch = {key: batches[step][key] for key in ("image", "label", "where")}

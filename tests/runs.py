@@ -59,7 +59,7 @@ def environment(devices=1, **extra):
   kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
   return kept | {
     "JAX_PLATFORMS": "cpu",
-    "PYTHONPATH": str(ROOT),
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'offline'}",
     "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     **extra,
   }
@@ -136,7 +136,7 @@ def metrics(folder):
 def states(folder, **values):
   """The states in the newest and the best checkpoint of a tiny run: all leaves by path, v among them."""
   config = tiny_config(**values)
-  parts = build.make_parts(config, build.make_data(config))
+  parts = build.make_parts(config, build.make_data(config).class_counts())
   like = build.abstract_state(config, parts)
   found = {}
   for kind in (checkpoints.NEWEST, checkpoints.BEST):

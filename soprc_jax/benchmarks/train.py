@@ -108,7 +108,7 @@ class OurStep:
     settings.optim.learning_rate = 1e-4
     self.config = config.resolve(settings)
     data, self.per_class = build.make_data(self.config), self.config.train.per_class
-    parts = build.make_parts(self.config, data)
+    parts = build.make_parts(self.config, data.class_counts())
     state = build.starting_state(self.config, parts)
     self.variables = jax.tree.map(np.asarray, {"params": state.params, "batch_stats": state.batch_stats})
     counts = data.class_counts()

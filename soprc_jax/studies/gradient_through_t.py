@@ -53,7 +53,7 @@ def measure(
     priors: each by itself.
   """
   data = build.make_data(config)
-  state = build.starting_state(config, build.make_parts(config, data))
+  state = build.starting_state(config, build.make_parts(config, data.class_counts()))
   networks = {
     "start": {"params": state.params, "batch_stats": state.batch_stats},
     "trained": checkpoints.load_network(str(trained), build.abstract_network(config)),

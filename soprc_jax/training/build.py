@@ -107,8 +107,20 @@ class Parts:
   main_step: StepFn
 
 
-def make_parts(config: Any, data: Data) -> Parts:
+def make_parts(
+  config: Any,
+  class_counts: np.ndarray,
+  *,
+  optimizer: optax.GradientTransformation | None = None,
+  on_nonfinite: str | None = None,
+) -> Parts:
   """Network, optimizer and compiled steps; nothing is compiled until a step is called.
+
+  Args:
+    config: resolved.
+    class_counts: ``[C]`` training images of each row of v, see `Data.class_counts`.
+    optimizer: instead of the one of ``config.optim``.
+    on_nonfinite: instead of ``config.train.on_nonfinite``, see `guard.guarded`.
 
   Raises:
     ValueError: the devices do not divide the batch; a loss of one's own does not work.
@@ -117,7 +129,7 @@ def make_parts(config: Any, data: Data) -> Parts:
   if config.loss.name not in objectives.LOSSES:
     objectives.check(config.loss.name, config.loss)
   setting = objectives.Setting(
-    class_counts=data.class_counts(),
+    class_counts=class_counts,
     num_steps=config.train.steps,
     max_positives=config.train.per_class - 1,
     axis_name=parallel.axis_name(),
@@ -127,15 +139,17 @@ def make_parts(config: Any, data: Data) -> Parts:
   main = objectives.make_objective(config.loss.name, config.loss, setting)
   warmup_setting = setting._replace(num_steps=config.warmup.steps)
   warmup = objectives.make_objective(config.warmup.loss, config.loss, warmup_setting)
-  tx = optax.chain(main.tracker, optimizers.make_optimizer(config))
+  tx = optax.chain(main.tracker, optimizers.make_optimizer(config) if optimizer is None else optimizer)
   # A single microbatch is the batch itself.
   microbatch = config.train.microbatch if config.train.microbatch < config.train.batch_size else 0
+  has_small = bool(np.any(class_counts < config.train.per_class))
   shared = {
     "tx": tx,
     "carrier": main,
-    "masked": (data.sampler.num_small > 0 and config.data.small_classes == "mask") or config.data.on_broken == "skip",
+    "masked": (has_small and config.data.small_classes == "mask") or config.data.on_broken == "skip",
     "axis_name": parallel.axis_name(),
     "microbatch": microbatch // parallel.num_devices(),
+    "on_nonfinite": config.train.on_nonfinite if on_nonfinite is None else on_nonfinite,
   }
 
   def compiled(objective: objectives.Objective, freeze_bn: bool, first_step: int) -> StepFn:

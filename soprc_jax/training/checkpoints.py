@@ -10,6 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from soprc_jax.models import pretrained
+from soprc_jax.training import manifest, parallel
 from soprc_jax.training.state import TrainState
 
 _log = logging.getLogger(__name__)
@@ -17,15 +18,22 @@ _log = logging.getLogger(__name__)
 _SHOWN = 4  # arrays that a message names
 NEWEST = "checkpoints"
 BEST = "best"
+# Where checkpoints go whose files are not those that were written.
+DAMAGED = "damaged"
 # Network alone, of experiments.convert_weights.
 VARIABLES = "variables"
+
+
+class DamagedError(ValueError):
+  """The files of a checkpoint are not those that were written."""
 
 
 class Store:
   """Checkpoints of one kind in one folder, oldest deleted first.
 
   Only finished checkpoints are listed: Orbax writes aside and renames, so a killed run leaves none half written. ``save``
-  returns when the files are on disk.
+  returns when the files are on disk. Their digests lie beside them, and every reader compares (`manifest`): formats of arrays do not notice
+  all damage.
 
   Args:
     folder: absolute path; made if it is missing.
@@ -35,6 +43,7 @@ class Store:
   def __init__(self, folder: Path, *, keep: int = 1):
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
     self._manager = ocp.CheckpointManager(folder, options=options)
+    self._folder = folder
 
   def latest_step(self) -> int | None:
     """Step of the newest checkpoint, None if there is none."""
@@ -44,6 +53,8 @@ class Store:
     """Writes ``state`` (numpy leaves) and the JSON-able ``meta``; nothing if its step is there already."""
     step = int(state.step)
     if step in self._manager.all_steps():
+      if parallel.is_main() and not manifest.exists(self._folder / str(step)):
+        manifest.write(self._folder / str(step))  # a kill came between the checkpoint and its digests
       return
     network, rest = _parts(state)
     self._manager.save(
@@ -56,17 +67,68 @@ class Store:
       force=True,
     )
     self._manager.wait_until_finished()
+    if parallel.is_main():
+      manifest.write(self._folder / str(step))
+
+  def restore_intact(self, like: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
+    """The newest checkpoint that is not damaged, as of `restore`; None if there is none at all. Damaged ones are set aside with a warning.
+
+    Raises:
+      DamagedError: there are checkpoints, and all are damaged.
+      ValueError: as `restore`.
+    """
+    steps = sorted(self._manager.all_steps(), reverse=True)
+    problems = {}
+    for step in steps:
+      problem = manifest.problem(self._folder / str(step))
+      if problem is None:
+        break
+      problems[step] = problem
+    if len(problems) == len(steps):
+      if steps:
+        self.check(steps[0])
+      return None
+    parallel.wait_for_all("the checkpoints have been looked at")
+    for step, problem in problems.items():
+      self._set_aside(step, problem)
+    parallel.wait_for_all("the damaged checkpoints are set aside")
+    self._manager.reload()
+    return self.restore(like)
+
+  def check(self, step: int | None = None) -> None:
+    """Raises a DamagedError if the newest checkpoint (or that of ``step``) is damaged."""
+    step = self._manager.latest_step() if step is None else step
+    problem = None if step is None else manifest.problem(self._folder / str(step))
+    if problem is not None:
+      raise DamagedError(
+        f"the checkpoint of step {step} in {self._folder} is damaged ({problem}): restore it from a copy, or move the folder of the run "
+        "away and train again"
+      )
+
+  def _set_aside(self, step: int, problem: str) -> None:
+    """Moves a damaged checkpoint out of the way of the one that will be written in its place."""
+    aside = self._folder.parent / DAMAGED / f"{self._folder.name}_{step}"
+    while aside.exists():
+      aside = aside.with_name(aside.name + "_")
+    _log.warning(
+      "The checkpoint of step %d is damaged (%s): it is now %s; an older one takes its place.", step, problem, aside
+    )
+    if parallel.is_main():
+      aside.parent.mkdir(exist_ok=True)
+      (self._folder / str(step)).rename(aside)
 
   def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, dict[str, Any]]:
     """The newest checkpoint (or that of ``step``), in the structure of ``like``.
 
     Raises:
       FileNotFoundError: there is none.
+      DamagedError: its files are not those that were written.
       ValueError: the checkpoint's tree does not fit ``like``; the message has Orbax's comparison.
     """
     step = self._manager.latest_step() if step is None else step
     if step is None:
-      raise FileNotFoundError(f"no checkpoint in {self._manager.directory}")
+      raise FileNotFoundError(f"no checkpoint in {self._folder}")
+    self.check(step)
     network, rest = _parts(jax.tree.map(_abstract, like))
     found = self._manager.restore(
       step,
@@ -83,7 +145,8 @@ class Store:
     """Only ``params`` and ``batch_stats`` of the newest checkpoint, in the structure of ``like``."""
     step = self._manager.latest_step()
     if step is None:
-      raise FileNotFoundError(f"no checkpoint in {self._manager.directory}")
+      raise FileNotFoundError(f"no checkpoint in {self._folder}")
+    self.check(step)
     network = jax.tree.map(_abstract, like)
     args = ocp.args.Composite(network=ocp.args.StandardRestore(network))
     return _checked(self._manager.restore(step, args=args)["network"], network)
@@ -132,6 +195,8 @@ def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
   store = Store(folder)
   try:
     return store.restore_network(like)
+  except DamagedError:
+    raise
   except (ValueError, KeyError) as error:
     raise ValueError(
       f"the network in {source} does not fit model.* of this config (same name, width, stem, embedding_dim?):\n{error}"

@@ -17,7 +17,16 @@ ConfigDict: Any = config_dict.ConfigDict
 PRESETS = ("default", "paper", "authors")
 # Keys that may differ when a run is resumed, since they change no result.
 # A run that goes on has met no broken image that it could not go on from, so data.on_broken is free too.
-RESUME_FREE = ("data.root", "data.workers", "data.prefetch", "data.on_broken", "log.progress")
+# The same holds of what follows a step that is not finite.
+RESUME_FREE = (
+  "data.root",
+  "data.workers",
+  "data.prefetch",
+  "data.on_broken",
+  "log.progress",
+  "train.on_nonfinite",
+  "train.max_skipped",
+)
 
 # Groups in which any keys may stand.
 _FREE = ("loss.custom",)
@@ -132,6 +141,9 @@ def default_config() -> Any:
       # > 0: so many of the batch's images (of all devices) go through the network at a time: less memory, the same gradient. Divides
       # batch_size; batch norm must be frozen.
       "microbatch": 0,
+      # A NaN or an infinity in a step, which the state never takes: stop | skip (leave the step out and go on; by max_skipped of them in a row it stops).
+      "on_nonfinite": "stop",
+      "max_skipped": 10,
     }
   )
   config.eval = ConfigDict(
@@ -228,6 +240,32 @@ def _raise_if(problems: list[str]) -> None:
 def to_json(config: Any) -> str:
   """Sorted, indented JSON of a resolved config."""
   return json.dumps(config.to_dict(), indent=2, sort_keys=True, default=list) + "\n"
+
+
+def from_json(tree: dict[str, Any]) -> Any:
+  """The resolved config of a ``config.json``; keys that it does not have, being older, take their defaults.
+
+  Raises:
+    ValueError: it is no config of a run.
+  """
+  config = default_config()
+  del config.presets, config.compare
+  try:
+    config.update(_as_tuples(tree))
+    problems = config_checks.check(config)
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise ValueError(f"this is no config of a run: {error}") from error
+  if problems:
+    raise ValueError("the config does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
+  config.lock()
+  return config
+
+
+def _as_tuples(tree: Any) -> Any:
+  """JSON's lists as the tuples that they were."""
+  if isinstance(tree, dict):
+    return {key: _as_tuples(value) for key, value in tree.items()}
+  return tuple(_as_tuples(value) for value in tree) if isinstance(tree, list) else tree
 
 
 def differences(here: dict[str, Any], there: dict[str, Any], prefix: str = "") -> list[str]:

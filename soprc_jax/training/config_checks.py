@@ -6,7 +6,7 @@ from typing import Any
 from soprc_jax import interpolation, losses
 from soprc_jax.data import datasets, images, pipeline, sampler
 from soprc_jax.models import RESNETS, resnet
-from soprc_jax.training import objectives, optimizers
+from soprc_jax.training import guard, objectives, optimizers
 from soprc_jax.training import rules as rules_lib
 
 DTYPES = ("float32", "bfloat16")
@@ -62,6 +62,8 @@ def check(config: Any) -> list[str]:
   choice("loss.auroc.surrogate", losses.auroc.SURROGATES)
   choice("optim.name", optimizers.OPTIMIZERS)
   choice("optim.schedule", optimizers.SCHEDULES)
+  choice("train.on_nonfinite", guard.POLICIES)
+  number("train.max_skipped", 1)
   for key in ("train.steps", "warmup.steps"):
     number(key, 0)
   for key in ("model.width", "model.embedding_dim", "data.image_size", "eval.image_size", "eval.batch_size"):

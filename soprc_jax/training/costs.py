@@ -48,7 +48,7 @@ class _Step:
     with config.unlocked():
       config.model.init_from = ""
     data = build.make_data(config)
-    parts = build.make_parts(config, data)
+    parts = build.make_parts(config, data.class_counts())
     self._state = parallel.replicate(build.starting_state(config, parts))
     batch = dict(build.make_batches(config, data)[config.warmup.steps])
     for key in ("position", "broken"):

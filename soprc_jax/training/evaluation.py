@@ -10,7 +10,7 @@ import numpy as np
 
 from soprc_jax import metrics
 from soprc_jax.data import datasets, pipeline, sources
-from soprc_jax.training import build, checkpoints, parallel, progress
+from soprc_jax.training import build, checkpoints, guard, parallel, progress
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -37,6 +37,8 @@ EmbedFn = Callable[[Any, sources.Source], Embedded]
 def make_embed(model: nn.Module, config: Any) -> EmbedFn:
   """A function ``(replicated variables, source) -> Embedded``, compiled once for one batch shape.
 
+  It raises a `guard.DivergedError` if an embedding is not finite: no ranking of those means anything.
+
   Args:
     model: network in evaluation mode.
     config: resolved; ``config.eval`` has the transform, ``config.data.on_broken`` the policy.
@@ -62,8 +64,15 @@ def make_embed(model: nn.Module, config: Any) -> EmbedFn:
         parts.append(embeddings[where])  # padding never reaches a metric
         kept.append(where)
         bar.update(int(where.sum()))
-    good = np.concatenate(kept)[: len(source)]
-    return Embedded(np.concatenate(parts), source.labels[good], np.flatnonzero(good), int((~good).sum()))
+    good, embeddings = np.concatenate(kept)[: len(source)], np.concatenate(parts)
+    bad = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
+    if bad.size:
+      name = source[int(np.flatnonzero(good)[bad[0]])].id
+      raise guard.DivergedError(
+        f"training broke down: the network embeds {bad.size} of {len(embeddings)} images as numbers that are not finite, e.g. {name}; "
+        "try a lower optim.learning_rate"
+      )
+    return Embedded(embeddings, source.labels[good], np.flatnonzero(good), int((~good).sum()))
 
   return embed
 

@@ -78,6 +78,11 @@ def wait_for_all(what: str) -> None:
     multihost_utils.sync_global_devices(what)
 
 
+def preempted(step: int) -> bool:
+  """Whether all processes are to stop after this step because one was sent a SIGTERM; each must ask after every step."""
+  return jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step)
+
+
 def check_equal(what: str, text: str) -> None:
   """Raises a ValueError if the processes do not all have the same text.
 
@@ -152,6 +157,11 @@ def replicate(tree: Any) -> Any:
   stacked = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf)[None], (count, *np.shape(leaf))), tree)
   # Through a compiled identity, so that the first step sees the layout of every later one and compiles once.
   return compile_step(lambda leaves: leaves, donate_state=False)(stacked)
+
+
+def same_everywhere(value: np.generic) -> np.ndarray:
+  """A scalar of a batch, for every local device."""
+  return np.full(jax.local_device_count(), value)
 
 
 def unreplicate(tree: Any) -> Any:

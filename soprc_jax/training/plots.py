@@ -11,11 +11,14 @@ def plot_convergence(path: Path, lines: list[dict[str, Any]], *, warmup_steps: i
   """Training loss and val mAUPRC against the step, from the lines of ``metrics.jsonl``."""
   figure, axes = _figure(2)
   steps = np.array([line["step"] for line in lines])
-  losses = np.array([line["loss"] for line in lines])
+  losses = np.array([line["loss"] for line in lines], float)  # null, a step that was skipped, becomes NaN: a gap
   axes[0].plot(steps, losses, color="tab:blue", alpha=0.3, linewidth=0.8, label="each step")
   width = max(len(losses) // 50, 1)
   if width > 1:
-    mean = np.convolve(losses, np.ones(width) / width, mode="valid")
+    kept, weights = np.isfinite(losses), np.ones(width)
+    counts = np.convolve(kept, weights, mode="valid")
+    sums = np.convolve(np.where(kept, losses, 0), weights, mode="valid")
+    mean = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
     axes[0].plot(steps[width - 1 :], mean, color="tab:blue", label=f"mean of {width} steps")
   axes[0].set(xlabel="step", ylabel="training loss", title="Training loss")
   val = [(line["step"], line["val_mAUPRC"], line.get("val_recall@1")) for line in lines if "val_mAUPRC" in line]

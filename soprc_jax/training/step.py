@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from soprc_jax import _arrays
-from soprc_jax.training import gradients, objectives
+from soprc_jax.training import gradients, guard, objectives
 from soprc_jax.training.state import TrainState
 
 
@@ -24,13 +24,14 @@ def train_step(
   masked: bool,
   axis_name: str | None,
   microbatch: int = 0,
+  on_nonfinite: str = "stop",
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """One optimisation step (Alg. 1): scores, v_{t+1} (Eq. 10), loss (Eq. 8) plus L_var (Eq. 9), descent.
 
   Args:
     state: state after t steps.
-    batch: ``image [B, H, W, 3]`` uint8, ``label [B]`` int32 rows, ``where [B]`` bool: this device's part; and ``broken [B]`` bool, if these are to be
-      counted.
+    batch: ``image [B, H, W, 3]`` uint8, ``label [B]`` int32 rows, ``where [B]`` bool: this device's part; ``broken [B]`` bool, if these are to be
+      counted; and the scalar ``step``, the number of this step from 1, if a state that another step has left standing is to be told.
     model: network, see `soprc_jax.models.EmbeddingNet`.
     tx: ``chain(carrier.tracker, optimizer)``.
     objective: what is minimised.
@@ -40,9 +41,10 @@ def train_step(
     axis_name: mapped axis; the lists are over the batch of all its devices.
     microbatch: images of this device that the network takes at a time, see `gradients.by_microbatches`; 0 takes all at once. Batch norm
       must be frozen.
+    on_nonfinite: what follows a step with a NaN or an infinity in it, one of `guard.POLICIES`; the state takes none of them.
 
   Returns:
-    The new state and scalar metrics, equal on all devices.
+    The new state and scalar metrics, equal on all devices; ``nonfinite`` among them, see `guard.names`.
   """
   where = batch["where"] if masked else None
   batch_stats = state.batch_stats
@@ -51,7 +53,7 @@ def train_step(
     inputs = objectives.Inputs(embeddings, batch["label"], batch["where"], state.step - first_step, state.opt_state)
     outputs = objective.compute(inputs)
     update_args = outputs.update_args if objective is carrier else carrier.idle_args(inputs)
-    return outputs.loss, (update_args, outputs.metrics)
+    return outputs.loss, (update_args, outputs.metrics, guard.any_nonfinite(embeddings))
 
   def whole(params: Any) -> tuple[jax.Array, Any]:
     variables = {"params": params, "batch_stats": batch_stats}
@@ -65,11 +67,13 @@ def train_step(
 
   if microbatch:
     # Batch norm is frozen here (the config makes sure of it): each image by itself, no statistics to move.
-    (loss, (update_args, metrics)), grads = gradients.by_microbatches(
+    (loss, (update_args, metrics, bad_embeddings)), grads = gradients.by_microbatches(
       embed, loss_fn, state.params, batch["image"], size=microbatch
     )
   else:
-    (loss, (update_args, metrics, batch_stats)), grads = jax.value_and_grad(whole, has_aux=True)(state.params)
+    (loss, (update_args, metrics, bad_embeddings, batch_stats)), grads = jax.value_and_grad(whole, has_aux=True)(
+      state.params
+    )
   # Every device holds the same loss of the joined batch; the mean of the gradients is the gradient of that loss.
   if axis_name is not None:
     grads = jax.lax.pmean(grads, axis_name)
@@ -80,7 +84,22 @@ def train_step(
     batch_stats=batch_stats,
     opt_state=opt_state,
   )
-  metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), **metrics}
+  grad_norm = optax.tree.norm(grads)
+  nonfinite = guard.code(
+    {
+      "loss": guard.any_nonfinite(loss),
+      "embeddings": bad_embeddings,
+      "gradient": guard.any_nonfinite(grad_norm),
+      # Its norm also overflows where parameters are about to.
+      "update": guard.any_nonfinite(optax.tree.norm(updates)),
+      # The rest of the optimizer's state is made of finite gradients.
+      "carried state": guard.any_nonfinite(opt_state[0]),
+      "batch statistics": guard.any_nonfinite(batch_stats),
+    },
+    axis_name,
+  )
+  new_state = guard.guarded(state, new_state, nonfinite, policy=on_nonfinite, step=batch.get("step"))
+  metrics = {"loss": loss, "grad_norm": grad_norm, "nonfinite": nonfinite, **metrics}
   if "broken" in batch:
     metrics["num_broken"] = _arrays.psum(jnp.sum(batch["broken"]), axis_name)
   return new_state, {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}

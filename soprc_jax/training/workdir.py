@@ -1,17 +1,20 @@
 """The folder of a run: whose it is, its log lines and its result."""
 
 from collections.abc import Iterable, Iterator, Mapping
+import errno
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 from soprc_jax.training import config as config_lib
+from soprc_jax.training import files
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 RESULTS = "results.json"
 PR_CURVE = "pr_curve.npz"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check(workdir: Path, config: Any) -> bool:
@@ -87,10 +90,7 @@ def read_json(path: Path) -> Any:
   Raises:
     ValueError: it is damaged.
   """
-  try:
-    return json.loads(path.read_text())
-  except json.JSONDecodeError as error:
-    raise ValueError(f"{path} is damaged ({error}): remove it, and what it stands for is made again") from error
+  return files.read(path)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -98,6 +98,19 @@ def write_atomically(path: Path, text: str) -> None:
   aside = path.with_name(f".{path.name}.tmp")
   aside.write_text(text)
   os.replace(aside, path)
+
+
+def is_full(error: BaseException) -> bool:
+  """Whether an error, or what has caused it, is a disk or a quota that is full."""
+  causes: list[BaseException] = []
+  found: BaseException | None = error
+  while found is not None and found not in causes:
+    causes.append(found)
+    found = found.__cause__ or found.__context__
+  # tensorstore, under Orbax, tells it as text.
+  return any(
+    getattr(cause, "errno", None) in _FULL or any(os.strerror(number) in str(cause) for number in _FULL) for cause in causes
+  )
 
 
 def write_results(workdir: Path, results: dict[str, Any]) -> None:
@@ -115,12 +128,23 @@ class MetricsLog:
 
   Attributes:
     lines: what is in the file, oldest first.
+
+  Raises:
+    ValueError: the file lacks a step up to ``last_step``.
   """
 
   def __init__(self, workdir: Path, *, last_step: int, writes: bool = True):
     path = workdir / METRICS
     self._writes = writes
     self.lines = [line for line in read_metrics(workdir) if line["step"] <= last_step]
+    there = [line["step"] for line in self.lines]
+    missing = sorted(set(range(1, last_step + 1)) - set(there))
+    if missing or len(there) > last_step:
+      what = f"lacks step {missing[0]}" if missing else "has a step twice"
+      raise ValueError(
+        f"{path} {what}, and the run goes on from step {last_step}: it is damaged. Restore it from a copy, or remove the "
+        "checkpoints of later steps than those it still has"
+      )
     if writes:
       write_atomically(path, "".join(_dump(line) for line in self.lines))
     self._file = (path if writes else Path(os.devnull)).open("a")
@@ -141,15 +165,17 @@ class MetricsLog:
 
 
 def read_metrics(workdir: Path) -> Iterator[dict[str, Any]]:
-  """The lines of ``metrics.jsonl``; a last line that was cut off by a kill ends them."""
+  """The lines of ``metrics.jsonl``; the first that is none, such as one that was cut off by a kill, ends them."""
   path = workdir / METRICS
   if not path.exists():
     return
-  with path.open() as file:
+  with path.open("rb") as file:
     for text in file:
       try:
         line = json.loads(text)
-      except json.JSONDecodeError:
+      except ValueError:  # of JSON, or of its encoding
+        return
+      if not (isinstance(line, dict) and isinstance(line.get("step"), int)):
         return
       yield line
 

@@ -1,0 +1,31 @@
+r"""Makes a step again that was not finite, and shows where the first numbers broke.
+
+python -m experiments.replay --workdir=runs/glyphs [--step=N]
+
+A training that meets a NaN or an infinity stops, or skips the step (train.on_nonfinite), and keeps the state before it and its batch in
+WORKDIR/diverged/N. Nothing else is needed here: neither the data nor the config file. Exit status 0, whatever the step shows.
+"""
+
+from collections.abc import Sequence
+
+from absl import app
+from absl import flags as absl_flags
+
+from experiments import flags
+
+absl_flags.adopt_module_key_flags(flags)
+
+_STEP = absl_flags.DEFINE_integer("step", None, "The step; by default the last one that the run keeps.", lower_bound=1)
+
+
+def main(argv: Sequence[str]) -> None:
+  workdir = flags.existing_folder(argv, "--workdir=runs/glyphs")
+  from soprc_jax.training import replay
+
+  flags.prepare_jax(workdir)
+  with flags.errors_as_messages():
+    print(replay.describe(workdir, _STEP.value))
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=flags.parse)

@@ -1,0 +1,60 @@
+"""Digests of the files in a folder, written when it is complete: damage that the files' own format does not notice is found."""
+
+import hashlib
+import json
+from pathlib import Path
+
+MANIFEST = "digests.json"
+_BUFFER = 1 << 20
+
+
+def write(folder: Path) -> None:
+  """Notes size and SHA-256 of every file in a folder."""
+  content = {name: _digest(folder / name) for name in _files(folder)}
+  path = folder / MANIFEST
+  aside = path.with_name(f".{path.name}.tmp")
+  aside.write_text(json.dumps(content, indent=1) + "\n")
+  aside.replace(path)
+
+
+def exists(folder: Path) -> bool:
+  """Whether `write` has noted something in a folder."""
+  return (folder / MANIFEST).exists()
+
+
+def problem(folder: Path) -> str | None:
+  """What is wrong with the files of a folder, None if they are those of `write`; None too if that has noted nothing there."""
+  path = folder / MANIFEST
+  try:
+    content = json.loads(path.read_text())
+    noted = {str(name): (int(size), str(digest)) for name, (size, digest) in content.items()}
+  except FileNotFoundError:
+    return None
+  except (ValueError, TypeError, AttributeError, OSError) as error:
+    return f"{path.name} is damaged ({error})"
+  for name, (size, digest) in noted.items():
+    file = folder / name
+    try:
+      if file.stat().st_size != size:
+        return f"{name} has {file.stat().st_size} bytes instead of {size}"
+      if _digest(file)[1] != digest:
+        return f"{name} is not as it was written"
+    except FileNotFoundError:
+      return f"{name} is missing"
+    except OSError as error:
+      return f"{name} cannot be read ({error.strerror})"
+  return None
+
+
+def _files(folder: Path) -> list[str]:
+  names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+  return sorted(name for name in names if Path(name).name not in (MANIFEST, f".{MANIFEST}.tmp"))
+
+
+def _digest(path: Path) -> tuple[int, str]:
+  digest, size = hashlib.sha256(), 0
+  with path.open("rb") as file:
+    while part := file.read(_BUFFER):
+      digest.update(part)
+      size += len(part)
+  return size, digest.hexdigest()

@@ -1,0 +1,148 @@
+"""A step that was not finite, kept so that it can be made again: the state before it and its batch, in ``WORKDIR/diverged/STEP``."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+import zipfile
+
+import jax
+import numpy as np
+
+from soprc_jax.training import build, checkpoints, parallel
+from soprc_jax.training import config as config_lib
+from soprc_jax.training import workdir as workdir_lib
+from soprc_jax.training.state import TrainState
+
+FOLDER = "diverged"
+REPORT = "report.json"
+_BATCH = "batch_{}.npz"
+_STATE = "state"
+
+
+class Found(NamedTuple):
+  """A reproduction as it was kept.
+
+  Attributes:
+    config: resolved, of the run.
+    report: what `save` was given, and ``"step"``, ``"class_counts"``.
+    parts: of the run.
+    state: before the step.
+    batch: of all processes of the run.
+    ids: of the batch's images.
+  """
+
+  config: Any
+  report: dict[str, Any]
+  parts: build.Parts
+  state: TrainState
+  batch: dict[str, np.ndarray]
+  ids: list[str]
+
+
+def save(
+  workdir: Path,
+  config: Any,
+  state: TrainState,
+  batch: dict[str, np.ndarray],
+  *,
+  ids: list[str],
+  class_counts: np.ndarray,
+  about: dict[str, Any],
+) -> Path:
+  """Writes what the step after ``state`` needs to be made again, and returns the folder; nothing if it is there already.
+
+  Args:
+    workdir: of the run.
+    config: resolved.
+    state: before the step; numpy leaves.
+    batch: of this process.
+    ids: of this process's images, in the order of the batch.
+    class_counts: ``[C]``, see `build.make_parts`.
+    about: JSON-able, for the reader.
+  """
+  step = int(state.step) + 1
+  folder = workdir / FOLDER / str(step)
+  if (folder / REPORT).exists():
+    return folder
+  folder.mkdir(parents=True, exist_ok=True)
+  arrays: dict[str, Any] = {"ids": np.array(ids), **batch}
+  np.savez(folder / _BATCH.format(parallel.process_index()), **arrays)
+  store = checkpoints.Store(folder / _STATE)
+  store.save(state, {})
+  store.close()
+  parallel.wait_for_all("the step that is not finite is kept")
+  if parallel.is_main():
+    counts = [int(count) for count in class_counts]
+    # Last, since it says that the rest is there.
+    content = {"step": step, **about, "class_counts": counts, "config": json.loads(config_lib.to_json(config))}
+    workdir_lib.write_atomically(folder / REPORT, json.dumps(content, indent=1) + "\n")
+  return folder
+
+
+def steps(workdir: Path) -> list[int]:
+  """The steps that are kept in the folder of a run, ascending."""
+  return sorted(int(path.parent.name) for path in (workdir / FOLDER).glob(f"*/{REPORT}") if path.parent.name.isdigit())
+
+
+def load(workdir: Path, step: int | None = None) -> Found:
+  """A step that is kept in the folder of a run; the newest if none is named.
+
+  Raises:
+    ValueError: there is none, or its files are damaged.
+  """
+  there = steps(workdir)
+  if not there:
+    raise ValueError(
+      f"--workdir={workdir} keeps no step that was not finite: every run that breaks down leaves one in {FOLDER}/"
+    )
+  if step is not None and step not in there:
+    raise ValueError(f"--step={step}: {workdir / FOLDER} keeps {', '.join(map(str, there))}")
+  folder = workdir / FOLDER / str(there[-1] if step is None else step)
+  report = workdir_lib.read_json(folder / REPORT)
+  try:
+    config = config_lib.from_json(report["config"])
+    class_counts = np.array(report["class_counts"], np.int64)
+  except (KeyError, TypeError, ValueError) as error:
+    raise ValueError(f"{folder / REPORT} is damaged ({error})") from error
+  parts = build.make_parts(config, class_counts)
+  store = checkpoints.Store(folder / _STATE)
+  try:
+    state, _ = store.restore(build.abstract_state(config, parts))
+  finally:
+    store.close()
+  batch = _read_batch(folder)
+  ids = [str(name) for name in batch.pop("ids")]
+  return Found(config, report, parts, state, batch, ids)
+
+
+def run(found: Found) -> tuple[TrainState, dict[str, float]]:
+  """The step once more, by the compiled function of the run: the state after it, and its scalars."""
+  step_fn = found.parts.warmup_step if found.report["step"] <= found.config.warmup.steps else found.parts.main_step
+  state, scalars = step_fn(parallel.replicate(found.state), parallel.shard(found.batch))
+  return parallel.unreplicate(state), {name: float(value) for name, value in parallel.unreplicate(scalars).items()}
+
+
+def _read_batch(folder: Path) -> dict[str, np.ndarray]:
+  """The parts of all processes, joined in their order."""
+  parts: list[dict[str, np.ndarray]] = []
+  while (path := folder / _BATCH.format(len(parts))).exists():
+    try:
+      with np.load(path, allow_pickle=False) as file:
+        parts.append({name: file[name] for name in file.files})
+    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+      raise ValueError(f"{path} is damaged ({error})") from error
+  if not parts:
+    raise ValueError(f"{folder / _BATCH.format(0)} is missing")
+  return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def largest(tree: Any, count: int) -> list[tuple[str, float, int]]:
+  """Arrays of a tree as (name, largest magnitude, numbers that are not finite): those with any such first, then the largest."""
+  rows = []
+  for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    array = np.asarray(leaf)
+    if array.size and np.issubdtype(array.dtype, np.floating):
+      bad = int((~np.isfinite(array)).sum())
+      finite = array[np.isfinite(array)]
+      rows.append((jax.tree_util.keystr(path, simple=True, separator="."), float(np.abs(finite).max(initial=0.0)), bad))
+  return sorted(rows, key=lambda row: (-row[2], -row[1]))[:count]

@@ -1,0 +1,82 @@
+"""The end of a run: test metrics, pictures, ``results.json``."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from soprc_jax import metrics as metrics_lib
+from soprc_jax.data import sources
+from soprc_jax.training import evaluation, parallel, plots
+from soprc_jax.training import workdir as workdir_lib
+from soprc_jax.training.state import TrainState
+
+
+def write(
+  workdir: Path,
+  config: Any,
+  splits: dict[str, sources.Source],
+  embed: evaluation.EmbedFn,
+  state: TrainState,
+  lines: list[dict[str, Any]],
+) -> dict[str, Any]:
+  """Tests a network on every test split, writes pictures and ``results.json``, and returns what that holds.
+
+  Args:
+    workdir: of the run.
+    config: resolved.
+    splits: of the data.
+    embed: of `evaluation.make_embed`.
+    state: whose network is tested; numpy leaves.
+    lines: of ``metrics.jsonl``.
+
+  Raises:
+    DivergedError: an embedding is not finite.
+  """
+  replicated = parallel.replicate({"params": state.params, "batch_stats": state.batch_stats})
+  values: dict[str, Any] = {}
+  for name in (name for name in splits if name.startswith("test")):
+    embedded = embed(replicated, splits[name])
+    values[name] = evaluation.evaluate(embedded, config)
+    if config.eval.one_per_class:
+      values[f"{name}_one_per_class"] = evaluation.one_per_class(embedded, config)
+    if name == "test" and parallel.is_main():
+      _draw(workdir, config, embedded, lines)
+  found = {
+    "config": config.to_dict(),
+    "steps": config.warmup.steps + config.train.steps,
+    "tested_step": int(state.step),
+    "images_per_second": _images_per_second(config, lines),
+    "data_wait_share": workdir_lib.data_wait_share(lines),
+    "device": parallel.describe(),
+    "val": _val_at(lines, int(state.step)),
+    **values,
+  }
+  if parallel.is_main():
+    workdir_lib.write_results(workdir, found)
+  parallel.wait_for_all("the results are written")
+  return found
+
+
+def _draw(workdir: Path, config: Any, embedded: evaluation.Embedded, lines: list[dict[str, Any]]) -> None:
+  """The pictures of the run, and the data of its mean precision-recall curve on test."""
+  precision, recall, thresholds = metrics_lib.mean_pr_curve(
+    embedded.embeddings, embedded.labels, block_size=config.eval.block_size
+  )
+  np.savez(workdir / workdir_lib.PR_CURVE, precision=precision, recall=recall, thresholds=thresholds)
+  plots.plot_pr_curve(workdir / "pr_curve.png", precision, recall, title="Mean precision-recall curve, test")
+  plots.plot_convergence(workdir / "convergence.png", lines, warmup_steps=config.warmup.steps)
+
+
+def _images_per_second(config: Any, lines: list[dict[str, Any]]) -> float:
+  """Median over all steps of the run, whichever process made them."""
+  seconds = [line["seconds"] for line in lines]
+  median = float(np.median(seconds)) if seconds else 0.0
+  return round(config.train.batch_size / median, 1) if median else 0.0
+
+
+def _val_at(lines: list[dict[str, Any]], step: int) -> dict[str, Any]:
+  for line in lines:
+    if line["step"] == step:
+      return {name.removeprefix("val_"): value for name, value in line.items() if name.startswith("val_")}
+  return {}
