@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import json
 import logging
 import os
 import pathlib
@@ -227,7 +228,7 @@ class TestSources:
     with pytest.raises(ValueError, match=message):
       sources.split_by_class(np.arange(10), shares, seed=0)
 
-  def test_rows_of_labels_that_are_not_contiguous(self):
+  def test_f10_rows_of_labels_that_are_not_contiguous(self):
     labels = np.array([2**40, -7, 11318, 2**40, -7])
     assert sources.label_rows(labels) == {-7: 0, 11318: 1, 2**40: 2}
 
@@ -286,7 +287,7 @@ class TestSampler:
 
   @pytest.mark.parametrize("policy", _POLICIES)
   @pytest.mark.parametrize("layout", _LAYOUTS)
-  def test_an_epoch_sees_every_image(self, layout, policy):
+  def test_f32_an_epoch_sees_every_image(self, layout, policy):
     sizes = np.array(_LAYOUTS[layout])
     labels, plan_of = _labels(sizes), _sampler(sizes, small_classes=policy)
     in_play = sizes >= 4 if policy == "drop" else np.ones(len(sizes), bool)
@@ -298,10 +299,10 @@ class TestSampler:
 
   @pytest.mark.parametrize(("layout", "count"), [("even", 0), ("with_small", 4)])
   @pytest.mark.parametrize("policy", _POLICIES)
-  def test_number_of_small_classes(self, layout, count, policy):
+  def test_f11_number_of_small_classes(self, layout, count, policy):
     assert _sampler(_LAYOUTS[layout], small_classes=policy).num_small == count
 
-  def test_policies_on_a_class_of_two_images(self):
+  def test_f11_policies_on_a_class_of_two_images(self):
     labels = _labels(_LAYOUTS["with_small"])
     small = np.flatnonzero(labels == 1000 + 17 * 1)
     for policy in ("mask", "repeat"):
@@ -313,6 +314,8 @@ class TestSampler:
           valid = plan.positions[slots & plan.where]
           assert len(valid) == (2 if policy == "mask" else 4)
           assert set(valid) == set(small)
+    plans = _epoch(_sampler(_LAYOUTS["with_small"], small_classes="drop"))
+    assert not np.isin(np.concatenate([plan.positions for plan in plans]), small).any()
 
   def test_an_epoch_is_no_longer_than_it_must_be(self):
     assert _sampler([8] * 10).batches_per_epoch == 5  # 20 groups of 4, 4 a batch
@@ -341,7 +344,7 @@ class TestSampler:
     # Not only the images: which classes meet is drawn anew as well.
     assert set(meetings(first)) != set(meetings(second))
 
-  def test_neighbours_overlap_as_random_batches_do(self):
+  def test_f32_neighbours_overlap_as_random_batches_do(self):
     # 200 classes of 12 images, 20 classes a batch: two independent batches share 20 * 20 / 200 = 2 classes. A class that stands in 3 of
     # the 30 batches of an epoch stands in two given ones with probability 3 / 30 * 2 / 29, which makes 1.38.
     labels = np.repeat(np.arange(200), 12)
@@ -394,6 +397,62 @@ def _assert_same(batches, others):
       np.testing.assert_array_equal(one[key], other[key])
 
 
+_WITH_WORKERS = """
+import hashlib
+import json
+import multiprocessing.context
+import warnings
+import jax
+import data_test
+from soprc_jax.data import pipeline
+
+def digests(start, workers):
+  found = []
+  for batch in pipeline.iterate(data_test._one_picture(0, num_steps=7), start=start, workers=workers):
+    rest = [batch[key].tobytes() for key in sorted(batch) if key != "image"]
+    found.append([hashlib.sha256(part).hexdigest() for part in (b"".join(rest), *(image.tobytes() for image in batch["image"]))])
+  return found
+
+if __name__ == "__main__":
+  jax.numpy.ones(1).block_until_ready()
+  methods = set()
+  start = multiprocessing.context.SpawnProcess.start
+  def noted(process):
+    methods.add(process._start_method)
+    start(process)
+  multiprocessing.context.SpawnProcess.start = noted
+  fork = multiprocessing.context.ForkProcess._Popen
+  multiprocessing.context.ForkProcess._Popen = staticmethod(lambda process: methods.add("fork") or fork(process))
+  with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    found = {"alone": digests(0, 0), "by workers": digests(2, 2)}
+  found["warnings"] = [str(one.message) for one in caught if "fork" in str(one.message)]
+  found["start methods"] = sorted(methods)
+  print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def by_workers():
+  """What worker processes have loaded, in a program of its own, as in training."""
+  env = runs.environment() | {"PYTHONPATH": os.pathsep.join([str(runs.ROOT), str(runs.ROOT / "tests")])}
+  command = [sys.executable, "-W", "error::RuntimeWarning", "-c", _WITH_WORKERS]
+  done = subprocess.run(command, cwd=runs.ROOT, env=env, capture_output=True, text=True, timeout=300)
+  assert done.returncode == 0, done.stderr
+  return json.loads(done.stdout.splitlines()[-1])
+
+
+def _one_picture(seed, *, num_steps=2):
+  """Training batches of a source in which all pictures are the same."""
+  source = _Pictures(np.repeat(np.arange(4), 4))
+  source._images[:] = source._images[0]
+  plan = sampler.ClassSampler(source.labels, batch_size=16, per_class=4, seed=0)
+  rows = sources.label_rows(source.labels)
+  return pipeline.TrainBatches(
+    source, plan, rows=rows, augmentation="affine", image_size=12, seed=seed, num_steps=num_steps
+  )
+
+
 class TestPipeline:
   def test_batch(self):
     batch = _batches()[2]
@@ -427,63 +486,34 @@ class TestPipeline:
       list(pipeline.iterate(_batches(), start=1, prefetch=1)), list(pipeline.iterate(_batches(), start=1, prefetch=9))
     )
 
-  def test_each_step_slot_and_seed_has_its_own_augmentation(self):
+  def test_f21_each_step_slot_and_seed_has_its_own_augmentation(self):
     # One picture everywhere: what differs is the augmentation.
-    source = _Pictures(np.repeat(np.arange(4), 4))
-    source._images[:] = source._images[0]
-    plan = sampler.ClassSampler(source.labels, batch_size=16, per_class=4, seed=0)
-
-    def pictures(seed):
-      batches = pipeline.TrainBatches(
-        source,
-        plan,
-        rows=sources.label_rows(source.labels),
-        augmentation="affine",
-        image_size=12,
-        seed=seed,
-        num_steps=2,
-      )
-      return [image.tobytes() for step in range(2) for image in batches[step]["image"]]
-
-    assert len(set(pictures(0)) | set(pictures(1))) == 64
+    images = [image.tobytes() for seed in (0, 1) for step in range(2) for image in _one_picture(seed)[step]["image"]]
+    assert len(set(images)) == 64
 
   @pytest.mark.parametrize("count", [2, 4])
-  def test_shards_make_up_the_whole_batch(self, count):
+  def test_f21_shards_make_up_the_whole_batch(self, count):
     parts = [_batches(shard=(index, count))[5] for index in range(count)]
     joined = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
     _assert_same([joined], [_batches()[5]])
 
-  def test_worker_processes_give_the_same_bytes(self):
-    # In a process of its own, as in training: JAX's threads run, and workers are spawned.
-    code = """
-import hashlib
-import jax
-import data_test
-from soprc_jax.data import pipeline
-if __name__ == "__main__":
-  jax.numpy.ones(1).block_until_ready()
-  for workers in (0, 2):
-    digest = hashlib.sha256()
-    for batch in pipeline.iterate(data_test._batches(), start=2, workers=workers):
-      for key in sorted(batch):
-        digest.update(batch[key].tobytes())
-    print(digest.hexdigest())
-"""
-    env = runs.environment() | {"PYTHONPATH": os.pathsep.join([str(runs.ROOT), str(runs.ROOT / "tests")])}
-    done = subprocess.run(
-      [sys.executable, "-W", "error::RuntimeWarning", "-c", code],
-      cwd=runs.ROOT,
-      env=env,
-      capture_output=True,
-      text=True,
-      timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    one, two = done.stdout.split()
-    assert one == two
+  def test_f20_going_on_with_other_workers_gives_the_same_batches(self, by_workers):
+    # Two steps in one process, the others by a new one with 2 workers: as if it had not stopped.
+    assert len(by_workers["alone"]) == 7
+    assert by_workers["by workers"] == by_workers["alone"][2:]
+
+  def test_f21_workers_have_no_streams_of_their_own(self, by_workers):
+    # One picture everywhere: what differs is the augmentation, in each slot of each step, whichever worker made it.
+    images = [image for _, *images in by_workers["by workers"] for image in images]
+    assert len(set(images)) == len(images) == 5 * 16
+
+  def test_f22_workers_are_spawned_beside_the_threads_of_jax(self, by_workers):
+    # The program has used jax before, and a warning of a fork would have ended it.
+    assert by_workers["warnings"] == []
+    assert by_workers["start methods"] == ["spawn"]
 
   @pytest.mark.parametrize("count", [1, 9, 10, 11])
-  def test_evaluation_pads_the_last_batch_and_says_so(self, count):
+  def test_f31_evaluation_pads_the_last_batch_and_says_so(self, count):
     source = _Pictures(np.arange(count))
     batches = list(pipeline.eval_batches(source, batch_size=5, image_size=12))
     assert all(batch["image"].shape == (5, 12, 12, 3) for batch in batches)

@@ -205,7 +205,7 @@ class RetrievalMetricsTest(chex.TestCase):
     np.testing.assert_array_equal(copy["negatives_above"], own["negatives_above"])
 
   @parameterized.named_parameters(("distinct", None), ("duplicates", 9))
-  def test_block_size_changes_no_bit(self, distinct):
+  def test_f08_block_size_changes_no_bit(self, distinct):
     embeddings, labels = _data(6, 101, 12, distinct)
     results = [
       metrics.retrieval_metrics(embeddings, labels, ks=(1, 10), block_size=size, per_query=True)
@@ -226,18 +226,25 @@ class RetrievalMetricsTest(chex.TestCase):
     np.testing.assert_array_equal(second["ap_per_query"], first["ap_per_query"][order])
     np.testing.assert_array_equal(second["negatives_above"], first["negatives_above"][order])
 
-  @hypothesis.given(labels=hnp.arrays(np.int64, 12, elements=st.integers(0, 3)))
+  @parameterized.product(scale=(1.0, 0.0), fast=(False, True))
+  @hypothesis.given(labels=hnp.arrays(np.int64, 12, elements=st.integers(0, 3)), seed=st.integers(0, 2**16))
   @hypothesis.settings(max_examples=10)
-  def test_a_collapsed_model_gains_nothing(self, labels):
-    """All embeddings equal: AP is the share of positives, and recall@k needs fewer than k negatives."""
-    embeddings = np.tile(np.float32([[0.36, 0.48, 0.8]]), (12, 1))
-    result = metrics.retrieval_metrics(embeddings, labels, ks=(1, 9), per_query=True)
+  def test_f03_a_collapsed_model_gains_nothing_in_any_order(self, scale, fast, labels, seed):
+    """All embeddings equal, or all zero: AP is the share of positives, and recall@k needs fewer than k negatives."""
+    embeddings = scale * np.tile(np.float32([[0.36, 0.48, 0.8]]), (12, 1))
     positives = np.array([np.sum(labels == y) - 1 for y in labels])
-    expected = np.where(positives > 0, positives / 11, np.nan)
-    np.testing.assert_allclose(result["ap_per_query"], expected, rtol=1e-12)
     valid = positives > 0
-    for k in (1, 9):
-      self.assertEqual(result[f"recall@{k}"], float(np.mean(11 - positives[valid] < k)) if valid.any() else 0.0)
+    expected = np.where(valid, positives / 11, np.nan)
+    for order in (np.arange(12), np.random.default_rng(seed).permutation(12)):
+      with mock.patch.object(_counting, "MIN_PRODUCTS", 0 if fast else 2**31):
+        result = metrics.retrieval_metrics(embeddings, labels[order], ks=(1, 9), per_query=True)
+      np.testing.assert_allclose(result["ap_per_query"], expected[order], rtol=1e-12)
+      for k in (1, 9):
+        self.assertEqual(result[f"recall@{k}"], float(np.mean(11 - positives[valid] < k)) if valid.any() else 0.0)
+      precision, recall, grid = metrics.mean_pr_curve(embeddings, labels[order], thresholds=5)
+      if valid.any():
+        np.testing.assert_allclose(precision[grid <= 0], expected[valid].mean(), rtol=1e-12)  # all are retrieved, or none
+        np.testing.assert_array_equal(recall[grid <= 0], 1.0)
 
   def test_recall_is_pessimistic(self):
     """A negative at the score of the best positive counts as before it."""
@@ -246,32 +253,80 @@ class RetrievalMetricsTest(chex.TestCase):
     np.testing.assert_array_equal(result["negatives_above"], [1, 2, 1, 1])
     self.assertEqual([result[f"recall@{k}"] for k in (1, 2, 3)], [0.0, 0.75, 1.0])
 
-  def test_duplicates_of_the_query_stay_candidates(self):
+  @parameterized.named_parameters(("exact", 2**31), ("fast", 0))
+  def test_f04_a_duplicate_of_the_query_stays_and_the_query_goes(self, min_products):
     embeddings = np.float32([[1, 0], [1, 0], [0, 1], [0, 1]])
-    same = metrics.retrieval_metrics(embeddings, np.array([0, 0, 1, 1]), ks=(1,))
+    with mock.patch.object(_counting, "MIN_PRODUCTS", min_products):
+      same = metrics.retrieval_metrics(embeddings, np.array([0, 0, 1, 1]), ks=(1,))
+      crossed = metrics.retrieval_metrics(embeddings, np.array([0, 1, 0, 1]), ks=(1,), per_query=True)
+      # The queries 1 and 2 in a gallery of all, in another order: by their ids.
+      order = np.array([2, 0, 3, 1])
+      separate = metrics.retrieval_metrics(
+        embeddings[1:3],
+        np.array([1, 0]),
+        ks=(1,),
+        gallery=embeddings[order],
+        gallery_labels=np.array([0, 1, 0, 1])[order],
+        query_ids=["b", "c"],
+        gallery_ids=np.array(["a", "b", "c", "d"])[order],
+        per_query=True,
+      )
     self.assertEqual((same["mAUPRC"], same["recall@1"]), (1.0, 1.0))
-    crossed = metrics.retrieval_metrics(embeddings, np.array([0, 1, 0, 1]), ks=(1,), per_query=True)
-    # The duplicate is a negative, one of the two at 0 is the positive: 1 / 3, ties included.
+    # The duplicate is a negative, one of the two at 0 is the positive: 1 / 3, ties included. With itself as a hit it would be 1 or 1 / 2.
     np.testing.assert_allclose(crossed["ap_per_query"], np.full(4, 1 / 3))
     self.assertEqual(crossed["recall@1"], 0.0)
+    np.testing.assert_array_equal(separate["ap_per_query"], crossed["ap_per_query"][1:3])
+    self.assertEqual(separate["recall@1"], 0.0)
 
-  def test_skipped_queries_are_counted(self):
+  def test_f07_the_mean_is_over_the_whole_gallery_whatever_the_ks(self):
+    """The positive behind 3,000 negatives: an AP of the first 1,000 would be 0."""
+    angles = np.concatenate([np.linspace(0.1, 1.0, 3000), [0.0, 1.5]])
+    embeddings = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    labels = np.concatenate([np.arange(3000), [5000, 5000]])
+    found = [
+      metrics.retrieval_metrics(
+        embeddings[-2:-1], labels[-2:-1], ks=ks, gallery=np.delete(embeddings, -2, 0), gallery_labels=np.delete(labels, -2)
+      )
+      for ks in ((1,), (1000,), (1, 10, 3001))
+    ]
+    for result in found:
+      np.testing.assert_allclose(result["mAUPRC"], 1 / 3001, rtol=1e-9)
+      # Whatever is cut off says where.
+      names = set(result) - {"mAUPRC", "num_queries", "num_skipped", "ks_beyond_gallery"}
+      self.assertTrue(all(name.startswith("recall@") for name in names), names)
+    self.assertEqual((found[1]["recall@1000"], found[2]["recall@3001"]), (0.0, 1.0))
+
+  def test_f28_queries_without_a_positive_are_left_out_and_counted(self):
     embeddings, _ = _data(7, 5, 1)
     result = metrics.retrieval_metrics(embeddings, np.array([0, 0, 1, 2, 3]), ks=(4,), per_query=True)
     self.assertEqual((result["num_queries"], result["num_skipped"]), (2, 3))
     np.testing.assert_array_equal(np.isnan(result["ap_per_query"]), [False, False, True, True, True])
     np.testing.assert_array_equal(result["negatives_above"][2:], [-1, -1, -1])
+    self.assertEqual(result["mAUPRC"], np.mean(result["ap_per_query"][:2]))
+    # The alternative of the docstring counts them as 0.
+    np.testing.assert_allclose(np.nan_to_num(result["ap_per_query"]).mean(), result["mAUPRC"] * 2 / 5, rtol=1e-12)
     nothing = metrics.retrieval_metrics(embeddings, np.arange(5), ks=(1,))
     self.assertEqual((nothing["mAUPRC"], nothing["recall@1"]), (0.0, 0.0))
     self.assertEqual((nothing["num_queries"], nothing["num_skipped"]), (0, 5))
+    precision, recall, _ = metrics.mean_pr_curve(embeddings, np.array([0, 0, 1, 2, 3]), thresholds=3)
+    self.assertTrue(np.isfinite(precision).all())
+    self.assertEqual(recall[0], 1.0)  # the mean over two queries, not over five
 
-  def test_k_beyond_the_gallery_is_one_and_said_so(self):
+  def test_f06_k_beyond_the_gallery_is_one_where_a_positive_exists_and_said_so(self):
     embeddings, labels = _data(8, 10, 2)
     result = metrics.retrieval_metrics(embeddings, labels, ks=(1, 9, 10, 1000))
     self.assertEqual(result["ks_beyond_gallery"], [10, 1000])  # 9 candidates
     self.assertEqual((result["recall@10"], result["recall@1000"]), (1.0, 1.0))
     other = metrics.retrieval_metrics(embeddings, labels, ks=(10, 11), gallery=embeddings, gallery_labels=labels)
     self.assertEqual(other["ks_beyond_gallery"], [11])
+    # No positive, and the last label is that of the query: nothing that fills a list up may count as a hit.
+    labels = np.array([0, 0, 1, 2])
+    lonely = metrics.retrieval_metrics(
+      embeddings[2:4], labels[2:], ks=(1, 50), gallery=embeddings[:2], gallery_labels=labels[:2]
+    )
+    self.assertEqual((lonely["recall@50"], lonely["num_queries"], lonely["num_skipped"]), (0.0, 0, 2))
+    mixed = metrics.retrieval_metrics(embeddings[:4], labels, ks=(50,), per_query=True)
+    self.assertEqual((mixed["recall@50"], mixed["num_queries"]), (1.0, 2))
 
   def test_result(self):
     embeddings, labels = _data(9, 20, 4)
@@ -441,7 +496,7 @@ class ScaleTest(chex.TestCase):
     ]
     np.testing.assert_array_equal(got["negatives_above"], above)
 
-  def test_gallery_of_inaturalist_in_bounded_memory(self):
+  def test_f08_gallery_of_inaturalist_in_bounded_memory(self):
     # 136,093 images: counts of pairs leave 32 bits, and all scores at once would be 70 GiB.
     size, queries = 136_093, 96
     rng = np.random.default_rng(0)
@@ -467,6 +522,30 @@ class ScaleTest(chex.TestCase):
     positive, negative = (labels == labels[0]) & (ids != 0), labels != labels[0]
     assert got["negatives_above"][0] == np.sum(scores[negative] >= scores[positive].max())
     assert got["num_queries"] == queries
+
+  def test_f09_more_pairs_than_32_bits_count(self):
+    # 16,384 x 136,093 pairs are more than 2^31; the positives stand where a flat index would have wrapped around.
+    size, queries = 136_093, 16_384
+    self.assertGreater(size * queries, 2**31)
+    gallery = np.random.default_rng(0).normal(size=(size, 2)).astype(np.float32)
+    labels, ids = np.arange(size), np.arange(size)
+    labels[[5, 7]] = labels[[-1, -2]]
+    got = metrics.retrieval_metrics(
+      gallery[-queries:],
+      labels[-queries:],
+      gallery=gallery,
+      gallery_labels=labels,
+      query_ids=ids[-queries:],
+      gallery_ids=ids,
+      block_size=256,
+      per_query=True,
+    )
+    self.assertEqual((got["num_queries"], got["num_skipped"]), (2, queries - 2))
+    for row, positive in ((-1, 5), (-2, 7)):
+      scores = (gallery[row].astype(np.float64) @ gallery.astype(np.float64).T).astype(np.float32)
+      above = np.sum(scores >= scores[positive]) - 1 - (scores[row] >= scores[positive])
+      self.assertEqual(got["negatives_above"][row], above)
+      self.assertEqual(got["ap_per_query"][row], 1 / (above + 1))
 
   def test_blocks_are_told(self):
     told = []
