@@ -57,7 +57,7 @@ def _open(folder, **settings):
 
 
 class TestStore:
-  def test_round_trip(self, tmp_path, store):
+  def test_f18_round_trip(self, tmp_path, store):
     saved = _state()
     store.save(saved, {"labels": [[11318, 0], [-7, 1]]})
     state, meta = store.restore(_state(step=0))
@@ -87,7 +87,7 @@ class TestStore:
     assert sorted(int(path.name) for path in (tmp_path / "store").iterdir() if path.name.isdigit()) == [9, 12]
     _assert_same(store.restore(_state(step=0), step=9)[0], _state(9))
 
-  def test_best_is_kept_apart_from_the_newest(self, tmp_path):
+  def test_f16_best_is_kept_apart_from_the_newest(self, tmp_path):
     newest, best = _open(tmp_path / checkpoints.NEWEST, keep=1), _open(tmp_path / checkpoints.BEST)
     best.save(_state(3), {})
     for step in (3, 6, 9):
@@ -102,7 +102,7 @@ class TestStore:
     store.save(_state(3), {"first": False})
     assert store.restore(_state(step=0))[1] == {"first": True}
 
-  def test_an_unfinished_checkpoint_is_not_listed(self, tmp_path, store):
+  def test_f17_an_unfinished_checkpoint_is_not_listed(self, tmp_path, store):
     store.save(_state(3), {})
     # What a kill leaves behind: Orbax writes under a name of its own and renames.
     (tmp_path / "store" / "6.orbax-checkpoint-tmp" / "network").mkdir(parents=True)
@@ -128,7 +128,7 @@ class TestStore:
     ],
     ids=["other_width", "without_tracker", "other_optimizer"],
   )
-  def test_another_tree_is_refused_with_what_differs(self, store, like, names):
+  def test_f18_another_tree_is_refused_with_what_differs(self, store, like, names):
     store.save(_state(), {})
     with pytest.raises(ValueError, match=names):
       store.restore(_state(**like))

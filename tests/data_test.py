@@ -176,7 +176,7 @@ class TestGlyphCache:
     assert "No space left" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
-  def test_the_file_appears_only_when_it_is_complete(self, tmp_path, small, monkeypatch):
+  def test_f35_the_file_appears_only_when_it_is_complete(self, tmp_path, small, monkeypatch):
     seen = []
     replace = os.replace
 

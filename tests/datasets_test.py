@@ -217,7 +217,7 @@ class TestBenchmarks:
     for source in splits.values():
       _check_examples(source, label_of, 12)  # JPEG
 
-  def test_missing_root_says_what_to_fetch(self, tmp_path, name):
+  def test_f35_missing_root_says_what_to_fetch(self, tmp_path, name):
     with pytest.raises(FileNotFoundError, match=r"https://") as error:
       _splits(name, tmp_path / "nowhere")
     assert all(part in str(error.value) for part in lists.BENCHMARKS[name].lists["train"].split("/"))
@@ -234,7 +234,7 @@ class TestBenchmarks:
     with pytest.raises(ValueError, match="is empty"):
       _splits(name, tmp_path)
 
-  def test_missing_image(self, tmp_path, name):
+  def test_f35_missing_image(self, tmp_path, name):
     _WRITERS[name](tmp_path)
     image = sorted(tmp_path.rglob("*.[jJ][pP][gG]"))[-1]
     image.unlink()

@@ -57,7 +57,7 @@ def _wanted():
 
 # One test a setup, since each starts a program.
 @pytest.mark.parametrize(("processes", "devices"), SETUPS, ids=_IDS)
-def test_equals_one_device(processes, devices, subtests):
+def test_f23_equals_one_device(processes, devices, subtests):
   found, wanted = _found(processes, devices), _wanted()
   assert found.keys() == wanted.keys()
   for name in device_cases.LOSSES:

@@ -135,7 +135,7 @@ class TorchvisionParityTest(chex.TestCase):
     _assert_close(got, authors.archive("resnet")[f"{arch}/{size[0]}x{size[1]}/features"], 1e-10)
 
   @parameterized.product(arch=_ARCHS, size=torchvision_rule.SIZES)
-  def test_embedding_float32(self, arch, size):
+  def test_f27_embedding_float32(self, arch, size):
     net = _net(arch)
     variables = jax.tree.map(jnp.float32, _golden_variables(arch))
     images = jnp.float32(_raw_pixels(torchvision_rule.images(*size)))
@@ -215,7 +215,7 @@ def _descend(variables, images, *, freeze_bn):
 
 
 class BatchNormTest(chex.TestCase):
-  def test_frozen_statistics_never_move_while_scale_and_bias_train(self):
+  def test_f26_frozen_statistics_never_move_while_scale_and_bias_train(self):
     before = after = _tiny_variables()
     for seed in range(3):
       after = _descend(after, _images(6, seed), freeze_bn=True)
@@ -300,14 +300,14 @@ class NormalizeTest(chex.TestCase):
       got = l2_normalize(jnp.asarray(vectors * np.float32(scale)))
       np.testing.assert_allclose(got, vectors / np.linalg.norm(vectors, axis=-1, keepdims=True), rtol=1e-5)
 
-  def test_zero_vector_has_value_and_gradient_zero(self):
+  def test_f25_zero_vector_has_value_and_gradient_zero(self):
     vectors = jnp.array([[0.0, 0.0], [3.0, 4.0]])
     np.testing.assert_array_equal(l2_normalize(vectors)[0], 0)
     jacobian = jax.jacobian(l2_normalize)(vectors)
     np.testing.assert_array_equal(jacobian[0], 0)
     np.testing.assert_allclose(jacobian[1, :, 1], np.array([[16, -12], [-12, 9]]) / 125, rtol=1e-5)
 
-  def test_zero_embedding_of_a_network_trains_on(self):
+  def test_f25_zero_embedding_of_a_network_trains_on(self):
     # A head of zeros embeds every image at 0: finite values and gradients, masked or not.
     variables = _tiny_variables()
     params = {**variables["params"], "head": jax.tree.map(jnp.zeros_like, variables["params"]["head"])}

@@ -93,7 +93,7 @@ class PriorTest(chex.TestCase):
     config = _loss_config(**{f"prior__{key}": value for key, value in values.items()}).prior
     return objectives.make_prior(config, _setting())(jnp.int32(step), jnp.array(_LABELS), _found(where))
 
-  def test_frequency_is_the_share_of_the_query_positives(self):
+  def test_f34_frequency_is_the_share_of_the_query_positives(self):
     # c - 1 positives among the N - 1 other training images, N = 20.
     want = (_COUNTS[_LABELS] - 1) / 19
     np.testing.assert_allclose(self._prior(kind="frequency"), want, rtol=1e-6)

@@ -50,7 +50,7 @@ def test_loss_and_v_of_bfloat16_follow_those_of_float32():
   assert want_state.v[rows].std() > 0.04  # the spread of what is compared
 
 
-def test_everything_from_the_normalised_embedding_on_is_float32():
+def test_f24_everything_from_the_normalised_embedding_on_is_float32():
   net = EmbeddingNet(ResNet((1,), False, width=4, stem="small", dtype=jnp.bfloat16), embedding_dim=8, dtype=jnp.bfloat16)
   images = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 3), np.uint8)
   embeddings, _ = jax.jit(net.init_with_output)(jax.random.key(0), images)

@@ -196,7 +196,7 @@ def test_nothing_in_a_file_is_executed(tmp_path):
     ("empty.safetensors", b"", ValueError, "no safetensors file"),
   ],
 )
-def test_files_that_are_no_weights_are_named(tmp_path, name, content, error, message):
+def test_f35_files_that_are_no_weights_are_named(tmp_path, name, content, error, message):
   if content is not None:
     (tmp_path / name).write_bytes(content)
   with pytest.raises(error, match=message) as found:

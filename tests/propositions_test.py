@@ -123,7 +123,7 @@ class Proposition2Test(chex.TestCase):
     second = -2 * rest * slope**2 / np.maximum(part + rest, 1e-12) ** 3
     return float(np.mean(0.5 * second * l1.var(axis=1) / num_negatives))
 
-  def test_soprc_does_not_move_with_the_share_of_positives(self):
+  def test_f34_soprc_does_not_move_with_the_share_of_positives(self):
     """Equal numbers of negatives: the mean is the same for every n+, exactly; here within the standard errors."""
     means, errors = [], []
     for i, num_positives in enumerate((2, 10, 50, 100)):  # pi_0 from 0.04 to 0.67

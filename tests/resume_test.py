@@ -36,7 +36,7 @@ def _logged(folder):
   return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def test_killed_twice(tmp_path):
+def test_f14_killed_twice(tmp_path):
   folder = tmp_path / "run"
   flags = runs.tiny_flags(folder)
   # While the main phase compiles: steps 5 and 6 are in the log, the newest checkpoint is of step 4.
@@ -104,7 +104,7 @@ def test_goes_on_with_other_workers_and_a_damaged_compile_cache(tmp_path):
   )
 
 
-def test_a_finished_run_stays_as_it_is(tmp_path):
+def test_f19_a_finished_run_stays_as_it_is_by_a_relative_workdir(tmp_path):
   # From another directory, with a relative workdir.
   reference = runs.finished().workdir
   shutil.copytree(reference, tmp_path / "copied")

@@ -83,7 +83,7 @@ class SurrogatesTest(chex.TestCase):
     self.assertTrue(np.all(slope <= 0), (margins, slope))
 
   @parameterized.named_parameters(_FUNCTIONS)
-  def test_gradient_is_finite_at_the_bounds_with_a_small_tau(self, function):
+  def test_f24_gradient_is_finite_at_the_bounds_with_a_small_tau(self, function):
     margins = np.array([-2.0, 0.0, 2.0, -3e38, 3e38], np.float32)
     values, slope = function(margins[:3], tau=0.001), _slope(function)(margins, 0.001)
     self.assertTrue(np.isfinite(values).all())

@@ -90,7 +90,7 @@ class UpdateTest(chex.TestCase):
   @chex.all_variants(with_pmap=False)
   @hypothesis.given(scores=_SCORES, ids=_IDS, masks=_MASKS, seed=st.integers(0, 2**16))
   @hypothesis.settings(max_examples=20)
-  def test_order_of_the_batch_changes_nothing(self, scores, ids, masks, seed):
+  def test_f12_order_of_the_batch_changes_nothing(self, scores, ids, masks, seed):
     order, columns = (np.random.default_rng(seed).permutation(n) for n in (Q, P))
     sequence = self.variant(_SEQUENCES["debiased"])
     expected, _ = sequence(scores, ids, masks)
@@ -108,7 +108,7 @@ class UpdateTest(chex.TestCase):
     np.testing.assert_array_equal(state.weight, expected.weight)
     np.testing.assert_array_equal(padded_rows[:, :Q], rows)
 
-  def test_several_lists_of_one_row_take_their_mean(self):
+  def test_f12_several_lists_of_one_row_take_their_mean(self):
     scores = np.float32([[0.1, 0.3, 0.5], [0.2, 0.2, 0.9], [-0.5, 0.0, 0.4]])
     state = _step(_TRACKERS["debiased"], _TRACKERS["debiased"].init(None), scores, np.array([1, 1, 2]))
     phi = interpolate_scores(scores, num_points=M, bounds=(-1, 1))
@@ -300,7 +300,7 @@ class ErrorsTest(chex.TestCase):
       score_ema(*arguments, **options)
 
   @parameterized.named_parameters(("too_large", C), ("negative", -1))
-  def test_concrete_ids_out_of_range(self, bad):
+  def test_f10_concrete_ids_out_of_range(self, bad):
     tracker = _TRACKERS["debiased"]
     scores, ids = _batch(0)
     ids[2] = bad
@@ -310,7 +310,7 @@ class ErrorsTest(chex.TestCase):
       tracker.lookahead(tracker.init(None), scores, ids)
 
   @parameterized.named_parameters(("too_large", C), ("far", 10**6), ("negative", -1), ("very_negative", -(10**6)))
-  def test_traced_ids_out_of_range(self, bad):
+  def test_f10_traced_ids_out_of_range(self, bad):
     """NaN rows in the lookahead, never another list's row; the table keeps out of it."""
     tracker = _TRACKERS["table"]
     scores, ids = _batch(0)
@@ -350,7 +350,7 @@ class ErrorsTest(chex.TestCase):
       _step(tracker, score_ema(C + 1, M, 0.1).init(None), scores, ids)
 
   @parameterized.named_parameters(("scores", "positive_scores"), ("ids", "list_ids"))
-  def test_a_missing_argument_is_named(self, missing):
+  def test_f37_a_missing_argument_is_named(self, missing):
     tx = optax.chain(_TRACKERS["debiased"], optax.sgd(0.1))
     extra = _extra(0)
     del extra[missing]
@@ -360,7 +360,7 @@ class ErrorsTest(chex.TestCase):
     with self.assertRaisesRegex(TypeError, f"Missing: (?!.*{other})"):
       tx.update(_GRADS, tx.init(_PARAMS), _PARAMS, **extra)
 
-  def test_both_missing(self):
+  def test_f37_both_missing(self):
     tx = optax.chain(_TRACKERS["debiased"], optax.sgd(0.1))
     with self.assertRaisesRegex(TypeError, "positive_scores, list_ids"):
       tx.update(_GRADS, tx.init(_PARAMS), _PARAMS)
@@ -391,7 +391,7 @@ class OptaxTest(chex.TestCase):
     chex.assert_trees_all_equal(updates, _GRADS)
 
   @parameterized.named_parameters(("before", True), ("after", False))
-  def test_chain(self, first):
+  def test_f37_chain(self, first):
     tracker, optimizer = _TRACKERS["debiased"], optax.adam(0.1)
     tx = optax.chain(tracker, optimizer) if first else optax.chain(optimizer, tracker)
     params, state = self.run_steps(tx, value=0.0)
@@ -410,14 +410,14 @@ class OptaxTest(chex.TestCase):
     chex.assert_trees_all_close(updates, jax.tree.map(lambda g: -0.1 * g, _GRADS))
     _assert_same_state(state[0], _expected_state((0, 1)))
 
-  def test_chain_before_multi_steps_moves_at_every_mini_step(self):
+  def test_f37_chain_before_multi_steps_moves_at_every_mini_step(self):
     tx = optax.chain(_TRACKERS["debiased"], optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation())
     for seeds in ((0,), (0, 1), (0, 1, 2)):
       params, state = self.run_steps(tx, seeds)
       _assert_same_state(state[0], _expected_state(seeds))
       chex.assert_trees_all_close(params, self.plain(optax.sgd(0.1), len(seeds) // 2), rtol=1e-6)
 
-  def test_multi_steps_around_the_chain_sees_the_last_mini_step_only(self):
+  def test_f37_multi_steps_around_the_chain_sees_the_last_mini_step_only(self):
     tx = optax.MultiSteps(optax.chain(_TRACKERS["debiased"], optax.sgd(0.1)), 2)
     seen = {(0,): (), (0, 1): (1,), (0, 1, 2): (1,), (0, 1, 2, 3): (1, 3)}
     for seeds, expected in seen.items():
@@ -428,7 +428,7 @@ class OptaxTest(chex.TestCase):
     rows = _TRACKERS["debiased"].lookahead(state, scores, ids)
     np.testing.assert_allclose(rows, _step(_TRACKERS["debiased"], _expected_state((1, 3)), scores, ids).v[ids], rtol=1e-6)
 
-  def test_partition(self):
+  def test_f37_partition(self):
     tracker = _TRACKERS["debiased"]
     tx = optax.partition(
       {"tracked": optax.chain(tracker, optax.sgd(0.1)), "plain": optax.sgd(0.01)}, {"a": "tracked", "b": "plain"}
@@ -440,7 +440,7 @@ class OptaxTest(chex.TestCase):
     expected = _step(tracker, _expected_state((0, 1, 2)), scores, ids).v[ids]
     np.testing.assert_allclose(tracker.lookahead(state, scores, ids), expected, rtol=1e-6)
 
-  def test_inject_hyperparams_around_the_optimizer(self):
+  def test_f37_inject_hyperparams_around_the_optimizer(self):
     tracker = _TRACKERS["debiased"]
     tx = optax.chain(tracker, optax.inject_hyperparams(optax.sgd)(learning_rate=0.1))
     params, state = self.run_steps(tx)

@@ -141,7 +141,7 @@ class TestStep:
     ],
     ids=["soprc", "paper", "triplet", "masked"],
   )
-  def test_two_devices_equal_one_on_the_joined_batch(self, values, where):
+  def test_f23_two_devices_equal_one_on_the_joined_batch(self, values, where):
     batches = [_batch(seed, where) for seed in range(3)]
     want, want_history = _toy(**values).run(batches)
     got, history = _toy(devices=NUM_DEVICES, **values).run(batches)
@@ -169,7 +169,7 @@ class TestStep:
       chex.assert_trees_all_close(jax.device_get(got), _first(scalars), rtol=1e-4, atol=1e-5)
     chex.assert_trees_all_close(jax.device_get(state), _first(want), rtol=1e-3, atol=2e-5)
 
-  def test_order_of_the_batch_changes_nothing(self):
+  def test_f13_order_of_the_batch_changes_nothing(self):
     order = np.random.default_rng(5).permutation(_BATCH)
     batch = _batch()
     want, want_history = _toy().run([batch])
@@ -186,7 +186,7 @@ class TestStep:
     chex.assert_trees_all_close(toy.run([batch]), toy.run([other]), rtol=1e-5, atol=1e-6)
 
   @pytest.mark.parametrize("where", [[0] * 16, [1] + [0] * 15, [1] * 4 + [0] * 12, [1, 0, 0, 0] * 4])
-  def test_batches_without_a_list_leave_v_alone_and_weights_finite(self, where):
+  def test_f02_batches_without_a_list_leave_v_alone_and_weights_finite(self, where):
     # All masked, one image, one class (v still moves), one image of each class.
     toy = _toy(masked=True, freeze_bn=True)
     state, history = toy.run([_batch(0, where)])
@@ -195,7 +195,7 @@ class TestStep:
     moved = tracking.find_state(state.opt_state).weight > 0
     assert moved.sum() == (1 if where[:4] == [1] * 4 else 0)
 
-  def test_frozen_batch_norm_keeps_its_statistics_to_the_bit(self):
+  def test_f26_frozen_batch_norm_keeps_its_statistics_to_the_bit(self):
     toy = _toy(freeze_bn=True)
     state, _ = toy.run([_batch(seed) for seed in range(3)])
     before = jax.device_get(toy.initial())
