@@ -19,7 +19,7 @@ import torch
 def main(task_path: str, found_path: str) -> None:
   # Networks as small as these are slower on two threads than on one.
   torch.set_num_threads(1)
-  with np.load(task_path) as task:
+  with np.load(task_path, allow_pickle=False) as task:
     found = [train(task, float(rate)) for rate in task["rates"]]
   val, test, losses, seconds = zip(*found)
   np.savez(found_path, val=np.stack(val), test=np.stack(test), losses=np.stack(losses), step_seconds=np.median(seconds))

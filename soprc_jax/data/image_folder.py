@@ -16,7 +16,7 @@ def load(root: str) -> files.Files:
   Hidden entries are skipped; other files that are no images are counted in a warning.
 
   Raises:
-    ValueError: no subfolder, one without an image, or one with folders in it.
+    ValueError: no subfolder, one without an image, or one with folders or what cannot be read as a file (a pipe, a broken link) in it.
     FileNotFoundError: no such folder.
   """
   if Path(root).expanduser().is_file():
@@ -49,7 +49,9 @@ def _images(folder: Path) -> tuple[list[str], list[str]]:
   for entry in sorted(folder.iterdir()):
     if entry.name.startswith("."):
       continue
-    if entry.is_dir():
-      raise ValueError(f"{entry} is a folder in the folder of a class. data.root must have\n{_LAYOUT}")
+    if not entry.is_file():
+      if entry.is_dir():
+        raise ValueError(f"{entry} is a folder in the folder of a class. data.root must have\n{_LAYOUT}")
+      raise ValueError(f"{entry} is no file that can be read (a link to nothing? a pipe?): take it out")
     (images if entry.suffix.lower() in files.EXTENSIONS else others).append(entry.name)
   return images, [f"{folder.name}/{name}" for name in others]

@@ -122,9 +122,10 @@ def _column(part: Any, key: str, folder: Path, name: str) -> np.ndarray:
   if path.exists():
     try:
       values = np.load(path, allow_pickle=False)
-      if len(values) == len(part):
+      if values.shape == (len(part),):
         return values
-    except (OSError, ValueError, EOFError) as error:
+      raise ValueError(f"it has the shape {list(values.shape)}")
+    except (OSError, ValueError, EOFError, MemoryError) as error:
       _log.warning("%s is damaged (%s): reading the records again.", path, error)
   _log.info("Reading %s of %d records, once.", key, len(part))
   values = np.array([_plain(part[i][key]) for i in range(len(part))])

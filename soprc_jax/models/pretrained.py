@@ -14,6 +14,8 @@ from soprc_jax.models.resnet import RESNETS, ResNet
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
 HUB = "hf://"
 Variables = dict[str, Any]
+# Before this version a file could run code in spite of weights_only: CVE-2025-32434, CVE-2026-24747.
+SAFE_TORCH = (2, 10)
 
 _STATISTICS = {"running_mean": "mean", "running_var": "var"}
 # Hugging Face's ResNet -> torchvision's names; timm's are torchvision's.
@@ -38,18 +40,25 @@ def read(source: str) -> dict[str, np.ndarray]:
   """The state dict in a file, name -> array, under torchvision's names.
 
   Args:
-    source: a ``.pth``, ``.pt`` or ``.bin`` file (needs torch; read with ``weights_only``, so that nothing in it is executed), a ``.safetensors``
-      file, or ``hf://USER/REPOSITORY[/FILE]`` (needs ``huggingface_hub``; FILE is ``model.safetensors`` by default).
+    source: a ``.pth``, ``.pt`` or ``.bin`` file (needs torch 2.10; read with ``weights_only``, so that nothing in it is executed), a
+      ``.safetensors`` file, or ``hf://USER/REPOSITORY[/FILE]`` (needs ``huggingface_hub``; FILE is ``model.safetensors`` by default).
 
   Raises:
     FileNotFoundError: no such file.
-    ValueError: the file holds no weights, or the package that reads it is not installed.
+    ValueError: the file holds no weights, or two of one name, or the package that reads it is not installed.
   """
   path = _from_hub(source) if source.startswith(HUB) else Path(source).expanduser()
   if not path.is_file():
     raise FileNotFoundError(f"model.init_from={source}: there is no such file")
   weights = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
-  return {torchvision_name(name): array for name, array in weights.items()}
+  renamed: dict[str, np.ndarray] = {}
+  for name, array in weights.items():
+    if torchvision_name(name) in renamed:
+      raise ValueError(
+        f"{source} has two weights for {torchvision_name(name)!r}, one of them as {name!r}: leave one of them out"
+      )
+    renamed[torchvision_name(name)] = array
+  return renamed
 
 
 def torchvision_name(name: str) -> str:
@@ -74,6 +83,9 @@ def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
 
   Args:
     weights: state dict under torchvision's names.
+
+  Raises:
+    ValueError: a name is both that of a weight and that of a module.
   """
   variables: Variables = {"params": {}, "batch_stats": {}}
   for name, array in weights.items():
@@ -83,6 +95,12 @@ def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
     node = variables[collection]
     for part in path[:-1]:
       node = node.setdefault(part, {})
+      if not isinstance(node, dict):
+        break
+    if not isinstance(node, dict) or path[-1] in node:
+      raise ValueError(
+        f"{name!r} names a weight and what is in another one: these are weights of none of {', '.join(RESNETS)}"
+      )
     # Torch stores kernels as [out, in, height, width] and [out, in].
     node[path[-1]] = np.transpose(array, (2, 3, 1, 0)) if array.ndim == 4 else array.T
   return variables
@@ -194,6 +212,10 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     return numpy.load_file(path)
   except SafetensorError as error:
     raise ValueError(f"{path} is no safetensors file ({error}): fetch it again") from error
+  except (AttributeError, KeyError, TypeError) as error:  # what numpy has no type for
+    raise ValueError(
+      f"{path} has weights of a type that cannot be read ({error}): write them as float32 or float16"
+    ) from error
 
 
 def _read_torch(path: Path) -> dict[str, np.ndarray]:
@@ -204,6 +226,11 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
       f"{path}: reading it needs torch (pip install torch --index-url https://download.pytorch.org/whl/cpu), once: "
       "experiments.convert_weights writes a checkpoint that does not need it; a .safetensors file of the weights does not either"
     ) from None
+  if tuple(int(part) for part in torch.__version__.split(".")[:2]) < SAFE_TORCH:
+    raise ValueError(
+      f"{path}: torch {torch.__version__} may run what is in such a file; install torch >= {'.'.join(map(str, SAFE_TORCH))}, or give a "
+      ".safetensors file of the weights"
+    )
   try:
     content = torch.load(path, map_location="cpu", weights_only=True)
   except Exception as error:  # pickle, zip and torch errors: whatever is in the file, it is not executed
@@ -216,15 +243,21 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
       content = content[key]
   if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
     raise ValueError(f"{path} holds no state dict (names and tensors)")
-  return {
-    str(name): value.to(torch.float32).numpy() if value.is_floating_point() else value.numpy()
-    for name, value in content.items()
-  }
+  return {str(name): _array(name, value.detach(), path) for name, value in content.items()}
+
+
+def _array(name: str, tensor: Any, path: Path) -> np.ndarray:
+  try:
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+  except (RuntimeError, TypeError) as error:  # sparse, quantized or without data
+    raise ValueError(
+      f"{path}: {name!r} is no plain tensor ({error}): save model.state_dict() of the float32 model"
+    ) from error
 
 
 def _from_hub(source: str) -> Path:
   parts = source.removeprefix(HUB).split("/")
-  if len(parts) < 2 or not all(parts):
+  if len(parts) < 2 or not all(parts) or ".." in parts:
     raise ValueError(f"{source}: a name like hf://USER/REPOSITORY or hf://USER/REPOSITORY/FILE wanted")
   try:
     from huggingface_hub import errors, hf_hub_download

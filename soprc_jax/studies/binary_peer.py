@@ -50,7 +50,7 @@ def train(config: Any, task: binary.Task, python: str) -> tuple[binary.Found, fl
     done = subprocess.run([python, str(SCRIPT), str(given), str(gotten)], capture_output=True, text=True, check=False)
     if done.returncode or not gotten.exists():
       raise ChildProcessError(f"{python} {SCRIPT} has failed: {_last_line(done.stderr)}")
-    with np.load(gotten) as found:
+    with np.load(gotten, allow_pickle=False) as found:
       return _judged(found, task), float(found["step_seconds"])
 
 

@@ -1,0 +1,34 @@
+"""Python imports this at the start of every process that tests start (`runs.environment`): they reach this machine and nothing else.
+
+What is not Python, like gRPC, is not held back.
+"""
+
+import ipaddress
+import socket
+import sys
+from typing import Any
+
+
+def _is_here(host: Any) -> bool:
+  host = host.decode() if isinstance(host, bytes) else host
+  if host in (None, "", "localhost", socket.gethostname()):
+    return True
+  try:
+    return ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    return False
+
+
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+  if event in ("socket.connect", "socket.sendto"):
+    address = arguments[1]
+    host = address[0] if isinstance(address, tuple) else None  # else a socket in the file system
+  elif event in ("socket.getaddrinfo", "socket.gethostbyname"):
+    host = arguments[0]
+  else:
+    return
+  if not _is_here(host):
+    raise PermissionError(f"{event} to {host}: no network unless asked (tests/offline)")
+
+
+sys.addaudithook(_watch)
