@@ -3,6 +3,7 @@
 import atexit
 import functools
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 from quick import quick_compilation  # noqa: F401
 import runs
+
+from soprc_jax import metrics
 
 # (processes, devices of each)
 SETUPS = [(1, 2), (1, 3), (1, 4), (2, 2)]
@@ -80,6 +83,39 @@ def test_f23_equals_one_device(processes, devices, subtests):
     assert (metrics["all"]["num_queries"], metrics["all"]["num_skipped"]) == (27, 0)
     assert metrics["all"]["ks_beyond_gallery"] == [27]  # each has 26 candidates
     assert metrics["one_per_class"]["num_queries"] == 21
+
+
+_COUNTS = """
+import json
+import jax
+import device_cases
+from soprc_jax.training import parallel
+
+found = {}
+for count in (1, 2, 3, 8):
+  # pmap takes the first devices where the mapped axis is shorter than there are.
+  parallel.jax = type("Jax", (), vars(jax) | {"device_count": staticmethod(lambda: count), "local_device_count": staticmethod(lambda: count)})
+  values = device_cases.evaluated()
+  assert values["embeddings"].shape[0] == 27
+  found[count] = json.loads(str(values["metrics"])) | {"embeddings": values["embeddings"].tolist()}
+print(json.dumps(found))
+"""
+
+
+def test_f05_padding_for_any_number_of_devices_repeats_no_image():
+  """27 images in batches of 8, on 1, 2, 3 and 8 devices: the metrics are those of all 27 in one batch, each image once."""
+  env = runs.environment(8, **runs.QUICK)
+  env["PYTHONPATH"] += f"{os.pathsep}{runs.ROOT / 'tests'}"
+  done = subprocess.run([sys.executable, "-c", _COUNTS], env=env, capture_output=True, text=True, timeout=600, check=False)
+  assert done.returncode == 0, done.stderr
+  images = device_cases._Images()
+  embeddings = np.asarray(device_cases._model(True, None).apply(device_cases._variables(), images._images))
+  for count, found in json.loads(done.stdout.splitlines()[-1]).items():
+    np.testing.assert_allclose(found["embeddings"], embeddings, atol=1e-5, err_msg=count)
+    want = metrics.retrieval_metrics(np.float32(found["embeddings"]), images.labels, ks=(1, 3, 26, 27))
+    assert found["all"] == want | {"num_broken": 0}, count
+    assert want["mAUPRC"] <= 1
+    assert (want["num_queries"], want["num_skipped"]) == (27, 0)
 
 
 def _assert_close(got, want, tolerance, name):

@@ -300,12 +300,18 @@ class NormalizeTest(chex.TestCase):
       got = l2_normalize(jnp.asarray(vectors * np.float32(scale)))
       np.testing.assert_allclose(got, vectors / np.linalg.norm(vectors, axis=-1, keepdims=True), rtol=1e-5)
 
-  def test_f25_zero_vector_has_value_and_gradient_zero(self):
-    vectors = jnp.array([[0.0, 0.0], [3.0, 4.0]])
+  @parameterized.parameters(jnp.float32, jnp.bfloat16, jnp.float16)
+  def test_f25_zero_vector_has_value_and_gradient_zero(self, dtype):
+    vectors = jnp.array([[0.0, 0.0], [3.0, 4.0]], dtype)
     np.testing.assert_array_equal(l2_normalize(vectors)[0], 0)
-    jacobian = jax.jacobian(l2_normalize)(vectors)
+    jacobian = jax.jacobian(l2_normalize)(vectors).astype(jnp.float32)
     np.testing.assert_array_equal(jacobian[0], 0)
-    np.testing.assert_allclose(jacobian[1, :, 1], np.array([[16, -12], [-12, 9]]) / 125, rtol=1e-5)
+    tolerance = 1e-5 if dtype == jnp.float32 else 0.05
+    np.testing.assert_allclose(jacobian[1, :, 1], np.array([[16, -12], [-12, 9]]) / 125, rtol=tolerance)
+    # Masked later: 0 times what came back.
+    masked = jax.grad(lambda x: jnp.sum(jnp.where(jnp.array([[False], [True]]), l2_normalize(x), 0)[:, 0]))(vectors)
+    self.assertTrue(np.isfinite(np.float32(masked)).all())
+    np.testing.assert_array_equal(np.float32(masked)[0], 0)
 
   def test_f25_zero_embedding_of_a_network_trains_on(self):
     # A head of zeros embeds every image at 0: finite values and gradients, masked or not.

@@ -326,14 +326,20 @@ def _eval_config(**values):
 
 class TestEvaluation:
   @pytest.mark.parametrize("batch_size", [3, 26, 100])
-  def test_padding_and_batch_size_change_nothing(self, batch_size):
-    source, toy = _Source(26), _toy()
-    got = evaluation.make_embed(toy.model, _eval_config(batch_size=batch_size))(parallel.replicate(_variables()), source)
+  def test_f31_padding_and_batch_size_change_nothing_and_compile_once(self, batch_size, monkeypatch):
+    source, toy, traced = _Source(26), _toy(), []
+    embed_step = step_lib.embed_step
+    monkeypatch.setattr(step_lib, "embed_step", lambda *args, **options: traced.append(1) or embed_step(*args, **options))
+    embed = evaluation.make_embed(toy.model, _eval_config(batch_size=batch_size))
+    got = embed(parallel.replicate(_variables()), source)
+    assert len(traced) == 1  # the last batch, of 2 or of all 26, has the shape of the others
     want = toy.model.apply(_variables(), source._images)
-    assert got.embeddings.shape == (26, 8)
+    assert got.embeddings.shape == (26, 8)  # no tail is dropped
     np.testing.assert_allclose(got.embeddings, want, atol=1e-5)
     np.testing.assert_array_equal(got.labels, source.labels)
     assert got.num_broken == 0
+    embed(parallel.replicate(_variables()), _Source(7))
+    assert len(traced) == 1
 
   def test_metrics_are_those_of_all_images(self):
     source, toy = _Source(26), _toy()
