@@ -250,7 +250,7 @@ def errors_as_messages() -> Iterator[None]:
   try:
     yield
   except KeyboardInterrupt:
-    _exit("interrupted: what is finished stays, and the same command goes on or begins again", 128 + signal.SIGINT)
+    _leave("Interrupted: what is finished stays, and the same command goes on or begins again", 128 + signal.SIGINT)
   except (ValueError, OSError, ArithmeticError) as error:
     logging.getLogger("soprc_jax").debug("traceback", exc_info=True)
     _exit(str(error))
@@ -262,7 +262,7 @@ def errors_as_messages() -> Iterator[None]:
     # Of `interrupts.InterruptedRunError`; its module would load jax for every typo.
     status = getattr(error, "exit_status", None)
     if status is not None:
-      _exit(str(error), status)
+      _leave(str(error), status)
     if not (isinstance(error, RuntimeError) and _is_one_of_several()):
       raise
     first_line = str(error).splitlines()[0]
@@ -308,8 +308,12 @@ def _set_up_logging() -> None:
     logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _exit(message: str, status: int = 1) -> NoReturn:
-  print(f"Error: {message}", file=sys.stderr, flush=True)
+def _exit(message: str) -> NoReturn:
+  _leave(f"Error: {message}", 1)
+
+
+def _leave(message: str, status: int) -> NoReturn:
+  print(message, file=sys.stderr, flush=True)
   if _is_one_of_several():
     # Leaving in the usual way would wait for the others, which may be waiting for this one. They get the time to tell what is wrong with them.
     time.sleep(2)

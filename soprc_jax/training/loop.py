@@ -20,6 +20,7 @@ from soprc_jax.training import (
   build,
   checkpoints,
   describe,
+  empty,
   evaluation,
   guard,
   interrupts,
@@ -128,6 +129,7 @@ class _Run:
         )
     self.start = int(state.step)
     self.broken = set[int]()
+    self.empty = empty.EmptyBatches()
     self.state = parallel.replicate(parallel.from_main(state))
     self.log = workdir_lib.MetricsLog(workdir, last_step=self.start, writes=parallel.is_main())
     opened.callback(self.log.close)
@@ -184,8 +186,8 @@ class _Run:
     signum = requests.number or 0
     raise interrupts.InterruptedRunError(
       signum,
-      f"stopped by {signal.Signals(signum).name} after step {number} of {self.num_steps}: its checkpoint is in {self.workdir}, and "
-      "the same command goes on",
+      f"Stopped by {signal.Signals(signum).name} after step {number} of {self.num_steps}: its checkpoint is in {self.workdir}; "
+      "the same command goes on from there.",
     )
 
   def _note_broken(self, positions: np.ndarray, broken: np.ndarray) -> None:
@@ -245,6 +247,8 @@ class _Run:
         scalars["skipped"] = float(bool(nonfinite))
       if nonfinite:
         self._nonfinite(step, scalars, nonfinite)
+      else:
+        self.empty.note(step.number, scalars.get("valid_lists", 1.0))  # a loss of one's own may not count them
       step.fetched = scalars
     return step.fetched
 
@@ -279,9 +283,9 @@ class _Run:
     if goes_on:
       _log.warning("Skipped %s.", found)
       return
-    again = f"{in_a_row} steps in a row were skipped, now " if skips else ""
+    before = f" after {in_a_row - 1} skipped steps in a row (train.max_skipped)" if skips else ""
     raise guard.DivergedError(
-      f"training broke down at {again}{found}. No checkpoint holds it; see it again with: python -m experiments.replay "
+      f"training broke down{before} at {found}. No checkpoint holds it; see it again with: python -m experiments.replay "
       f"--workdir={self.workdir}; try a lower optim.learning_rate" + ("" if skips else ", or train.on_nonfinite=skip")
     )
 

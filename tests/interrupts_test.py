@@ -1,0 +1,66 @@
+"""SIGTERM and Ctrl-C amid the steps are noted; a second one is obeyed."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import runs
+
+from experiments import flags
+from soprc_jax.training import interrupts
+
+
+@pytest.mark.parametrize("number", interrupts.SIGNALS)
+def test_a_signal_is_noted_until_the_step_is_done(number, capfd):
+  before = signal.getsignal(number)
+  with interrupts.Requests() as requests:
+    assert not requests.due(1)
+    os.kill(os.getpid(), number)
+    assert requests.due(2)
+    assert requests.number == number
+  assert signal.getsignal(number) is before
+  assert "stopping after this step" in capfd.readouterr().err
+
+
+def test_a_signal_that_the_process_ignores_stays_ignored():
+  before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a command in the background
+  try:
+    with interrupts.Requests() as requests:
+      os.kill(os.getpid(), signal.SIGINT)
+      assert not requests.due(1)
+  finally:
+    signal.signal(signal.SIGINT, before)
+
+
+_TWICE = """
+import os, signal, time
+from soprc_jax.training import interrupts
+with interrupts.Requests():
+  for _ in range(2):
+    os.kill(os.getpid(), signal.{name})
+  time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", -signal.SIGTERM), ("SIGINT", -signal.SIGINT)])
+def test_the_second_stops_at_once(name, status):
+  done = subprocess.run([sys.executable, "-c", _TWICE.format(name=name)], cwd=runs.ROOT, capture_output=True, timeout=50)
+  assert done.returncode in (status, 1)  # Python tells Ctrl-C by its own traceback
+  assert b"stopping after this step" in done.stderr
+
+
+@pytest.mark.parametrize(
+  ("error", "status"),
+  [
+    (interrupts.InterruptedRunError(15, "stopped"), 143),
+    (interrupts.InterruptedRunError(2, "stopped"), 130),
+    (KeyboardInterrupt(), 130),
+  ],
+)
+def test_exit_status(error, status, capsys):
+  with pytest.raises(SystemExit) as left, flags.errors_as_messages():
+    raise error
+  assert left.value.code == status
+  assert capsys.readouterr().err.lower().startswith(("stopped", "interrupted"))

@@ -1,0 +1,67 @@
+"""Two runs cannot work in one folder."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import runs
+
+from soprc_jax.training import lock, loop, workdir
+
+_HOLDER = """
+import pathlib, sys, time
+from soprc_jax.training import lock
+with lock.hold(pathlib.Path(sys.argv[1])):
+  print("held", flush=True)
+  time.sleep(600)
+"""
+
+
+def _holder(folder):
+  """Another process that holds the lock."""
+  process = subprocess.Popen([sys.executable, "-c", _HOLDER, folder], cwd=runs.ROOT, stdout=subprocess.PIPE, text=True)
+  assert process.stdout.readline() == "held\n"
+  return process
+
+
+def test_the_second_is_refused_until_the_first_is_gone_however_it_went(tmp_path):
+  process = _holder(tmp_path)
+  try:
+    with pytest.raises(ValueError, match=f"is in use by process {process.pid} on .*, since 20"), lock.hold(tmp_path):
+      pass
+  finally:
+    process.kill()
+    process.wait()
+  process.stdout.close()
+  with lock.hold(tmp_path):
+    assert (tmp_path / lock.LOCK).read_text().startswith(f"process {os.getpid()} on ")
+  with lock.hold(tmp_path):  # and again
+    pass
+
+
+def test_a_child_of_a_killed_run_does_not_keep_it(tmp_path):
+  # Loader processes may outlive their parent for a moment.
+  with lock.hold(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
+  try:
+    time.sleep(0.1)
+    with lock.hold(tmp_path):
+      pass
+  finally:
+    child.kill()
+    child.wait()
+
+
+def test_a_run_in_a_folder_in_use_changes_nothing(tmp_path):
+  folder, config = tmp_path / "run", runs.tiny_config()
+  folder.mkdir()
+  with lock.hold(folder), pytest.raises(ValueError, match="is in use by process"):
+    loop.train(config, folder)
+  assert [path.name for path in folder.iterdir()] == [lock.LOCK]
+  workdir.claim(folder, config)
+  before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+  with lock.hold(folder), pytest.raises(ValueError, match="is in use by process"):
+    loop.train(config, folder)
+  assert {path: path.stat().st_mtime_ns for path in folder.iterdir()}.keys() == before.keys()
