@@ -263,6 +263,47 @@ flags.FLAGS(["program", "--workdir=x"])
 _TRAIN_ONLY = ("flax", "orbax", "grain", "ml_collections", "tensorboardX", "PIL", "matplotlib", "tensorflow", "torch")
 
 
+_IMPORT_ALL = """
+import importlib, json, logging, os, pkgutil, random, signal, sys, threading, warnings
+from absl import flags
+
+for name in ("config", "workdir", "seed", "coordinator", "num_processes", "split", "output"):
+  flags.DEFINE_string(name, None, "")
+# What these do when they are imported is theirs.
+import chex, flax.linen, grain.python, jax, matplotlib, ml_collections, numpy, optax, orbax.checkpoint, tensorboardX, tqdm
+import absl.logging, hypothesis, PIL.ImageFile, safetensors.numpy
+from jax._src import xla_bridge
+
+def world():
+  return {
+    "environment": dict(os.environ),
+    "root logger": [repr(logging.getLogger().handlers), logging.getLogger().level],
+    "signals": [repr(signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)],
+    "warnings": [repr(one) for one in warnings.filters],
+    "jax": {key: repr(value) for key, value in jax.config.values.items()},
+    "devices": xla_bridge.backends_are_initialized(),
+    "flags": sorted(flags.FLAGS),
+    "parsed": flags.FLAGS.is_parsed(),
+    "random": [repr(random.getstate()), repr(numpy.random.get_state())],
+    "matplotlib": repr(matplotlib.get_backend(auto_select=False)),
+    "pillow": [PIL.ImageFile.LOAD_TRUNCATED_IMAGES, PIL.Image.MAX_IMAGE_PIXELS],
+    "threads": threading.active_count(),
+    "folder": os.getcwd(),
+    "path": list(sys.path),
+  }
+
+before = world()
+import soprc_jax
+# train_peer is a program of its own, for torch.
+names = [m.name for m in pkgutil.walk_packages(soprc_jax.__path__, "soprc_jax.") if not m.name.endswith("train_peer")]
+for name in names:
+  importlib.import_module(name)
+after = world()
+flags.FLAGS(["program", "--workdir=x"])
+print(json.dumps([[key for key in before if before[key] != after[key]], len(names)]))
+"""
+
+
 class TestImport:
   @pytest.mark.parametrize(
     ("module", "heavy"),
@@ -274,9 +315,22 @@ class TestImport:
       ("soprc_jax.training.loop", ("tensorflow",)),
     ],
   )
-  def test_library_defines_no_flags_and_touches_no_device(self, module, heavy):
+  def test_f36_library_defines_no_flags_and_touches_no_device(self, module, heavy):
     code = _IMPORTS.format(module=module, heavy=heavy)
     done = subprocess.run(
       [sys.executable, "-W", "error", "-c", code], cwd=runs.ROOT, env=runs.environment(), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+  def test_f36_every_module_can_be_imported_into_a_program_with_flags_of_the_same_names(self):
+    done = subprocess.run(
+      [sys.executable, "-W", "error", "-c", _IMPORT_ALL],
+      cwd=runs.ROOT,
+      env=runs.environment(),
+      capture_output=True,
+      text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    changed, count = json.loads(done.stdout.splitlines()[-1])
+    assert changed == []
+    assert count > 80

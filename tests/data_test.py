@@ -1,6 +1,7 @@
 """Data: the glyphs source and its cache, splits, P x K batches as pure functions of (seed, step), images, the pipeline."""
 
 import collections
+import io
 import itertools
 import json
 import logging
@@ -12,10 +13,11 @@ import threading
 import time
 
 import numpy as np
+from PIL import Image
 import pytest
 import runs
 
-from soprc_jax.data import glyphs, images, pipeline, sampler, sources
+from soprc_jax.data import glyphs, images, pictures, pipeline, sampler, sources
 
 # Reference digests of the rendered pixels would change with Pillow and matplotlib; what must hold with any version is tested.
 
@@ -538,6 +540,58 @@ class TestPipeline:
     np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in batches]), source._images)
     assert threading.get_ident() not in threads
     assert len(threads) == min(max(os.cpu_count(), 1), 16)
+
+
+class _Broken(_Pictures):
+  """Files, of which those at ``bad`` are cut off."""
+
+  def __init__(self, labels, bad):
+    super().__init__(labels, size=24)
+    self._bad = set(bad)
+
+  def __getitem__(self, index):
+    stream = io.BytesIO()
+    Image.fromarray(self._images[index]).save(stream, "PNG")
+    data = stream.getvalue()
+    name = f"folder/{index}.png"
+    return sources.Example(
+      pictures.Encoded(data[: len(data) // 2 if index in self._bad else None], name), int(self.labels[index]), name
+    )
+
+
+class TestBrokenImages:
+  # Class 5: one of four is broken; class 6: all are; the others none.
+  labels, bad = np.repeat([5, 6, 7, 8], 4), (1, 4, 5, 6, 7)
+
+  def _batch(self, **settings):
+    source = _Broken(self.labels, self.bad)
+    plan = sampler.ClassSampler(self.labels, batch_size=16, per_class=4, seed=0)
+    rows = sources.label_rows(self.labels)
+    settings = {"augmentation": "none", "image_size": 24, "num_steps": 3} | settings
+    return source, pipeline.TrainBatches(source, plan, rows=rows, seed=0, **settings)
+
+  def test_f29_error_names_the_file_and_the_way_out(self):
+    with pytest.raises(pictures.BrokenImageError, match=r"folder/\d\.png: .*truncated.*data\.on_broken=skip takes another"):
+      self._batch()[1][0]
+
+  def test_f29_another_image_of_the_class_takes_its_place_and_is_counted(self):
+    source, batches = self._batch(on_broken="skip")
+    for step in range(3):
+      batch = batches[step]
+      np.testing.assert_array_equal(batch["broken"], np.isin(batch["position"], self.bad))
+      np.testing.assert_array_equal(batch["where"], self.labels[batch["position"]] != 6)  # nothing left to take: masked out
+      for image, position in zip(batch["image"], batch["position"]):
+        label = self.labels[position]
+        good = np.setdiff1d(np.flatnonzero(self.labels == label), self.bad) if position in self.bad else [position]
+        assert not image.any() if label == 6 else any(np.array_equal(image, source._images[other]) for other in good)
+
+  def test_f29_evaluation_leaves_it_out_or_names_it(self):
+    source = _Broken(self.labels, self.bad)
+    batches = list(pipeline.eval_batches(source, batch_size=5, image_size=24, on_broken="skip"))
+    where = np.concatenate([batch["where"] for batch in batches])[:16]
+    np.testing.assert_array_equal(where, ~np.isin(np.arange(16), self.bad))
+    with pytest.raises(pictures.BrokenImageError, match=r"folder/1\.png: .*data\.on_broken=skip leaves it out"):
+      list(pipeline.eval_batches(source, batch_size=5, image_size=24))
 
 
 class TestImages:

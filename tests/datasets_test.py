@@ -276,6 +276,24 @@ class TestBenchmarks:
     ):
       _splits(name, tmp_path)
 
+  def test_f35_web_page_in_place_of_a_list(self, tmp_path, name):
+    _WRITERS[name](tmp_path)
+    path = tmp_path / lists.BENCHMARKS[name].lists["train"]
+    path.write_text("\n<!DOCTYPE html>\n<html><title>Quota exceeded</title></html>\n")
+    with pytest.raises(ValueError, match="is a web page and no list: the download went wrong, fetch it again") as error:
+      _splits(name, tmp_path)
+    assert all(
+      part in str(error.value) for part in (str(path), "https://", lists.BENCHMARKS[name].lists["test"].split("/")[-1])
+    )
+
+  def test_f35_web_page_in_place_of_an_image(self, tmp_path, name):
+    _WRITERS[name](tmp_path)
+    for path in tmp_path.rglob("*.[jJ][pP][gG]"):
+      path.write_bytes(b"<!DOCTYPE html><html></html>")
+    image = _splits(name, tmp_path)["train"][0].image
+    with pytest.raises(pictures.BrokenImageError, match=r"\.(jpg|JPG): this is no image that can be read"):
+      pictures.as_picture(image)
+
 
 class TestListsThatDisagree:
   def test_image_with_two_labels(self, tmp_path):

@@ -386,6 +386,26 @@ class SoprcLossTest(chex.TestCase):
       with self.assertRaisesRegex(ValueError, name):
         ap_loss(positive, negative, **settings)
 
+  @parameterized.parameters(30.0, 1.0001, -0.1, float("nan"))
+  def test_f34_a_prior_that_is_no_share_is_never_taken(self, prior):
+    """A percentage, a count, a negative: an error where the number is known, NaN in that list where it is traced or on a device."""
+    positive, negative, v = _draw(0, P, N, M)
+    for known in (prior, np.float32(prior), np.array([0.1, prior, 0.2])):
+      with self.assertRaisesRegex(ValueError, r"prior \(a share of positives, not a percentage or a count\) must lie in"):
+        soprc_loss(positive, negative, v, prior=known)
+    each = jax.jit(lambda prior: soprc_loss(positive, negative, v, prior=prior, reduce_fn=None))(
+      jnp.array([0.1, prior, 0.2])
+    )
+    np.testing.assert_array_equal(np.isnan(each), [False, True, False])
+    self.assertTrue(np.isnan(soprc_loss(positive, negative, v, prior=jnp.float32(prior))))
+    labels = np.arange(P) < 2
+    with self.assertRaisesRegex(ValueError, "prior must lie in"):
+      metrics.auprc(positive[0], labels, prior=prior)
+    found = jax.jit(lambda prior: metrics.auprc(positive, np.tile(labels, (Q, 1)), prior=prior))(
+      jnp.array([0.1, prior, 0.2])
+    )
+    np.testing.assert_array_equal(np.isnan(found), [False, True, False])
+
   def test_v_needs_the_leading_axes(self):
     positive, negative, v = _draw(0, P, N, M)
     with self.assertRaises(AssertionError):

@@ -136,7 +136,7 @@ class TestBrokenImages:
       (tmp_path / "data" / "class_004" / f"{index}.png").write_bytes(b"")
     return tmp_path / "data"
 
-  def test_error_names_the_file_and_the_way_out(self, tmp_path, root):
+  def test_f29_error_names_the_file_and_the_way_out(self, tmp_path, root):
     done = runs.call("experiments.train", *_flags("folder.py", root, tmp_path / "run"))
     assert done.returncode == 1
     assert "Error: " in done.stderr
@@ -145,7 +145,7 @@ class TestBrokenImages:
     # The way out works on the same folder: nothing that the run has done hangs on the policy.
     _train(_flags("folder.py", root, tmp_path / "run", **{"data.on_broken": "skip"}), tmp_path / "run")
 
-  def test_skip_counts_and_goes_on(self, tmp_path, root):
+  def test_f29_skip_counts_and_goes_on(self, tmp_path, root):
     flags = _flags("folder.py", root, tmp_path / "run", **{"data.on_broken": "skip", "train.steps": 6})
     results = _train(flags, tmp_path / "run")
     lines = list(workdir.read_metrics(tmp_path / "run"))

@@ -4,6 +4,7 @@ import functools
 
 from absl.testing import parameterized
 import chex
+from flax.training import train_state
 import hypothesis
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -449,6 +450,43 @@ class OptaxTest(chex.TestCase):
     updates, state = tx.update(_GRADS, state, params, **_extra(3))
     chex.assert_trees_all_close(updates, jax.tree.map(lambda g: -0.5 * g, _GRADS), rtol=1e-6)
     _assert_same_state(state[0], _expected_state((0, 1, 2, 3)))
+
+  def test_f37_inject_hyperparams_around_the_tracker_is_told(self):
+    """It would make num_lists a traced array: an error that names it, at the start and not a wrong table."""
+    tx = optax.inject_hyperparams(score_ema)(num_lists=C, num_points=M, beta=_BETA)
+    with self.assertRaisesRegex(ValueError, "num_lists must be an integer"):
+      tx.init(_PARAMS)
+
+  @parameterized.named_parameters(("outside", True), ("inside", False))
+  def test_f37_masked(self, outside):
+    tracker, mask = _TRACKERS["debiased"], {"a": True, "b": False}
+    both = optax.chain(tracker, optax.sgd(0.1))
+    tx = optax.masked(both, mask) if outside else optax.chain(tracker, optax.masked(optax.sgd(0.1), mask))
+    params, state = self.run_steps(tx, (0, 1))
+    np.testing.assert_allclose(params["a"], self.plain(optax.sgd(0.1), 2)["a"], rtol=1e-6)
+    scores, ids = _batch(2)
+    expected = _step(tracker, _expected_state((0, 1)), scores, ids).v[ids]
+    np.testing.assert_allclose(tracker.lookahead(state, scores, ids), expected, rtol=1e-6)
+
+  def test_f37_a_trainer_that_passes_no_arguments_is_told(self):
+    """Flax's TrainState keeps ``apply_gradients``' keywords for itself."""
+    state = train_state.TrainState.create(
+      apply_fn=None, params=_PARAMS, tx=optax.chain(_TRACKERS["debiased"], optax.sgd(0.1))
+    )
+    with self.assertRaisesRegex(
+      TypeError, r"positive_scores, list_ids.*cannot pass extra arguments.*beside the optimizer's"
+    ):
+      state.apply_gradients(grads=_GRADS)
+    for wrapped in (optax.MultiSteps(state.tx, 2), optax.apply_if_finite(state.tx, 3)):
+      with self.assertRaisesRegex(TypeError, "positive_scores"):
+        wrapped.update(_GRADS, wrapped.init(_PARAMS), _PARAMS)
+
+  def test_f37_apply_if_finite_leaves_v_of_a_bad_step_alone(self):
+    tx = optax.apply_if_finite(optax.chain(_TRACKERS["debiased"], optax.sgd(0.1)), 3)
+    state = tx.init(_PARAMS)
+    for seed, factor in ((0, 1.0), (1, jnp.nan), (2, 1.0)):
+      _, state = tx.update(jax.tree.map(lambda g, f=factor: g * f, _GRADS), state, _PARAMS, **_extra(seed))
+    _assert_same_state(state.inner_state[0], _expected_state((0, 2)))
 
   def test_lookahead_needs_exactly_one_state(self):
     tracker = _TRACKERS["debiased"]
