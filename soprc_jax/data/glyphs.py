@@ -68,7 +68,9 @@ def load(root: str | os.PathLike[str] | None = None) -> Glyphs:
     root: folder of the cache; ``None`` is ``$XDG_CACHE_HOME/soprc_jax`` or ``~/.cache/soprc_jax``. Where it cannot be written, the data
       set is rendered at every start, and a warning says so.
   """
-  folder = Path(root).expanduser() if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soprc_jax"
+  folder = (
+    Path(root).expanduser() if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soprc_jax"
+  )
   path = folder / f"glyphs-v{_VERSION}-{_renderer_key()}.npz"
   if path.exists():
     try:

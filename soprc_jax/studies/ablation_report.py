@@ -9,7 +9,7 @@ import numpy as np
 
 from soprc_jax.studies import ablation
 from soprc_jax.studies.ablation_stages import PAPER_TABLE_2, Stage
-from soprc_jax.training import comparison, plots, tables
+from soprc_jax.training import comparison, files, plots, tables
 from soprc_jax.training import workdir as workdir_lib
 
 _TEST = ("mAUPRC", "recall@1")
@@ -25,7 +25,7 @@ def write(folder: Path, plan: ablation.Plan, results: Mapping[str, Sequence[abla
   Stages that ablation.json has from earlier calls stay in it.
   """
   path = folder / "ablation.json"
-  names, content = [], workdir_lib.read_json(path)["stages"] if path.exists() else {}
+  names, content = [], files.read(path, {"stages": dict})["stages"] if path.exists() else {}
   for stage in plan.stages:
     found = results[stage.name]
     if not found:

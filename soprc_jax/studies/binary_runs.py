@@ -8,12 +8,11 @@ import os
 from pathlib import Path
 import time
 from typing import Any, NamedTuple
-import zipfile
 
 import jax
 import numpy as np
 
-from soprc_jax.data import tabular
+from soprc_jax.data import arrays, tabular
 from soprc_jax.studies import binary, binary_losses, binary_peer
 from soprc_jax.training import plans, workdir
 
@@ -106,7 +105,11 @@ def measure(
   path = folder / COSTS
   if path.exists():
     costs = workdir.read_json(path)
-    if isinstance(costs, dict) and set(costs) == {row.method for row in rows}:
+    if (
+      isinstance(costs, dict)
+      and costs.keys() == {row.method for row in rows}
+      and all(isinstance(seconds, float) and seconds > 0 for seconds in costs.values())
+    ):
       return costs
   task = binary.prepare(config, table, config.seeds[0])
   batches = jax.numpy.asarray(task.batches.reshape(-1, task.batches.shape[-1])[:steps])
@@ -130,7 +133,7 @@ def measure(
 
 def _row(config: Any, folder: Path, method: str, labels: np.ndarray) -> Row:
   """The method at the rate that val picks, from the files of its runs."""
-  runs = [_load(_path(folder, method, seed)) for seed in config.seeds]
+  runs = [_load(_path(folder, method, seed), config, labels.shape[1]) for seed in config.seeds]
   best = np.stack([run.best for run in runs])
   val_by_rate = dict(zip(config.rates, best.mean(axis=0).tolist(), strict=True))
   rate = plans.best(val_by_rate)
@@ -158,9 +161,19 @@ def _save(path: Path, found: binary.Found) -> None:
   os.replace(aside, path)
 
 
-def _load(path: Path) -> binary.Found:
+def _load(path: Path, config: Any, num_test: int) -> binary.Found:
+  """What a run has reached, of these rates and so many evaluations and test examples.
+
+  Raises:
+    ValueError: the file is damaged, or of a run of something else.
+  """
   try:
-    with np.load(path) as file:
-      return binary.Found(**{name: file[name] for name in binary.Found._fields})
-  except (zipfile.BadZipFile, EOFError, KeyError, ValueError) as error:
-    raise ValueError(f"{path} is damaged ({error}): remove it, and the run is made again") from error
+    found = binary.Found(**arrays.read(path, binary.Found._fields))
+    rates = len(config.rates)
+    shapes = ((rates, config.train.steps // config.eval.every),) * 2 + ((rates, num_test), (rates,))
+    for name, array, shape in zip(found._fields, found, shapes, strict=True):
+      if array.shape != shape or array.dtype.kind != "f":
+        raise ValueError(f"{path}: {name} must be {list(shape)} numbers, it is {list(array.shape)} of {array.dtype}")
+  except ValueError as error:
+    raise ValueError(f"{error}: remove it, and the run is made again") from error
+  return found

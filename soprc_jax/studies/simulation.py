@@ -334,6 +334,25 @@ class Settings(NamedTuple):
   seed: int = 0
 
 
+def _errors() -> dict[str, Any]:
+  return {estimator: {"mean": float, "std": float} for estimator in ("SOPRC", "AP")}
+
+
+# Shape of what `run` returns, as `soprc_jax.training.files` has them.
+RESULTS: dict[str, Any] = {
+  **{
+    name: {
+      "estimation": [{"share": float, "batch_size": int, "zero_one": _errors(), "surrogate": _errors()}],
+      "interpolation": [{"num_positives": int, "of_mean": float, "of_one": float}],
+    }
+    for name in DISTRIBUTIONS
+  },
+  "tracking": [
+    dict.fromkeys(("beta", "steps", "bias", "variance", "expected_bias", "expected_variance"), float) | {"start": str}
+  ],
+}
+
+
 def run(settings: Settings, *, told: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
   """The whole study as JSON-able numbers, by distribution; ``told`` gets a line about each part that is done."""
   found: dict[str, Any] = {}

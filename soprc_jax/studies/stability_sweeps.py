@@ -1,6 +1,6 @@
 """Which trainings the stability study measures, how long they take, and their measurement with what has been measured before."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import concurrent.futures
 import functools
 import json
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soprc_jax.studies import stability, stability_training
-from soprc_jax.training import workdir
+from soprc_jax.training import files, workdir
 
 CONSTANT, THEOREM = "constant rate", "Theorem 2"
 CONDITIONS = (CONSTANT, THEOREM)
@@ -221,6 +221,8 @@ def run(
     stability.check(setting, effort.repetitions, effort.replaced)
   about = {**effort._asdict(), "model": _model()}
   content = _read(path, about)
+  # What is there is checked before anything is measured.
+  list(_measured(path, content, [setting for setting in settings if name(setting) in content["measured"]], effort))
   missing = [setting for setting in settings if name(setting) not in content["measured"]]
   expected = expected_seconds(missing, effort)
   told(
@@ -241,12 +243,32 @@ def run(
     except BaseException:
       pool.shutdown(wait=False, cancel_futures=True)
       raise
-  return {
-    name(setting): stability.Measured(
-      **{key: np.array(values) for key, values in content["measured"][name(setting)].items()}
-    )
-    for setting in settings
-  }
+  return {name(setting): found for setting, found in zip(settings, _measured(path, content, settings, effort), strict=True)}
+
+
+def _measured(
+  path: Path, content: Mapping[str, Any], settings: Sequence[stability.Setting], effort: Effort
+) -> Iterator[stability.Measured]:
+  """What the content of the file has of each setting.
+
+  Raises:
+    ValueError: it has another number of values than were measured.
+  """
+  runs, blocks = effort.repetitions, effort.repetitions // stability_training.BLOCK
+  for setting in settings:
+    times = len(setting.steps)
+    shapes = ((times, runs), (times, runs), (times, blocks), (times, runs), (runs,), (runs,), (runs,))
+    values = content["measured"][name(setting)]
+    arrays = []
+    for key, shape in zip(stability.Measured._fields, shapes, strict=True):
+      try:
+        arrays.append(np.array(values[key], np.float64))
+        fits = arrays[-1].shape == shape
+      except (TypeError, ValueError):
+        fits = False
+      if not fits:
+        raise ValueError(f"{path} is damaged ({key} of {name(setting)!r} is not {list(shape)} numbers): {files.REMEDY}")
+    yield stability.Measured(*arrays)
 
 
 def _progress(done: int, count: int, setting: stability.Setting, measured: stability.Measured, seconds_left: float) -> str:
@@ -275,8 +297,8 @@ def _model() -> dict[str, Any]:
 def _read(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
   if not path.exists():
     return {"about": dict(about), "measured": {}}
-  content = workdir.read_json(path)
-  there = content.get("about", {}) if isinstance(content, dict) else {}
+  content = files.read(path, {"about": dict, "measured": {str: dict.fromkeys(stability.Measured._fields, list)}})
+  there = content["about"]
   differences = [f"{key} is {there.get(key)!r} there, {about[key]!r} here" for key in about if there.get(key) != about[key]]
   if differences:
     raise ValueError(f"{path} is of other settings ({'; '.join(differences)}): choose another --workdir, or the same flags")

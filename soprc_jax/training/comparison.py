@@ -8,13 +8,17 @@ from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
-from soprc_jax.training import build, checkpoints, loop, objectives, plans
+from soprc_jax.training import build, checkpoints, files, loop, objectives, plans
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
 _log = logging.getLogger(__name__)
 _DIVERGED = "diverged.json"
 _NOTE = "comparison.json"
+_NOTED = {"shared": dict, "starts": {str: str}}
+# What a run has left: its results, or why it broke down.
+_METRICS = {"mAUPRC": float}
+_ENDED = ({"diverged": str}, {"val": _METRICS, "test": _METRICS})
 
 
 class Row(NamedTuple):
@@ -122,7 +126,7 @@ def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path) ->
     folder.mkdir(parents=True, exist_ok=True)
     workdir_lib.write_atomically(path, json.dumps(noted, indent=2, default=list) + "\n")
     return
-  there = workdir_lib.read_json(path)
+  there = files.read(path, _NOTED, remedy="restore it from a copy, or choose another --workdir")
   lines = config_lib.differences(json.loads(json.dumps(noted["shared"], default=list)), there["shared"])
   if lines:
     raise ValueError(
@@ -175,7 +179,9 @@ def finished(folder: Path, name: plans.RunName) -> dict[str, Any] | None:
   for file in (workdir_lib.RESULTS, _DIVERGED):
     path = folder / name.folder() / file
     if path.exists():
-      return workdir_lib.read_json(path)
+      return files.read(
+        path, _ENDED, remedy="restore it from a copy, or remove it and the same command goes on with the run"
+      )
   return None
 
 
@@ -184,11 +190,17 @@ def metric(folder: Path, name: plans.RunName, split: str, key: str) -> float:
 
   Raises:
     FileNotFoundError: it has not ended.
+    ValueError: its results lack the metric.
   """
   results = finished(folder, name)
   if results is None:
     raise FileNotFoundError(f"{name.folder()} has not finished in {folder}")
-  return math.nan if "diverged" in results else results[split][key]
+  if "diverged" in results:
+    return math.nan
+  problem = files.problem(results, {split: {key: float}})
+  if problem:
+    raise ValueError(f"the results of {folder / name.folder()} are damaged or of another evaluation: {problem}")
+  return results[split][key]
 
 
 def device(folder: Path, name: plans.RunName) -> str:

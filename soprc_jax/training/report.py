@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from soprc_jax.training import comparison, costs, methods, parallel, plans, plots, tables
+from soprc_jax.training import comparison, costs, files, methods, parallel, plans, plots, tables
 from soprc_jax.training import workdir as workdir_lib
 
 _log = logging.getLogger(__name__)
@@ -63,11 +63,13 @@ def _costs(folder: Path, configs: Mapping[str, Any]) -> dict[str, costs.Cost]:
   key = {"device": parallel.describe(), "configs": {name: _digest(config) for name, config in configs.items()}}
   if path.exists():
     try:
-      content = json.loads(path.read_text())
+      content = files.read(path, {"key": dict, "costs": {str: [float]}}, remedy="measuring again")
       if content["key"] == key:
-        return {name: costs.Cost(*value) for name, value in content["costs"].items()}
-    except (ValueError, KeyError, TypeError) as error:
-      _log.warning("%s is damaged (%s): measuring again.", path, error)
+        return {name: costs.Cost(*content["costs"][name]) for name in configs}
+    except ValueError as error:
+      _log.warning("%s", error)
+    except (KeyError, TypeError) as error:
+      _log.warning("%s is damaged (it lacks costs: %s): measuring again", path, error)
   _log.info("Measuring time and memory of a training step of each method.")
   found = costs.measure(configs)
   workdir_lib.write_atomically(path, json.dumps({"key": key, "costs": found}, indent=2) + "\n")

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soprc_jax.data import arrays
 from soprc_jax.training import comparison, costs, methods, plans
 from soprc_jax.training import workdir as workdir_lib
 
@@ -149,16 +150,43 @@ def as_json(summaries: Sequence[Summary], about: Mapping[str, Any]) -> dict[str,
 
 
 def mean_pr_curve(folder: Path, row: comparison.Row, *, points: int = 501) -> Curve:
-  """Recall ``[points]`` from 0 to 1, and the mean over the seeds of the runs' mean precision there; runs that broke down are left out."""
+  """Recall ``[points]`` from 0 to 1, and the mean over the seeds of the runs' mean precision there; runs that broke down are left out.
+
+  Raises:
+    ValueError: the file of a run is damaged.
+  """
   recall = np.linspace(0.0, 1.0, points)
   curves = []
   for run in row.runs:
     path = folder / run.folder() / workdir_lib.PR_CURVE
     if path.exists():
-      with np.load(path) as curve:
-        # Recall falls as the threshold rises.
-        curves.append(np.interp(recall, curve["recall"][::-1], curve["precision"][::-1]))
+      found, precision = _pr_curve(path)
+      curves.append(np.interp(recall, found, precision))
   return recall, np.mean(curves, axis=0) if curves else np.full(points, np.nan)
+
+
+def _pr_curve(path: Path) -> Curve:
+  """Recall, ascending, and precision there.
+
+  Raises:
+    ValueError: the file is damaged.
+  """
+  try:
+    curve = arrays.read(path, ("recall", "precision"))
+    recall, precision = curve["recall"], curve["precision"]
+    if (
+      recall.ndim != 1
+      or recall.shape != precision.shape
+      or not recall.size
+      or {recall.dtype.kind, precision.dtype.kind} != {"f"}
+    ):
+      raise ValueError(
+        f"{path} is damaged (recall {list(recall.shape)} and precision {list(precision.shape)} are no curve)"
+      )
+  except ValueError as error:
+    raise ValueError(f"{error}: remove {path.parent}, and the run is made again") from error
+  # Recall falls as the threshold rises.
+  return recall[::-1], precision[::-1]
 
 
 def mean_convergence(folder: Path, row: comparison.Row) -> Curve:
