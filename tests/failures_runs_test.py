@@ -1,7 +1,8 @@
-"""Runs whose data change between two calls, in this process: what a checkpoint knows of the classes is compared with what is there (F10, F11, F33)."""
+"""Runs whose data change between two calls, in this process: what a checkpoint knows of the classes is compared with what is there (F10, F11, F15, F19, F33)."""
 
 import json
 import logging
+import pathlib
 import runpy
 
 import numpy as np
@@ -110,6 +111,13 @@ def test_f33_an_image_less_keeps_the_rows(finished):
   finally:
     path.write_bytes(content)
   assert again["tested_step"] == 5
+
+
+def test_f19_a_relative_workdir_is_that_of_the_current_folder(finished, monkeypatch):
+  monkeypatch.chdir(finished[0])
+  again = loop.train(_config(finished[0] / "data"), pathlib.Path("run"))
+  assert again["tested_step"] == 5
+  assert sorted(path.name for path in finished[0].iterdir()) == ["data", "run"]
 
 
 def _meta(folder):

@@ -54,6 +54,7 @@ def train(config: Any, workdir: Path) -> dict[str, Any]:
   """
   parallel.check_equal("the config", config_lib.to_json(config))
   parallel.check_equal("--workdir", str(workdir))
+  workdir = workdir.expanduser().absolute()  # Orbax takes no other
   with contextlib.ExitStack() as opened, _disk_errors(workdir):
     run = _Run(config, workdir, opened)
     run.train()
