@@ -17,7 +17,7 @@ import trees
 
 from soprc_jax.data import arrays, glyphs, image_folder, lists, pictures, tfds_source
 from soprc_jax.models import pretrained
-from soprc_jax.training import build, workdir
+from soprc_jax.training import build, checkpoints, manifest, workdir
 from soprc_jax.training import config as config_lib
 
 try:
@@ -296,6 +296,22 @@ class TestFoldersOfOthers:
       build.check_unseen(runs.tiny_config(**{"model.init_from": str(foreign)}))
     with pytest.raises(ValueError, match=r"config\.json|holds a run of another config"):
       workdir.check(foreign, runs.tiny_config())
+
+
+class TestCheckpoints:
+  def test_a_link_in_one_is_not_followed(self, tmp_path):
+    """The format of the arrays would put the bytes of whatever file it names into the weights."""
+    like = {"params": {"w": np.arange(4.0, dtype=np.float32)}, "batch_stats": {}}
+    checkpoints.save_variables(tmp_path, like)
+    np.testing.assert_array_equal(checkpoints.load_network(str(tmp_path), like)["params"]["w"], like["params"]["w"])
+    (chunk,) = (tmp_path / checkpoints.VARIABLES / "d").iterdir()
+    chunk.rename(tmp_path / "secret")
+    chunk.symlink_to(tmp_path / "secret")
+    with pytest.raises(checkpoints.DamagedError, match=rf"d/{chunk.name} is a link"):
+      checkpoints.load_network(str(tmp_path), like)
+    manifest.write(tmp_path / checkpoints.VARIABLES)  # as of somebody who gives it digests too
+    with pytest.raises(checkpoints.DamagedError, match="is a link"):
+      checkpoints.load_network(str(tmp_path), like)
 
 
 class TestNetwork:

@@ -190,6 +190,9 @@ def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
     return _fitted(pretrained.to_flax(pretrained.read(source)), like, source)
   folder = _find(source)
   if folder.name == VARIABLES:
+    problem = manifest.problem(folder)
+    if problem is not None:
+      raise DamagedError(f"{folder} is damaged ({problem}): write it again with experiments.convert_weights")
     with ocp.StandardCheckpointer() as checkpointer:
       return _fitted(checkpointer.restore(folder), like, source)
   store = Store(folder)

@@ -23,7 +23,10 @@ def exists(folder: Path) -> bool:
 
 
 def problem(folder: Path) -> str | None:
-  """What is wrong with the files of a folder, None if they are those of `write`; None too if that has noted nothing there."""
+  """What is wrong with the files of a folder, None if they are those of `write`; where that has noted nothing, only links are found."""
+  for entry in sorted(folder.rglob("*")):
+    if entry.is_symlink():  # of somebody else's checkpoint it could put any file of this machine into the arrays
+      return f"{entry.relative_to(folder).as_posix()} is a link"
   path = folder / MANIFEST
   try:
     content = json.loads(path.read_text())
