@@ -314,7 +314,14 @@ def _damage(path, how):
     path.unlink()
 
 
-_PARTS = ("network/**/d/*", "training/manifest.ocdbt", "network/_METADATA", "meta/metadata", "digests.json", "_CHECKPOINT_METADATA")
+_PARTS = (
+  "network/**/d/*",
+  "training/manifest.ocdbt",
+  "network/_METADATA",
+  "meta/metadata",
+  "digests.json",
+  "_CHECKPOINT_METADATA",
+)
 
 
 class TestDamage:
@@ -322,7 +329,7 @@ class TestDamage:
 
   @pytest.mark.parametrize("how", ["flipped", "cut", "emptied", "deleted"])
   @pytest.mark.parametrize("part", _PARTS)
-  def test_the_one_before_takes_its_place(self, tmp_path, store, part, how):
+  def test_f17_the_one_before_takes_the_place_of_a_damaged_one(self, tmp_path, store, part, how):
     if (part, how) == ("digests.json", "deleted"):
       pytest.skip("a checkpoint without digests is one that a kill has kept from them: as whole as Orbax says")
     for step in (3, 6):
