@@ -1,15 +1,18 @@
 """Sources of image files below a root folder, and what is checked of them before anything is trained."""
 
 from collections.abc import Iterable, Mapping, Sequence
+import errno
 import os
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from soprc_jax._text import shown
 from soprc_jax.data import pictures, sources
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _SHOWN = 5
+_LONG = 200  # characters of a name
 
 
 class Files:
@@ -103,17 +106,19 @@ def check_paths(root: Path, paths: Sequence[str], *, listed_in: str) -> None:
   for path in paths:
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts or "\\" in path or "\0" in path:
-      raise ValueError(f"{listed_in}: {path!r} must be a path relative to {root} that stays in it, with / between folders")
+      raise ValueError(
+        f"{listed_in}: {shown(path)} must be a path relative to {root} that stays in it, with / between folders"
+      )
     if str(parts) != path:  # else one file could be listed under two names
-      raise ValueError(f"{listed_in}: write {str(parts)!r} instead of {path!r}")
+      raise ValueError(f"{listed_in}: write {shown(str(parts))} instead of {shown(path)}")
     if path in seen:
-      raise ValueError(f"{listed_in}: {path!r} is listed twice")
+      raise ValueError(f"{listed_in}: {shown(path)} is listed twice")
     seen.add(path)
   missing = list(_missing(root, paths))
   if missing:
     more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
     raise FileNotFoundError(
-      f"{listed_in}: there is no file {', '.join(missing[:_SHOWN])}{more} in {root}: put it there, or take its line out of the list"
+      f"{listed_in}: there is no file {', '.join(map(_cut, missing[:_SHOWN]))}{more} in {root}: put it there, or take its line out of the list"
     )
 
 
@@ -128,7 +133,7 @@ def check_lists(lists: Mapping[str, Mapping[str, int]]) -> None:
     for path, label in labels.items():
       other, known = found.setdefault(path, (name, label))
       if known != label:
-        raise ValueError(f"{path!r} has label {known} in {other} and {label} in {name}")
+        raise ValueError(f"{shown(path)} has label {known} in {other} and {label} in {name}")
 
 
 def check_disjoint(
@@ -171,11 +176,17 @@ def _missing(root: Path, paths: Sequence[str]) -> Iterable[str]:
       try:
         with os.scandir(root / folder) as entries:
           folders[folder] = {entry.name for entry in entries if entry.is_file()}
-      except (FileNotFoundError, NotADirectoryError):
+      except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+          raise
         folders[folder] = set()
     if name not in folders[folder]:
       yield path
 
 
+def _cut(text: str) -> str:
+  return text if len(text) <= _LONG else text[:_LONG] + "..."
+
+
 def _few(values: Sequence[object]) -> str:
-  return ", ".join(map(str, values[:_SHOWN])) + (", ..." if len(values) > _SHOWN else "")
+  return ", ".join(_cut(str(value)) for value in values[:_SHOWN]) + (", ..." if len(values) > _SHOWN else "")

@@ -9,6 +9,7 @@ import itertools
 from pathlib import Path
 from typing import NamedTuple
 
+from soprc_jax._text import shown
 from soprc_jax.data import files
 
 TEST = "test"
@@ -39,12 +40,12 @@ def _sop_rows(path: Path, lines: list[tuple[int, str]]) -> dict[str, str]:
   """``image_id class_id super_class_id path`` under a header."""
   header = lines[0][1].split()
   if header != ["image_id", "class_id", "super_class_id", "path"]:
-    raise ValueError(f"{path}:1: the header must be 'image_id class_id super_class_id path', got {lines[0][1]!r}")
+    raise ValueError(f"{path}:1: the header must be 'image_id class_id super_class_id path', got {shown(lines[0][1])}")
   rows: dict[str, str] = {}
   for number, line in lines[1:]:
     fields = line.split()
     if len(fields) != 4 or not fields[1].isdecimal():
-      raise ValueError(f"{path}:{number}: four fields 'image_id class_id super_class_id path' wanted, got {line!r}")
+      raise ValueError(f"{path}:{number}: four fields 'image_id class_id super_class_id path' wanted, got {shown(line)}")
     _put(rows, fields[3], fields[1], path, number)
   return rows
 
@@ -55,7 +56,7 @@ def _inaturalist_rows(path: Path, lines: list[tuple[int, str]]) -> dict[str, str
   for number, line in lines:
     parts = line.split("/")
     if len(parts) < 3:
-      raise ValueError(f"{path}:{number}: a path like train_val2018/Aves/2820/IMAGE.jpg wanted, got {line!r}")
+      raise ValueError(f"{path}:{number}: a path like train_val2018/Aves/2820/IMAGE.jpg wanted, got {shown(line)}")
     _put(rows, line, "/".join(parts[-3:-1]), path, number)
   return rows
 
@@ -65,15 +66,16 @@ def _vehicle_id_rows(path: Path, lines: list[tuple[int, str]]) -> dict[str, str]
   rows: dict[str, str] = {}
   for number, line in lines:
     fields = line.split()
-    if len(fields) != 2 or not all(field.isdecimal() for field in fields):
-      raise ValueError(f"{path}:{number}: two numbers 'image vehicle' wanted, got {line!r}")
+    # Python reads no integer of more than 4300 digits, and no image or vehicle has as many as 18.
+    if len(fields) != 2 or not all(field.isdecimal() and len(field) < 18 for field in fields):
+      raise ValueError(f"{path}:{number}: two numbers 'image vehicle' wanted, got {shown(line)}")
     _put(rows, f"image/{int(fields[0]):07d}.jpg", str(int(fields[1])), path, number)
   return rows
 
 
 def _put(rows: dict[str, str], image: str, name: str, path: Path, number: int) -> None:
   if image in rows:
-    raise ValueError(f"{path}:{number}: {image!r} is listed twice")
+    raise ValueError(f"{path}:{number}: {shown(image)} is listed twice")
   rows[image] = name
 
 
@@ -200,18 +202,20 @@ def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
     reader = csv.DictReader(stream)
     columns = list(reader.fieldnames or [])
     if columns not in (["path", "label"], ["path", "label", "split"]):
-      raise ValueError(f"{file}: the columns are {columns}; the file must have\n{_CSV_LAYOUT}")
+      raise ValueError(f"{file}: the columns are {shown(columns)}; the file must have\n{_CSV_LAYOUT}")
     for row in reader:
       place = f"{file}:{reader.line_num}"
       if None in row or None in row.values() or not row["path"] or not row["label"]:
-        raise ValueError(f"{place}: {len(columns)} fields that are not empty wanted, got {list(row.values())}")
+        raise ValueError(f"{place}: {len(columns)} fields that are not empty wanted, got {shown(list(row.values()))}")
       path, split = row["path"], row.get("split", "all")
       if split != "all" and split not in CSV_SPLITS:
-        raise ValueError(f"{place}: split must be one of {', '.join(CSV_SPLITS)}; got {split!r}")
+        raise ValueError(f"{place}: split must be one of {', '.join(CSV_SPLITS)}; got {shown(split)}")
       if path in line_of:
-        raise ValueError(f"{place}: {path!r} is listed twice, first in line {line_of[path]}: take one of the lines out")
+        raise ValueError(
+          f"{place}: {shown(path)} is listed twice, first in line {line_of[path]}: take one of the lines out"
+        )
       if Path(path).suffix.lower() not in files.EXTENSIONS:
-        raise ValueError(f"{place}: {path!r} is no image by its name ({', '.join(files.EXTENSIONS)})")
+        raise ValueError(f"{place}: {shown(path)} is no image by its name ({', '.join(files.EXTENSIONS)})")
       line_of[path] = reader.line_num
       rows.setdefault(split, {})[path] = row["label"]
   for split in ("train", "test") if "split" in columns else ("all",):

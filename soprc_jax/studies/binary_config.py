@@ -4,6 +4,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from soprc_jax._text import shown
 from soprc_jax.data import tabular
 from soprc_jax.studies import binary_losses
 from soprc_jax.training import optimizers
@@ -98,7 +99,7 @@ def _value_problems(config: Any) -> list[str]:
     values = rules_lib.value_of(config, key)
     # Rates are told apart by six digits, as in results.json.
     if not values or not all(fits(value) for value in values) or len({_shown(value) for value in values}) < len(values):
-      problems.append(f"{key} must be different {what}, one at least; got {rules_lib.shown(tuple(values))}")
+      problems.append(f"{key} must be different {what}, one at least; got {shown(tuple(values))}")
 
   several("seeds", lambda seed: 0 <= seed < 2**31, "integers >= 0")
   several("rates", _usable_rate, f"numbers from {_RATES[0]:g} to {_RATES[1]:g}")
@@ -113,9 +114,7 @@ def _value_problems(config: Any) -> list[str]:
   number("data.batch_size", 2, 2**20)
   number("data.positive_share", 0, 0.99)
   if any(not 1 <= width <= _WIDEST for width in config.model.widths):
-    problems.append(
-      f"model.widths must be integers >= 1 and <= {_WIDEST}; got {rules_lib.shown(tuple(config.model.widths))}"
-    )
+    problems.append(f"model.widths must be integers >= 1 and <= {_WIDEST}; got {shown(tuple(config.model.widths))}")
   choice("loss.scores", binary_losses.SCORES)
   for key in ("loss.tau1", "loss.tau2", "loss.auroc.tau", "loss.ap.tau1", "loss.libauc.margin"):
     number(key, 0, open_low=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
+from soprc_jax._text import shown
 from soprc_jax.training import config_checks, methods, rules
 
 # ml_collections' class is opaque to mypy: its fields are checked by `check` instead.
@@ -214,7 +215,7 @@ def resolve(config: Any) -> Any:
     )
   _raise_if(rules.key_problems(tree, default, free=_FREE))
   if tree["loss"]["preset"] not in PRESETS:
-    raise ValueError(f"loss.preset must be one of {PRESETS}, got {rules.shown(tree['loss']['preset'])}")
+    raise ValueError(f"loss.preset must be one of {PRESETS}, got {shown(tree['loss']['preset'])}")
   for filled in (default, tree):
     _fill(filled)
   _raise_if([*rules.type_problems(tree, default), *config_checks.custom_problems(tree["loss"]["custom"])])

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from soprc_jax import interpolation, losses
+from soprc_jax._text import shown
 from soprc_jax.data import datasets, images, pipeline, sampler
 from soprc_jax.models import RESNETS, resnet
 from soprc_jax.training import guard, objectives, optimizers
@@ -100,7 +101,7 @@ def check(config: Any) -> list[str]:
     problems.append("train.steps + warmup.steps must be at least 1")
   ks = config.eval.ks
   if not ks or min(ks) < 1 or max(ks) > rules_lib.LARGEST_COUNT or len(set(ks)) < len(ks):
-    problems.append(f"eval.ks must be different numbers >= 1, one at least; got {rules_lib.shown(ks)}")
+    problems.append(f"eval.ks must be different numbers >= 1, one at least; got {shown(ks)}")
   for key, size, resize in (
     ("data.resize", config.data.image_size, config.data.resize if config.data.augmentation == "crop" else 0),
     ("eval.resize", config.eval.image_size, config.eval.resize),
@@ -109,7 +110,7 @@ def check(config: Any) -> list[str]:
       problems.append(f"{key}, the shorter side before the crop, must be at least {size}, the crop; got {resize}")
   milestones = config.optim.milestones
   if list(milestones) != sorted(set(milestones)) or any(not 0 < step <= rules_lib.LARGEST_COUNT for step in milestones):
-    problems.append(f"optim.milestones must be steps >= 1 that ascend; got {rules_lib.shown(milestones)}")
+    problems.append(f"optim.milestones must be steps >= 1 that ascend; got {shown(milestones)}")
   size, per_class = config.train.batch_size, config.train.per_class
   if per_class < 2:
     problems.append(f"train.per_class must be at least 2, a query needs a positive; got {per_class}")
@@ -134,7 +135,7 @@ def check(config: Any) -> list[str]:
 def custom_problems(custom: dict[str, Any]) -> list[str]:
   """What is wrong with the options of a loss of one's own: anything that config.json cannot hold."""
   return [
-    f"loss.custom.{key} must be a finite number, a text, True, False, None, or a tuple of such; got {rules_lib.shown(value)}"
+    f"loss.custom.{key} must be a finite number, a text, True, False, None, or a tuple of such; got {shown(value)}"
     for key, value in rules_lib.leaves(custom)
     if not _is_plain(value)
   ]

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from soprc_jax.training import rules
+from soprc_jax._text import shown
 
 # What remedies nearly all of them: nothing in a results folder is more than what a run has computed.
 REMEDY = "remove it, and what it stands for is made again"
@@ -63,7 +63,7 @@ def problem(content: Any, shape: Any, place: str = "") -> str:
       return _told(content, place, list)
     return next(filter(None, (problem(entry, shape[0], f"{place}[{i}]") for i, entry in enumerate(content))), "")
   if shape is None:
-    return "" if content is None else f"{place or 'it'} must be null, it is {rules.shown(content)}"
+    return "" if content is None else f"{place or 'it'} must be null, it is {shown(content)}"
   kinds = (int, float) if shape is float else shape
   fits = isinstance(content, kinds) and (not isinstance(content, bool) or shape in (bool, object))
   return "" if fits else _told(content, place, shape)
@@ -83,4 +83,4 @@ def _object_problem(content: Any, shape: Mapping[Any, Any], place: str) -> str:
 
 
 def _told(content: Any, place: str, kind: type) -> str:
-  return f"{place or 'it'} must be {_WHAT.get(kind, kind.__name__)}, it is {rules.shown(content)}"
+  return f"{place or 'it'} must be {_WHAT.get(kind, kind.__name__)}, it is {shown(content)}"

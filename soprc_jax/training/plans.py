@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 import math
 from typing import Any, NamedTuple, TypeVar
 
+from soprc_jax._text import shown
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import methods, rules
 
@@ -74,12 +75,12 @@ def read_plan(settings: Any) -> Plan:
   def entries(key: str, kind: type, what: str, usable: Callable[[Any], bool]) -> tuple[Any, ...]:
     values = tuple(settings[key]) if isinstance(settings[key], (tuple, list)) else (settings[key],)
     if not all(isinstance(value, (kind, int)) and not isinstance(value, bool) and usable(value) for value in values):
-      problems.append(f"compare.{key} must be {what}; got {rules.shown(settings[key])}")
+      problems.append(f"compare.{key} must be {what}; got {shown(settings[key])}")
       return ()
     # Folders are named by six digits of a rate.
     names = [f"{value:g}" if kind is float else str(value) for value in values]
     if not values or len(set(names)) < len(names):
-      problems.append(f"compare.{key} must have at least one entry and none twice; got {rules.shown(values)}")
+      problems.append(f"compare.{key} must have at least one entry and none twice; got {shown(values)}")
     return tuple(kind(value) for value in values)
 
   def rates(key: str) -> tuple[float, ...]:

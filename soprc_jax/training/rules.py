@@ -4,11 +4,12 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 import math
 from typing import Any
 
+from soprc_jax._text import shown
+
 # What float32 has left for products and quotients of a setting: 0, or of a size between these.
 SIZES = (1e-30, 1e30)
 # Counts become int32 on the devices.
 LARGEST_COUNT = 2**31 - 1
-_SHOWN = 100
 _WHAT = {bool: "True or False", int: "an integer", float: "a number", str: "a text"}
 
 
@@ -17,15 +18,6 @@ def value_of(config: Any, key: str) -> Any:
   for part in key.split("."):
     config = config[part]
   return config
-
-
-def shown(value: Any) -> str:
-  """The value as Python writes it, cut where it is long."""
-  try:
-    text = repr(value)
-  except ValueError:  # of thousands of digits
-    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
-  return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
