@@ -236,7 +236,7 @@ class RetrievalMetricsTest(chex.TestCase):
     valid = positives > 0
     expected = np.where(valid, positives / 11, np.nan)
     for order in (np.arange(12), np.random.default_rng(seed).permutation(12)):
-      with mock.patch.object(_counting, "MIN_PRODUCTS", 0 if fast else 2**31):
+      with mock.patch.multiple(_counting, MIN_PRODUCTS=0 if fast else 2**31, _PAIR_COST=1):
         result = metrics.retrieval_metrics(embeddings, labels[order], ks=(1, 9), per_query=True)
       np.testing.assert_allclose(result["ap_per_query"], expected[order], rtol=1e-12)
       for k in (1, 9):
@@ -256,7 +256,7 @@ class RetrievalMetricsTest(chex.TestCase):
   @parameterized.named_parameters(("exact", 2**31), ("fast", 0))
   def test_f04_a_duplicate_of_the_query_stays_and_the_query_goes(self, min_products):
     embeddings = np.float32([[1, 0], [1, 0], [0, 1], [0, 1]])
-    with mock.patch.object(_counting, "MIN_PRODUCTS", min_products):
+    with mock.patch.multiple(_counting, MIN_PRODUCTS=min_products, _PAIR_COST=1):
       same = metrics.retrieval_metrics(embeddings, np.array([0, 0, 1, 1]), ks=(1,))
       crossed = metrics.retrieval_metrics(embeddings, np.array([0, 1, 0, 1]), ks=(1,), per_query=True)
       # The queries 1 and 2 in a gallery of all, in another order: by their ids.
