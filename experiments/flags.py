@@ -105,11 +105,12 @@ def prepare_jax(workdir: Path) -> None:
   """
   import jax
 
-  from soprc_jax.training import heap
+  from soprc_jax.training import compiled, heap
 
   heap.keep_pages()
   if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-    jax.config.update("jax_compilation_cache_dir", str(workdir / ".jax_cache"))
+    folder = compiled.folder(workdir)
+    jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
   if not os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
     # A run makes dozens of small programs; by default jax keeps those only that took a second.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

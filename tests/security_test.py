@@ -4,20 +4,23 @@ import ast
 import json
 import logging
 import os
+import pathlib
 import re
 import struct
 import subprocess
 import sys
 
+import jax
 import numpy as np
 from PIL import EpsImagePlugin
 import pytest
 import runs
 import trees
 
+from experiments import flags
 from soprc_jax.data import arrays, glyphs, image_folder, lists, pictures, tfds_source
 from soprc_jax.models import pretrained
-from soprc_jax.training import build, checkpoints, manifest, workdir
+from soprc_jax.training import build, checkpoints, heap, manifest, workdir
 from soprc_jax.training import config as config_lib
 
 try:
@@ -312,6 +315,43 @@ class TestCheckpoints:
     manifest.write(tmp_path / checkpoints.VARIABLES)  # as of somebody who gives it digests too
     with pytest.raises(checkpoints.DamagedError, match="is a link"):
       checkpoints.load_network(str(tmp_path), like)
+
+
+class TestCompiled:
+  """jax runs what it finds in its cache of compiled functions."""
+
+  @pytest.fixture
+  def used(self, tmp_path, monkeypatch):
+    """A function from a workdir and a user to the folder that `flags.prepare_jax` gives to jax."""
+    found = {}
+    monkeypatch.setattr(jax.config, "update", found.__setitem__)
+    monkeypatch.setattr(heap, "keep_pages", lambda: False)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+
+    def of(workdir, user):
+      monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / user))
+      flags.prepare_jax(workdir)
+      return found["jax_compilation_cache_dir"]
+
+    return of
+
+  def test_every_user_and_workdir_has_its_own(self, used, tmp_path):
+    folders = [used(tmp_path / run, user) for user in ("me", "you") for run in ("one", "two")]
+    assert len(set(folders)) == 4
+    assert all(
+      pathlib.Path(folder).parent == tmp_path / run / ".jax_cache" for folder, run in zip(folders, ("one", "two") * 2)
+    )
+    assert used(tmp_path / "one", "me") == folders[0]
+    (key,) = (tmp_path / "me" / "soprc_jax").iterdir()
+    assert key.stat().st_mode & 0o777 == 0o600
+    key.write_bytes(b"")  # a full disk
+    assert used(tmp_path / "one", "me") not in folders
+
+  def test_none_where_the_key_cannot_be_kept(self, used, tmp_path, caplog):
+    (tmp_path / "me").write_text("not a folder")
+    with caplog.at_level(logging.WARNING):
+      assert used(tmp_path / "one", "me") is None
+    assert "Cannot keep a key" in caplog.text
 
 
 class TestNetwork:
