@@ -1,8 +1,10 @@
 """Checkpoints with Orbax: the newest ones for resuming, the best on val kept apart."""
 
+import errno
 import hashlib
 import logging
 from pathlib import Path
+import shutil
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from soprc_jax.training.state import TrainState
 
 _log = logging.getLogger(__name__)
 
+_OVERHEAD = 1 << 20  # bytes of a checkpoint beside its arrays, generously
 _SHOWN = 4  # arrays that a message names
 NEWEST = "checkpoints"
 BEST = "best"
@@ -50,12 +53,17 @@ class Store:
     return self._manager.latest_step()
 
   def save(self, state: TrainState, meta: dict[str, Any]) -> None:
-    """Writes ``state`` (numpy leaves) and the JSON-able ``meta``; nothing if its step is there already."""
+    """Writes ``state`` (numpy leaves) and the JSON-able ``meta``; nothing if its step is there already.
+
+    Raises:
+      OSError: there is no space for it.
+    """
     step = int(state.step)
     if step in self._manager.all_steps():
       if parallel.is_main() and not manifest.exists(self._folder / str(step)):
         manifest.write(self._folder / str(step))  # a kill came between the checkpoint and its digests
       return
+    self._check_space(state)
     network, rest = _parts(state)
     self._manager.save(
       step,
@@ -69,6 +77,15 @@ class Store:
     self._manager.wait_until_finished()
     if parallel.is_main():
       manifest.write(self._folder / str(step))
+
+  def _check_space(self, state: TrainState) -> None:
+    """Raises an OSError if the disk has no room: told here, before Orbax's threads each tell it in their own way."""
+    needed = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state)) + _OVERHEAD
+    free = shutil.disk_usage(self._folder).free
+    if free < needed:
+      raise OSError(
+        errno.ENOSPC, f"a checkpoint of {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free", str(self._folder)
+      )
 
   def restore_intact(self, like: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
     """The newest checkpoint that is not damaged, as of `restore`; None if there is none at all. Damaged ones are set aside with a warning.

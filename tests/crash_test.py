@@ -1,0 +1,168 @@
+"""Real training processes, stopped in every way: nothing is lost, and the same command ends with the bits of the run that nothing stopped.
+
+All slow: ``python -m pytest -m slow tests/crash_test.py -s`` prints what each stop left behind.
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import crashes
+import numpy as np
+import pytest
+import runs
+
+from soprc_jax.training import checkpoints, lock
+
+_TRAIN = "experiments.train"
+pytestmark = pytest.mark.slow
+
+
+def _finish(folder, *, message=None, **values):
+  """Runs the same command to its end and compares."""
+  done = runs.call(_TRAIN, *runs.tiny_flags(folder, **values))
+  assert done.returncode == 0, done.stderr
+  assert message is None or message in done.stderr, done.stderr
+  crashes.assert_same_run(folder, runs.finished().workdir)
+  return done
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("phase", crashes.MOMENTS)
+def test_kill(tmp_path, phase, seed):
+  """50 kills: each phase of a run five times, at random moments in it."""
+  rng = np.random.default_rng([seed, list(crashes.MOMENTS).index(phase)])
+  folder = tmp_path / "run"
+  while True:
+    moment = crashes.draw_moment(rng, phase)
+    status, output = crashes.stop_at(runs.tiny_flags(folder), moment, folder)
+    if status:
+      break
+    folder = folder.with_name(folder.name + "_")  # it was done before the moment came
+  assert status == -signal.SIGKILL, output
+  print(f"\nkill {phase} {seed}: {moment}, left {crashes.left(folder)}")
+  _finish(folder)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_again_and_again(tmp_path, seed):
+  """Several kills of one run, at random moments of random phases, until it is done."""
+  rng, folder, kills = np.random.default_rng([99, seed]), tmp_path / "run", 0
+  for _ in range(6):
+    moment = crashes.draw_moment(rng, rng.choice(["compiling", "syncing", "saving", "after saving", "evaluating"]))
+    status, _ = crashes.stop_at(runs.tiny_flags(folder), moment._replace(nth=min(moment.nth, 2)), folder)
+    kills += status == -signal.SIGKILL
+    print(f"\nseed {seed}: {moment}, status {status}, left {crashes.left(folder)}")
+  assert kills >= 3
+  _finish(folder)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("phase", ["compiling", "evaluating", "saving", "after saving"])
+def test_asked_to_stop(tmp_path, phase, number, status):
+  """A pre-emption or Ctrl-C: a checkpoint of the last step is written, the exit status says so, the same command goes on."""
+  rng, folder = np.random.default_rng([7, number]), tmp_path / "run"
+  moment = crashes.draw_moment(rng, phase)._replace(nth=2 if phase != "compiling" else 1)
+  found, output = crashes.stop_at(runs.tiny_flags(folder), moment, folder, number=number)
+  left = crashes.left(folder)
+  print(f"\n{signal.Signals(number).name} {moment}: left {left}; {output.splitlines()[-1]}")
+  assert found == status, output
+  assert "Traceback" not in output
+  assert f"Stopped by {signal.Signals(number).name} after step {left['checkpoints'][-1]} of 24" in output.splitlines()[-1]
+  assert left["lines"] == left["checkpoints"][-1]
+  _finish(folder, message=f"Going on from step {left['checkpoints'][-1]} of 24")
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "deleted"])
+def test_the_newest_checkpoint_is_damaged(tmp_path, how):
+  folder = tmp_path / "run"
+  status, output = crashes.stop_at(runs.tiny_flags(folder), crashes.Moment("after saving", 6, 0.0), folder)
+  assert status == -signal.SIGKILL, output
+  older, newer = crashes.left(folder)["checkpoints"][-2:]
+  path = max((folder / checkpoints.NEWEST / str(newer)).rglob("d/*"), key=lambda file: file.stat().st_size)
+  content = bytearray(path.read_bytes())
+  content[len(content) // 2] ^= 16
+  if how == "deleted":
+    path.unlink()
+  else:
+    path.write_bytes(content[: len(content) // 3] if how == "cut" else content)
+  done = _finish(folder, message=f"The checkpoint of step {newer} is damaged")
+  assert f"Going on from step {older} of 24" in done.stderr
+
+
+def test_the_second_run_in_a_folder_is_refused(tmp_path):
+  folder = tmp_path / "run"
+  flags = runs.tiny_flags(folder)
+  with subprocess.Popen(
+    [sys.executable, "-m", _TRAIN, *flags], cwd=runs.ROOT, env=runs.environment(**runs.QUICK), stderr=subprocess.DEVNULL
+  ) as first:
+    while not (folder / lock.LOCK).exists() or not (folder / lock.LOCK).read_text():
+      assert first.poll() is None
+      time.sleep(0.01)
+    second = runs.call(_TRAIN, *flags)
+    assert second.returncode == 1
+    assert "Traceback" not in second.stderr
+    assert f"is in use by process {first.pid}" in second.stderr.splitlines()[-1]
+    assert first.wait() == 0
+  crashes.assert_same_run(folder, runs.finished().workdir)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+  """A file system of a few MiB of its own."""
+  folder = tmp_path / "disk"
+  folder.mkdir()
+  done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True, text=True)
+  if done.returncode:
+    pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
+  yield folder
+  subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("free_kib", [0, 16, 200, 1500, 1900])
+def test_the_disk_is_full(small_disk, tmp_path, free_kib):
+  """With less and less space, whatever is written first fails; with space again the run goes on."""
+  folder, ballast = small_disk / "run", small_disk / "ballast"
+  # The cache of compiled functions would fill it first: jax only warns of that.
+  env = runs.environment(**runs.QUICK, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "cache"))
+  disk = os.statvfs(small_disk)
+  ballast.write_bytes(b"\0" * (disk.f_bavail * disk.f_frsize - free_kib * 1024))
+  done = runs.call(_TRAIN, *runs.tiny_flags(folder), env=env)
+  print(f"\n{free_kib} KiB: left {crashes.left(folder) if folder.is_dir() else None}; {done.stderr.splitlines()[-1][:300]}")
+  assert done.returncode == 1, done.stderr
+  assert "Traceback" not in done.stderr, done.stderr
+  assert f"no space is left for the run in {folder}" in done.stderr.splitlines()[-1]
+  ballast.unlink()
+  assert runs.call(_TRAIN, *runs.tiny_flags(folder), env=env).returncode == 0
+  crashes.assert_same_run(folder, runs.finished().workdir)
+
+
+def _as_nobody(flags):
+  """The command as a user without rights, where this one is root."""
+  user = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
+  return subprocess.run(
+    [sys.executable, "-m", _TRAIN, *flags],
+    cwd=runs.ROOT,
+    env=runs.environment(**runs.QUICK, HOME="/nonexistent"),
+    capture_output=True,
+    text=True,
+    **user,
+  )
+
+
+def test_no_permission_to_write(tmp_path):
+  for path in (tmp_path, *tmp_path.parents[:2]):
+    path.chmod(path.stat().st_mode | 0o055)
+  folder = tmp_path / "run"
+  cache = pathlib.Path.home() / ".cache"
+  # A folder that cannot be made, and one that can no longer be written.
+  flags = [*runs.tiny_flags(folder), f"--config.data.root={cache}"]
+  done = _as_nobody(flags)
+  print("\n" + done.stderr[-400:])
+  assert done.returncode == 1
+  assert "Traceback" not in done.stderr
+  assert "Permission denied" in done.stderr.splitlines()[-1]
+  assert not folder.exists()
