@@ -1,6 +1,7 @@
 """Small array rules that the whole core shares: dtypes, masks, sums over devices."""
 
 from collections.abc import Sequence
+import itertools
 from typing import Any
 
 import jax
@@ -11,27 +12,59 @@ Array = jax.Array
 AxisName = str | tuple[str, ...] | None
 
 
-def promote(*arrays: Any) -> list[Array]:
+# The smallest width: of less, float32 makes 0. The largest: beyond it products with a width overflow.
+_WIDTHS = (float(np.finfo(np.float32).tiny), 1e30)
+
+
+def promote(*arrays: Any, names: Sequence[str] = ("scores",)) -> list[Array]:
   """Casts all arrays to one common float type, float32 at least.
 
   bfloat16 and float16 become float32 since tau2 = 0.001 does not survive 8 or 11
   bits of mantissa; float64 is kept.
+
+  Raises:
+    TypeError: an array holds no real numbers; told by its name.
   """
-  arrays_ = [jnp.asarray(array) for array in arrays]
+  arrays_ = []
+  for name, array in itertools.zip_longest(names, arrays, fillvalue=names[-1]):
+    if not isinstance(array, jax.Array):
+      array = np.asarray(array)
+      if array.dtype.kind in "OSU":
+        raise TypeError(f"{name} must be real numbers, got {array.dtype}")
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+      raise TypeError(f"{name} must be real numbers, got {array.dtype}")
+    arrays_.append(jnp.asarray(array))
   dtype = jnp.result_type(jnp.float32, *(array.dtype for array in arrays_))
   return [array.astype(dtype) for array in arrays_]
 
 
-def mask_like(where: Any, array: Array) -> Array:
-  """The mask as booleans in the shape of ``array``; ``None`` means all valid."""
+def mask_like(where: Any, array: Array, name: str = "where") -> Array:
+  """The mask as booleans in the shape of ``array``; ``None`` means all valid.
+
+  Raises:
+    ValueError: the mask has another shape, or, where its values are known, holds other numbers than 0 and 1.
+  """
   if where is None:
     return jnp.ones(array.shape, bool)
-  return jnp.broadcast_to(jnp.asarray(where, bool), array.shape)
+  where = as_mask(where, name)
+  try:
+    return jnp.broadcast_to(where, array.shape)
+  except ValueError as error:
+    raise ValueError(f"{name} must be a mask of the shape {array.shape}, got {where.shape}") from error
 
 
-def masked(array: Array, where: Any) -> tuple[Array, Array]:
+def as_mask(where: Any, name: str) -> Array:
+  """The mask as booleans; indices or weights in its place are told where their values are known."""
+  if not isinstance(where, jax.core.Tracer):
+    numbers = np.asarray(where)
+    if numbers.dtype != bool and not np.isin(numbers, (0, 1)).all():
+      raise ValueError(f"{name} must be a mask of booleans, got {numbers[~np.isin(numbers, (0, 1))].flat[0]} in it")
+  return jnp.asarray(where, bool)
+
+
+def masked(array: Array, where: Any, name: str = "where") -> tuple[Array, Array]:
   """The array with 0 in its invalid entries, whatever they hold (NaN too), and its mask."""
-  mask = mask_like(where, array)
+  mask = mask_like(where, array, name)
   return jnp.where(mask, array, jnp.zeros_like(array)), mask
 
 
@@ -101,18 +134,77 @@ def check_count(name: str, value: Any, *, low: int = 1) -> None:
 
 
 def check_range(name: str, value: Any, *, low: float = -np.inf, high: float = np.inf, open_low: bool = False) -> None:
-  """Raises a ValueError if a host number lies outside ``[low, high]`` (``(low, high]`` with ``open_low``).
+  """Raises a ValueError if a host number lies outside ``[low, high]`` (``(low, high]`` with ``open_low``), or is not finite.
 
   Traced and device values pass: their numbers are not known, or not worth waiting for, here.
   """
-  if not isinstance(value, (bool, int, float, np.ndarray, np.generic)):
+  numbers = _host_numbers(name, value)
+  if numbers is None:
     return
-  numbers = np.asarray(value, np.float64)
   below = numbers <= low if open_low else numbers < low
-  wrong = below | (numbers > high) | np.isnan(numbers)
+  wrong = below | (numbers > high) | ~np.isfinite(numbers)
   if wrong.any():
     first = numbers[wrong].flat[0]
-    raise ValueError(f"{name} must lie in {'(' if open_low else '['}{low:g}, {high:g}], got {first:g}")
+    opening, closing = "(" if open_low or np.isinf(low) else "[", ")" if np.isinf(high) else "]"
+    raise ValueError(f"{name} must lie in {opening}{low:g}, {high:g}{closing}, got {first:g}")
+
+
+def check_width(name: str, value: Any) -> None:
+  """Raises a ValueError if a host number is no width > 0: of less than float32 can hold it would make 0, hence 0/0."""
+  check_range(name, value, low=0.0, open_low=True)
+  numbers = _host_numbers(name, value)
+  if numbers is None:
+    return
+  wrong = (numbers < _WIDTHS[0]) | (numbers > _WIDTHS[1])
+  if wrong.any():
+    first = numbers[wrong].flat[0]
+    raise ValueError(
+      f"{name} must lie in [{_WIDTHS[0]:.3g}, {_WIDTHS[1]:g}], the range that float32 computes with, got {first:g}"
+    )
+
+
+def _host_numbers(name: str, value: Any) -> np.ndarray | None:
+  """The numbers of a plain value; None for traced and device values."""
+  if value is None or isinstance(value, jax.Array):
+    return None
+  try:
+    return np.asarray(value, np.float64)
+  except (TypeError, ValueError) as error:
+    raise TypeError(f"{name} must be a number or an array, got {value!r}") from error
+
+
+def check_lists(**lists: Array) -> None:
+  """Raises an AssertionError, as chex does, unless all are ``[..., list]`` with the same leading axes."""
+  shapes = {name: array.shape for name, array in lists.items()}
+  if any(len(shape) < 1 for shape in shapes.values()) or len({shape[:-1] for shape in shapes.values()}) > 1:
+    told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    raise AssertionError(f"these must have a list axis behind the same leading axes: {told}")
+
+
+def per_list(name: str, value: Any, scores: Array) -> Array:
+  """A number or an array that broadcasts to ``[...]``, as ``[..., 1]`` in the scores' dtype."""
+  array, leading = jnp.asarray(value, scores.dtype), scores.shape[:-1]
+  try:
+    return jnp.broadcast_to(array, leading)[..., None]
+  except ValueError as error:
+    raise ValueError(f"{name} must be a number or broadcast to the lists {leading}, got the shape {array.shape}") from error
+
+
+def is_positive(labels: Any) -> Array:
+  """Binary labels as booleans: > 0. Host labels are compared before jax cuts them to 32 bits, where 2^32 is 0.
+
+  Raises:
+    TypeError: labels are no numbers.
+    ValueError: a host label is NaN.
+  """
+  if isinstance(labels, jax.Array):
+    return labels > 0
+  labels = np.asarray(labels)
+  if labels.dtype.kind in "OSUc":
+    raise TypeError(f"labels must be numbers, > 0 for a positive; got {labels.dtype}")
+  if np.any(labels != labels):
+    raise ValueError("labels must be numbers, > 0 for a positive; got nan")
+  return jnp.asarray(labels > 0)
 
 
 def or_nan(value: Any, *, low: float, high: float) -> Array:

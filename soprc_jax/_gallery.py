@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soprc_jax import _arrays
+
 # Pairs whose vectors are gathered at a time: both sides stay in the cache of a core.
 _PAIRS = 256
 # Rows in a float64 product at a time.
@@ -90,8 +92,7 @@ def make_task(
   Raises:
     ValueError: as there.
   """
-  if block_size < 1:
-    raise ValueError(f"block_size must be at least 1, got {block_size}")
+  _arrays.check_count("block_size", block_size)
   if (gallery is None) != (gallery_labels is None):
     raise ValueError("gallery and gallery_labels go together: one of them is missing")
   queries, labels = _checked("embeddings", embeddings, "labels", labels)
@@ -102,6 +103,8 @@ def make_task(
     gallery, gallery_labels = _checked("gallery", gallery, "gallery_labels", gallery_labels)
   if queries.shape[1] != gallery.shape[1]:
     raise ValueError(f"embeddings have width {queries.shape[1]}, the gallery {gallery.shape[1]}")
+  _check_scores(queries, gallery)
+  _check_one_sign(labels, gallery_labels)
   if own and gallery_ids is None:
     gallery_ids = query_ids
   if (query_ids is None) != (gallery_ids is None):
@@ -109,6 +112,8 @@ def make_task(
   excluded = None
   if query_ids is not None:
     query_ids, gallery_ids = np.asarray(query_ids), np.asarray(gallery_ids)
+    if any(ids.dtype.kind == "f" and np.isnan(ids).any() for ids in (query_ids, gallery_ids)):
+      raise ValueError("query_ids and gallery_ids must not be nan, which is not equal to itself")
     if query_ids.shape != labels.shape or gallery_ids.shape != gallery_labels.shape:
       raise ValueError(
         f"ids must have one entry an image: {labels.shape} and {gallery_labels.shape}, "
@@ -123,6 +128,10 @@ def make_task(
 
 def _checked(name: str, embeddings: Any, labels_name: str, labels: Any) -> tuple[np.ndarray, np.ndarray]:
   embeddings, labels = np.asarray(embeddings), np.asarray(labels)
+  if embeddings.dtype.kind in "cOSU":
+    raise TypeError(f"{name} must be real numbers, got {embeddings.dtype}")
+  if labels.size and labels.dtype.kind not in "biu":
+    raise TypeError(f"{labels_name} must be integers, got {labels.dtype}")
   if embeddings.dtype != np.float32:
     embeddings = embeddings.astype(np.float64, copy=False)
   if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
@@ -131,6 +140,21 @@ def _checked(name: str, embeddings: Any, labels_name: str, labels: Any) -> tuple
   if not finite.all():
     raise ValueError(f"{name} has non-finite values, first in row {int(np.argmin(finite))}")
   return embeddings, labels
+
+
+def _check_scores(queries: np.ndarray, gallery: np.ndarray) -> None:
+  """Raises a ValueError where a score may be beyond float32: it would tie with others, or with what is left out."""
+  largest, other = (float(np.abs(part).max(initial=0.0)) for part in (queries, gallery))
+  if largest and other > float(np.finfo(np.float32).max) / largest / max(queries.shape[1], 1):
+    raise ValueError(
+      f"embeddings with entries up to {max(largest, other):g} have scores beyond float32: scale them, e.g. to unit norm"
+    )
+
+
+def _check_one_sign(labels: np.ndarray, gallery_labels: np.ndarray) -> None:
+  """Raises a TypeError for uint64 beside signed labels: numpy compares them in float64, which takes neighbours for one label."""
+  if np.result_type(labels, gallery_labels).kind == "f" and labels.size and gallery_labels.size:
+    raise TypeError(f"labels and gallery_labels must be of one type, got {labels.dtype} and {gallery_labels.dtype}")
 
 
 def group(keys: np.ndarray, gallery_keys: np.ndarray) -> Groups:

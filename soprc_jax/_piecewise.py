@@ -160,7 +160,7 @@ def _interpolated_slopes(
   tree: "_Tree", thresholds: jax.Array, values: jax.Array, tau: jax.Array, f: PiecewisePolynomial
 ) -> jax.Array:
   """``sum_i c_i f'((values_j - thresholds_i) / tau)``, which is linear in the value between the edges of all pieces."""
-  edges = [thresholds + tau * piece.low for piece in f.pieces]
+  edges = [_edge(thresholds, tau, piece.low) for piece in f.pieces]
   knots = _sort(jnp.concatenate(edges))
   at_knots = _query(tree, -knots, tau, f)[1]
   # Halves do not overflow.
@@ -178,6 +178,13 @@ def _interpolated_slopes(
   )
   found = rows[jnp.searchsorted(knots, values, side="right")]
   return found[:, 1] + 2.0 * (found[:, 2] * (0.5 * values - 0.5 * found[:, 0]))
+
+
+def _edge(thresholds: jax.Array, tau: jax.Array, low: float) -> jax.Array:
+  """``t + tau * low``, rounded so that a lower edge is not above the exact one: the slope there is that of the piece below."""
+  edge = thresholds + tau * low
+  inside = (edge - thresholds) / tau > low
+  return jnp.where(inside, jnp.nextafter(edge, jnp.full_like(edge, -jnp.inf)), edge)
 
 
 class _Tree(NamedTuple):
@@ -230,15 +237,34 @@ def _query(tree: _Tree, thresholds: jax.Array, tau: jax.Array, f: PiecewisePolyn
   """Sums of f and of its derivative over all values, for each threshold."""
   sums = jnp.zeros_like(thresholds), jnp.zeros_like(thresholds)
   # A value at the first edge counts with 0, and so does its slope, as in the surrogates.
-  first = jnp.searchsorted(tree.values, thresholds + tau * f.pieces[0].low, side="right")
+  first = _num_below(tree.values, thresholds, tau, f.pieces[0].low, with_equal=True)
   for piece in f.pieces:
     if math.isinf(piece.high):
       end = jnp.full_like(first, len(tree.values))
     else:
-      end = jnp.searchsorted(tree.values, thresholds + tau * piece.high)
+      end = _num_below(tree.values, thresholds, tau, piece.high, with_equal=False)
     sums = _add_piece(tree, thresholds, tau, piece, first, end, sums)
     first = end
   return sums
+
+
+def _num_below(values: jax.Array, thresholds: jax.Array, tau: jax.Array, edge: float, *, with_equal: bool) -> jax.Array:
+  """``[T]`` how many of the ascending values have ``(y - t) / tau < edge`` (``<=``).
+
+  Searched by that very quotient, as the sum over pairs has it: ``t + tau * edge`` is t itself where tau is less than the spacing of floats at t, and
+  would put equal scores at the wrong side of the edge.
+  """
+
+  def halve(_: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    low, high = ends
+    middle = low + (high - low) // 2
+    scaled = (values.at[middle].get(mode="promise_in_bounds") - thresholds) / tau
+    below = (scaled <= edge) if with_equal else (scaled < edge)
+    return jnp.where(below, middle, low), jnp.where(below, high, middle)
+
+  none = jnp.zeros(thresholds.shape, jnp.int32)
+  ends = none, jnp.full_like(none, values.shape[0])
+  return jax.lax.fori_loop(0, math.ceil(math.log2(values.shape[0] + 1)), halve, ends)[1]
 
 
 def _add_piece(

@@ -6,9 +6,9 @@ A *list* is one query with its candidates. Leading axes are batch axes, the last
 from collections.abc import Callable
 from typing import Any, Literal
 
-import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from soprc_jax import _arrays, _blocks, _piecewise, surrogates
 
@@ -85,10 +85,12 @@ def soprc_loss(
   >>> print(f"{soprc_loss(positive_scores, negative_scores, v, prior=0.1):.4f}")
   0.3140
   """
-  positive_scores, negative_scores, v = _arrays.promote(positive_scores, negative_scores, v)
-  chex.assert_equal_shape_prefix([positive_scores, negative_scores, v], positive_scores.ndim - 1)
-  positive_scores, positive_mask = _arrays.masked(positive_scores, positive_where)
-  negative_scores, negative_mask = _arrays.masked(negative_scores, negative_where)
+  positive_scores, negative_scores, v = _arrays.promote(
+    positive_scores, negative_scores, v, names=("positive_scores", "negative_scores", "v")
+  )
+  _arrays.check_lists(positive_scores=positive_scores, negative_scores=negative_scores, v=v)
+  positive_scores, positive_mask = _arrays.masked(positive_scores, positive_where, "positive_where")
+  negative_scores, negative_mask = _arrays.masked(negative_scores, negative_where, "negative_where")
   _check_hyperparameters(tau1, tau2, self_weight, prior, algorithm)
   v = jax.lax.stop_gradient(v)
   if self_weight is None:
@@ -145,10 +147,12 @@ def ap_loss(
   >>> print(f"{ap_loss(jnp.array([[0.9, 0.6]]), jnp.array([[0.55, 0.2]])):.4f}")
   0.0714
   """
-  positive_scores, negative_scores = _arrays.promote(positive_scores, negative_scores)
-  chex.assert_equal_shape_prefix([positive_scores, negative_scores], positive_scores.ndim - 1)
-  positive_scores, positive_mask = _arrays.masked(positive_scores, positive_where)
-  negative_scores, negative_mask = _arrays.masked(negative_scores, negative_where)
+  positive_scores, negative_scores = _arrays.promote(
+    positive_scores, negative_scores, names=("positive_scores", "negative_scores")
+  )
+  _arrays.check_lists(positive_scores=positive_scores, negative_scores=negative_scores)
+  positive_scores, positive_mask = _arrays.masked(positive_scores, positive_where, "positive_where")
+  negative_scores, negative_mask = _arrays.masked(negative_scores, negative_where, "negative_where")
   _check_hyperparameters(tau1, tau2, self_weight, None, algorithm)
   num_positives = jnp.sum(positive_mask, axis=-1).astype(positive_scores.dtype)
   num_negatives = jnp.sum(negative_mask, axis=-1).astype(positive_scores.dtype)
@@ -179,8 +183,8 @@ def semi_variance(
   .. math:: L = \lambda_1\, \mathrm{mean}_{h_i < \mu^+} (h_i - \mu^+)^2 + \lambda_2\, \mathrm{mean}_{g_j > \mu^-} (g_j - \mu^-)^2
 
   Args:
-    positive_scores: ``[..., P]`` scores of the positives.
-    negative_scores: ``[..., N]`` scores of the negatives.
+    positive_scores: ``[..., P]`` scores of the positives; beyond 2.8e14 (2e149 in float64) they count as that, so that no square overflows.
+    negative_scores: ``[..., N]`` scores of the negatives, likewise.
     lambda1: weight of the positive part, >= 0.
     lambda2: weight of the negative part, >= 0.
     positive_where: ``[..., P]`` mask of valid positives; ``None`` means all.
@@ -197,7 +201,8 @@ def semi_variance(
 
   Raises:
     AssertionError: when traced, if the leading axes differ.
-    ValueError: ``average_over`` or ``pool`` is not one of the above.
+    ValueError: ``average_over`` or ``pool`` is not one of the above; a lambda is a plain number below 0; a mask does not fit, or holds other
+      numbers than 0 and 1.
 
   >>> print(f"{semi_variance(jnp.array([[0.9, 0.5]]), jnp.array([[0.3, 0.1]])):.4f}")
   0.0900
@@ -206,11 +211,17 @@ def semi_variance(
     raise ValueError(f"average_over must be 'selected' or 'all', got {average_over!r}")
   if pool not in ("batch", "list"):
     raise ValueError(f"pool must be 'batch' or 'list', got {pool!r}")
-  positive_scores, negative_scores = _arrays.promote(positive_scores, negative_scores)
-  chex.assert_equal_shape_prefix([positive_scores, negative_scores], positive_scores.ndim - 1)
-  positive_scores, positive_mask = _arrays.masked(positive_scores, positive_where)
-  negative_scores, negative_mask = _arrays.masked(negative_scores, negative_where)
+  _arrays.check_range("lambda1", lambda1, low=0.0)
+  _arrays.check_range("lambda2", lambda2, low=0.0)
+  positive_scores, negative_scores = _arrays.promote(
+    positive_scores, negative_scores, names=("positive_scores", "negative_scores")
+  )
+  _arrays.check_lists(positive_scores=positive_scores, negative_scores=negative_scores)
+  positive_scores, positive_mask = _arrays.masked(positive_scores, positive_where, "positive_where")
+  negative_scores, negative_mask = _arrays.masked(negative_scores, negative_where, "negative_where")
   valid = _valid(positive_mask, negative_mask)
+  limit = _largest_deviation(positive_scores.dtype)
+  positive_scores, negative_scores = (jnp.clip(scores, -limit, limit) for scores in (positive_scores, negative_scores))
 
   def half(scores: jax.Array, mask: jax.Array, sign: float) -> jax.Array:
     """Semi-variance of the scores on the side of ``sign`` of their mean, per list or of the batch."""
@@ -238,10 +249,15 @@ def _check_hyperparameters(tau1: Any, tau2: Any, self_weight: Any, prior: Any, a
   """Range checks of what is a plain number here; under jit the config has checked it before."""
   if algorithm not in ALGORITHMS:
     raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {algorithm!r}")
-  _arrays.check_range("tau1", tau1, low=0.0, open_low=True)
-  _arrays.check_range("tau2", tau2, low=0.0, open_low=True)
+  _arrays.check_width("tau1", tau1)
+  _arrays.check_width("tau2", tau2)
   _arrays.check_range("self_weight", self_weight, low=0.0, high=1.0)
   _arrays.check_range("prior (a share of positives, not a percentage or a count)", prior, low=0.0, high=1.0)
+
+
+def _largest_deviation(dtype: Any) -> float:
+  """A score of which 2^30 squares have a finite sum, two deviations wide."""
+  return float(np.sqrt(float(jnp.finfo(dtype).max)) / 2**16)
 
 
 def _valid(positive_mask: jax.Array, negative_mask: jax.Array) -> jax.Array:
@@ -286,7 +302,7 @@ def _true_positive_rate(
     )
   else:
     hits = _blocks.map_columns(rate, scores, others.size)
-  weight = _per_list(self_weight, scores)
+  weight = _arrays.per_list("self_weight", self_weight, scores)
   return (1.0 - weight) * hits + weight
 
 
@@ -309,15 +325,10 @@ def _per_valid(sums: jax.Array, where: jax.Array) -> jax.Array:
 
 def _list_risk(fpr: jax.Array, tpr: jax.Array, prior: Any, positive_mask: jax.Array, tpr_gradient: bool) -> jax.Array:
   """Mean over the valid positives of ``(1-pi) F / ((1-pi) F + pi T)``, ``[...]``."""
-  prior = _per_list(_arrays.or_nan(prior, low=0.0, high=1.0), fpr)
+  prior = _arrays.per_list("prior", _arrays.or_nan(prior, low=0.0, high=1.0), fpr)
   if not tpr_gradient:
     tpr = jax.lax.stop_gradient(tpr)
   return _arrays.masked_mean(_arrays.share((1.0 - prior) * fpr, prior * tpr), positive_mask, axis=-1)
-
-
-def _per_list(value: Any, scores: jax.Array) -> jax.Array:
-  """A number or an array that broadcasts to ``[...]``, as ``[..., 1]`` in the scores' dtype."""
-  return jnp.broadcast_to(jnp.asarray(value, scores.dtype), scores.shape[:-1])[..., None]
 
 
 def _reduce_lists(

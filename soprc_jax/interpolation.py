@@ -42,22 +42,21 @@ def interpolate_scores(
     ``[..., M]``, ascending, at least float32. One valid score gives a constant row, none gives zeros.
 
   Raises:
-    ValueError: ``num_points``, ``grid`` or ``bounds`` is out of range.
+    ValueError: ``num_points``, ``grid`` or ``bounds`` is out of range; ``where`` does not fit, or holds other numbers than 0 and 1.
 
   >>> phi = interpolate_scores(jnp.array([0.8, 0.2, 0.4]), num_points=6, bounds=(-1.0, 1.0))
   >>> print([f"{value:.3f}" for value in phi])
   ['0.150', '0.250', '0.375', '0.525', '0.675', '0.825']
   """
-  if not isinstance(num_points, (int, np.integer)) or num_points < 1:
-    raise ValueError(f"num_points must be an integer >= 1, got {num_points!r}")
+  _arrays.check_count("num_points", num_points)
   if grid not in GRIDS:
     raise ValueError(f"grid must be one of {GRIDS}, got {grid!r}")
   if bounds is not None:
-    low, high = (float(bound) for bound in bounds)
-    if not low < high:
+    ends = np.asarray(bounds, np.float64)
+    if ends.shape != (2,) or not ends[0] < ends[1]:
       raise ValueError(f"bounds must be (low, high) with low < high, got {bounds!r}")
-    bounds = (low, high)
-  scores = jnp.asarray(scores)
+    bounds = (float(ends[0]), float(ends[1]))
+  (scores,) = _arrays.promote(scores)
   if scores.ndim < 1:
     raise ValueError("scores must have a list axis: shape [..., P], got a scalar")
   mask = _arrays.mask_like(where, scores)
@@ -68,7 +67,6 @@ def interpolate_scores(
 def _interpolate(
   scores: jax.Array, mask: jax.Array, num_points: int, bounds: tuple[float, float] | None, grid: Grid
 ) -> jax.Array:
-  (scores,) = _arrays.promote(scores)
   if scores.shape[-1] == 0:
     return jnp.zeros((*scores.shape[:-1], num_points), scores.dtype)
   count = jnp.sum(mask, axis=-1, keepdims=True)

@@ -117,16 +117,22 @@ class JoinedBatch(NamedTuple):
   first: Any
 
 
-def join_devices(embeddings: Any, labels: Any, where: Any, axis_name: _arrays.AxisName) -> JoinedBatch:
+def join_devices(
+  embeddings: Any,
+  labels: Any,
+  where: Any,
+  axis_name: _arrays.AxisName,
+  names: tuple[str, str, str] = ("embeddings", "labels", "where"),
+) -> JoinedBatch:
   """The images of all devices, in the order of the devices; those of this one where ``axis_name`` is None.
 
-  Embeddings of masked images are 0, whatever they were (NaN too), and pass no gradient.
+  Embeddings of masked images are 0, whatever they were (NaN too), and pass no gradient. ``names`` are those of the arguments in errors.
   """
-  (embeddings,) = _arrays.promote(embeddings)
-  labels = _integers(labels)
-  chex.assert_rank(embeddings, 2, custom_message="embeddings must be [B, D]")
-  chex.assert_shape(labels, embeddings.shape[:1], custom_message="labels must be [B], one for each row of embeddings")
-  mask = _arrays.mask_like(None, labels) if where is None else _checked_mask(where, labels)
+  (embeddings,) = _arrays.promote(embeddings, names=names[:1])
+  labels = _integers(labels, names[1])
+  chex.assert_rank(embeddings, 2, custom_message=f"{names[0]} must be [B, D]")
+  chex.assert_shape(labels, embeddings.shape[:1], custom_message=f"{names[1]} must be [B], one for each row of {names[0]}")
+  mask = _arrays.mask_like(None, labels) if where is None else _checked_mask(where, labels, names)
   if where is not None:
     embeddings = jnp.where(mask[:, None], embeddings, jnp.zeros_like(embeddings))
   if axis_name is None:
@@ -136,28 +142,25 @@ def join_devices(embeddings: Any, labels: Any, where: Any, axis_name: _arrays.Ax
   return JoinedBatch(embeddings, labels, mask, first)
 
 
-def _integers(labels: Any) -> jax.Array:
+def _integers(labels: Any, name: str) -> jax.Array:
   """Labels as an array; those on the host are checked before jax cuts them to 32 bits."""
   if not isinstance(labels, jax.Array):
     labels = np.asarray(labels)
+    if labels.size and labels.dtype.kind not in "biu":
+      raise TypeError(f"{name} must be integers, got {labels.dtype}")
     if labels.size and labels.dtype.kind in "iu" and jax.dtypes.canonicalize_dtype(np.int64) == np.int32:
       low, high = np.iinfo(np.int32).min, np.iinfo(np.uint32 if labels.dtype.kind == "u" else np.int32).max
       if labels.min() < low or labels.max() > high:
-        raise ValueError(f"labels must fit into 32 bits, map them to rows first; got {labels.min()} to {labels.max()}")
+        raise ValueError(f"{name} must fit into 32 bits, map them to rows first; got {labels.min()} to {labels.max()}")
   array = jnp.asarray(labels)
   if array.size and not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool):
-    raise TypeError(f"labels must be integers, got {array.dtype}")
+    raise TypeError(f"{name} must be integers, got {array.dtype}")
   return array
 
 
-def _checked_mask(where: Any, labels: jax.Array) -> jax.Array:
-  """The mask as booleans; indices in its place are told where their values are known."""
-  chex.assert_shape(jnp.asarray(where), labels.shape, custom_message="where must be [B], like labels")
-  if not isinstance(where, jax.Array):
-    numbers = np.asarray(where)
-    if numbers.dtype != bool and not np.isin(numbers, (0, 1)).all():
-      raise ValueError(f"where must be a mask of booleans, got {numbers[~np.isin(numbers, (0, 1))][0]} in it")
-  return jnp.asarray(where, bool)
+def _checked_mask(where: Any, labels: jax.Array, names: tuple[str, str, str]) -> jax.Array:
+  chex.assert_shape(jnp.asarray(where), labels.shape, custom_message=f"{names[2]} must be [B], like {names[1]}")
+  return _arrays.as_mask(where, names[2])
 
 
 def similarities(
@@ -188,12 +191,27 @@ def similarities(
     candidates = join_devices(embeddings, labels, where, axis_name)
     itself = (candidates.first + jnp.arange(size))[:, None] == jnp.arange(candidates.labels.shape[0])[None, :]
   else:
-    candidates = join_devices(gallery, gallery_labels, gallery_where, axis_name=None)
+    names = ("gallery", "gallery_labels", "gallery_where")
+    candidates = join_devices(gallery, gallery_labels, gallery_where, None, names)
+    chex.assert_equal(
+      queries.embeddings.shape[1],
+      candidates.embeddings.shape[1],
+      custom_message="embeddings and gallery must have one width",
+    )
     itself = jnp.zeros((size, candidates.labels.shape[0]), bool)
   scores = _gram(queries.embeddings) if alone else _product(*_arrays.promote(queries.embeddings, candidates.embeddings))
   usable = queries.where[:, None] & candidates.where[None, :]
-  same = queries.labels[:, None] == candidates.labels[None, :]
+  same = _same(queries.labels[:, None], candidates.labels[None, :])
   return Similarities(scores, same & usable & ~itself, ~same & usable, itself & usable)
+
+
+def _same(labels: jax.Array, others: jax.Array) -> jax.Array:
+  """Which labels are equal; an unsigned one of 2^31 or more is not the negative one of the same 32 bits."""
+  same = labels == others
+  for one, other in ((labels, others), (others, labels)):
+    if jnp.issubdtype(one.dtype, jnp.unsignedinteger) and jnp.issubdtype(other.dtype, jnp.signedinteger):
+      same = same & (other >= 0)
+  return same
 
 
 def _product(queries: jax.Array, candidates: jax.Array) -> jax.Array:
@@ -241,16 +259,18 @@ def binary_lists(scores: Any, labels: Any, *, where: Any = None) -> RetrievalLis
 
   Raises:
     AssertionError: when traced, if shapes differ.
+    TypeError: labels are no numbers.
+    ValueError: a host label is NaN; ``where`` does not fit, or holds other numbers than 0 and 1.
 
   >>> lists = binary_lists(jnp.array([0.9, 0.1, 0.4]), jnp.array([1, 0, 0]))
   >>> print(lists.positive_where, lists.negative_where)
   [[ True False False]] [[False  True  True]]
   """
   (scores,) = _arrays.promote(scores)
-  labels = jnp.asarray(labels)
-  chex.assert_equal_shape([scores, labels])
+  positive = _arrays.is_positive(labels)
+  chex.assert_equal_shape([scores, positive], custom_message="labels must have the shape of scores")
+  _arrays.check_lists(scores=scores)
   mask = _arrays.mask_like(where, scores)
-  positive = labels > 0
   if scores.ndim == 1:
     scores, positive, mask = scores[None], positive[None], mask[None]
   return RetrievalLists(scores, positive & mask, scores, ~positive & mask, jnp.zeros([], jnp.int32))

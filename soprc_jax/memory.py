@@ -129,7 +129,7 @@ def embedding_memory(
 
   def join(embeddings: Any, labels: Any, where: Any) -> lists.JoinedBatch:
     batch = join_devices(embeddings, labels, where, axis_name)
-    chex.assert_shape(batch.embeddings, (None, dim))
+    chex.assert_shape(batch.embeddings, (None, dim), custom_message=f"embeddings must be [B, dim={dim}]")
     if batch.labels.shape[0] > size:
       raise ValueError(f"the memory has size={size} slots, fewer than the {batch.labels.shape[0]} images of a batch")
     return batch
@@ -261,7 +261,9 @@ def reference_memory(num_batches: int, batch_size: int, *, axis_name: _arrays.Ax
     del params, extra
     _check_given("reference_memory", embeddings=embeddings, labels=labels)
     batch = jax.lax.stop_gradient(join_devices(embeddings, labels, where, axis_name))
-    chex.assert_axis_dimension(batch.labels, 0, batch_size)
+    chex.assert_axis_dimension(
+      batch.labels, 0, batch_size, custom_message=f"embeddings and labels must have batch_size={batch_size} images"
+    )
     pairs = lists.similarities(batch.embeddings, batch.labels, where=batch.where)
     relevant = pairs.positive | pairs.itself
 
@@ -292,7 +294,14 @@ def reference_memory(num_batches: int, batch_size: int, *, axis_name: _arrays.Ax
 
 def join_devices(embeddings: Any, labels: Any, where: Any, axis_name: _arrays.AxisName) -> lists.JoinedBatch:
   """`lists.join_devices` for labels that are stored, hence integers."""
-  chex.assert_type(jnp.asarray(labels), int)
+  if not isinstance(labels, jax.Array):
+    labels = np.asarray(labels)
+  if labels.dtype.kind in "iu" and not isinstance(labels, jax.core.Tracer) and labels.size:
+    low, high = int(labels.min()), int(labels.max())
+    if low < np.iinfo(np.int32).min or high > np.iinfo(np.int32).max:
+      raise ValueError(f"labels must fit into int32, as which they are stored, map them to rows first; got {low} to {high}")
+  if not jnp.issubdtype(labels.dtype, jnp.integer):
+    raise AssertionError(f"labels must be integers, as which they are stored; got {labels.dtype}")
   return lists.join_devices(embeddings, labels, where, axis_name)
 
 

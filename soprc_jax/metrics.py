@@ -5,7 +5,7 @@ set is ever held. Similarities are those of float64, rounded to float32: equal v
 result depends on the block size. In a large gallery float32 products decide where they are sure (`_counting`), with the same result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import chex
@@ -45,12 +45,13 @@ def auprc(scores: Any, labels: Any, *, prior: Any = None, where: Any = None) -> 
   0.8333334
   """
   (scores,) = _arrays.promote(scores)
-  labels = jnp.asarray(labels)
-  chex.assert_equal_shape([scores, labels])
+  labels = _arrays.is_positive(labels)
+  chex.assert_equal_shape([scores, labels], custom_message="labels must have the shape of scores")
+  _arrays.check_lists(scores=scores)
   _arrays.check_range("prior", prior, low=0.0, high=1.0)
   mask = _arrays.mask_like(where, scores)
   axis = scores.ndim - 1
-  codes = jnp.where(mask, jnp.where(labels > 0, _POSITIVE, _NEGATIVE), 0)
+  codes = jnp.where(mask, jnp.where(labels, _POSITIVE, _NEGATIVE), 0)
   keys, codes = _sorted_together(jnp.where(mask, -scores, jnp.inf), codes)
   positive, negative = ((codes == kind).astype(jnp.int32) for kind in (_POSITIVE, _NEGATIVE))
   # Counts at the end of each group of equal scores, since those count as >= each other.
@@ -63,8 +64,7 @@ def auprc(scores: Any, labels: Any, *, prior: Any = None, where: Any = None) -> 
   true_positives = at_group_end(jnp.cumsum(positive, axis=axis)).astype(scores.dtype)
   false_positives = at_group_end(jnp.cumsum(negative, axis=axis)).astype(scores.dtype)
   if prior is not None:
-    prior = _arrays.or_nan(prior, low=0.0, high=1.0).astype(scores.dtype)
-    prior = jnp.broadcast_to(prior, scores.shape[:-1])[..., None]
+    prior = _arrays.per_list("prior", _arrays.or_nan(prior, low=0.0, high=1.0), scores)
     true_positives *= prior * jnp.sum(negative, axis=axis, keepdims=True)
     false_positives *= (1 - prior) * jnp.sum(positive, axis=axis, keepdims=True)
     # Without negatives every precision is 1, whatever the prior.
@@ -80,12 +80,19 @@ def _sorted_together(keys: jax.Array, codes: jax.Array) -> tuple[jax.Array, jax.
     keys, codes = jax.lax.sort((keys, codes), dimension=axis, num_keys=1)
     return keys, codes
   # One array of integers is sorted four times as fast as two arrays, on a CPU, and floats are sorted slower still.
-  keys = jnp.where(keys == 0, 0.0, jnp.where(jnp.isnan(keys), jnp.nan, keys))  # one zero, one NaN
-  bits = _arrays.ordered_bits(keys)
+  bits = _arrays.ordered_bits(_with_one_zero(keys))
   with jax.enable_x64(True):
     four = np.int64(4)
     packed = jax.lax.sort(bits.astype(jnp.int64) * four + codes.astype(jnp.int64), dimension=axis, is_stable=False)
     return (packed // four).astype(jnp.int32), (packed % four).astype(jnp.int32)
+
+
+def _with_one_zero(keys: jax.Array) -> jax.Array:
+  """float32 numbers with one zero and one NaN, told by their bits: a comparison takes the smallest numbers for 0 too."""
+  bits = jax.lax.bitcast_convert_type(keys, jnp.int32)
+  magnitude, infinity = bits & jnp.iinfo(jnp.int32).max, np.float32(np.inf).view(np.int32)
+  bits = jnp.where(magnitude == 0, 0, jnp.where(magnitude > infinity, np.float32(np.nan).view(np.int32), bits))
+  return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def retrieval_metrics(
@@ -128,7 +135,8 @@ def retrieval_metrics(
     candidates, listed last, recall is 1 iff a positive exists. All values are 0 if every query is skipped.
 
   Raises:
-    ValueError: shapes do not fit, a value is not finite, or a k or ``block_size`` is below 1.
+    TypeError: labels are no integers, or embeddings no real numbers.
+    ValueError: shapes do not fit; a value is not finite, or so large that a score would not be; a k or ``block_size`` is no integer or below 1.
 
   >>> embeddings = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
   >>> result = retrieval_metrics(embeddings, np.array([0, 0, 1, 1]), ks=(1,))
@@ -143,7 +151,7 @@ def retrieval_metrics(
     ap[rows], above[rows] = counter.ranks(rows)
     if on_block is not None:
       on_block(len(rows))
-  candidates = len(task.gallery) - (1 if task.excludes_itself else 0)
+  candidates = max(len(task.gallery) - (1 if task.excludes_itself else 0), 0)
   result = summarise_ranks(ap, above, ks=ks, num_candidates=candidates)
   if per_query:
     result["ap_per_query"] = ap
@@ -161,12 +169,22 @@ def summarise_ranks(ap_per_query: Any, negatives_above: Any, *, ks: Sequence[int
     num_candidates: size of the gallery of a query, itself not counted.
 
   Raises:
-    ValueError: a k is below 1.
+    TypeError: ``negatives_above`` are no integers.
+    ValueError: a k or ``num_candidates`` is no integer or too low; the two arrays do not fit, or an entry of them is out of range.
   """
-  ks, above = _checked_ks(ks), np.asarray(negatives_above)
+  ks, above, ap = _checked_ks(ks), np.asarray(negatives_above), np.asarray(ap_per_query)
+  _arrays.check_count("num_candidates", num_candidates, low=0)
+  if above.dtype.kind not in "iu":
+    raise TypeError(f"negatives_above must be integers, got {above.dtype}")
+  if above.ndim != 1 or ap.shape != above.shape:
+    raise ValueError(f"ap_per_query and negatives_above must be [N], got {ap.shape} and {above.shape}")
+  if above.min(initial=0) < -1:
+    raise ValueError(f"negatives_above must be counts, or -1 for a skipped query; got {above.min()}")
   valid = above >= 0
+  if np.isnan(ap[valid]).any():
+    raise ValueError("ap_per_query is nan for a query that negatives_above does not skip")
   count = int(valid.sum())
-  result: dict[str, Any] = {"mAUPRC": float(np.asarray(ap_per_query)[valid].mean()) if count else 0.0}
+  result: dict[str, Any] = {"mAUPRC": float(ap[valid].mean()) if count else 0.0}
   for k in ks:
     result[f"recall@{k}"] = float((above[valid] < k).mean()) if count else 0.0
   result["num_queries"] = count
@@ -201,8 +219,7 @@ def mean_pr_curve(
   Raises:
     ValueError: as in `retrieval_metrics`, or ``thresholds`` < 2.
   """
-  if thresholds < 2:
-    raise ValueError(f"thresholds must be at least 2, got {thresholds}")
+  _arrays.check_count("thresholds", thresholds, low=2)
   task = _gallery.make_task(embeddings, labels, gallery, gallery_labels, None, None, block_size)
   precision, recall, count = np.zeros(thresholds), np.zeros(thresholds), 0
   for rows in _gallery.blocks(task, block_size):
@@ -222,7 +239,7 @@ def mean_pr_curve(
 
 
 def _checked_ks(ks: Sequence[int]) -> list[int]:
-  ks = [int(k) for k in ks]
-  if any(k < 1 for k in ks):
-    raise ValueError(f"ks must be at least 1, got {ks}")
-  return ks
+  ks = list(ks) if isinstance(ks, Iterable) else []
+  if not ks or any(not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1 for k in ks):
+    raise ValueError(f"ks must be at least 1 and integers, at least one of them; got {ks}")
+  return [int(k) for k in ks]

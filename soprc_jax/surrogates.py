@@ -25,12 +25,16 @@ def one_sided_huber(margin: Any, *, tau: Any) -> jax.Array:
     tau: width ``tau1`` > 0, a number or an array that broadcasts.
 
   Returns:
-    Array like ``margin``, in [0, inf), at least float32; convex and decreasing.
+    Array like ``margin``, in [0, inf), at least float32; convex and decreasing. Beyond the largest float it is inf.
+
+  Raises:
+    ValueError: ``tau`` is a plain number that is no width > 0 in float32.
 
   >>> print(one_sided_huber(jnp.array([-0.1, 0.0, 0.05, 0.2]), tau=0.1))
   [3.   1.   0.25 0.  ]
   """
-  (margin,) = _arrays.promote(margin)
+  (margin,) = _arrays.promote(margin, names=("margin",))
+  _arrays.check_width("tau", tau)
   tau = jnp.asarray(tau, margin.dtype)
   scaled = margin / tau
   negative = scaled < 0
@@ -52,10 +56,14 @@ def one_sided_sigmoid(margin: Any, *, tau: Any) -> jax.Array:
   Returns:
     Array like ``margin``, in [0, 1], at least float32; decreasing. No overflow for any ``margin``.
 
+  Raises:
+    ValueError: ``tau`` is a plain number that is no width > 0 in float32.
+
   >>> print(one_sided_sigmoid(jnp.array([-1.0, -0.002, 0.0, 1.0]), tau=0.001))
   [1.        0.7615942 0.        0.       ]
   """
-  (margin,) = _arrays.promote(margin)
+  (margin,) = _arrays.promote(margin, names=("margin",))
+  _arrays.check_width("tau", tau)
   tau = jnp.asarray(tau, margin.dtype)
   # tanh saturates where exp would overflow; relu has derivative 0 at the kink, as for x > 0.
   return jnp.tanh(jax.nn.relu(-margin) / (2.0 * tau))

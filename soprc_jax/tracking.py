@@ -111,23 +111,28 @@ def score_ema(
 
   def advance(state: ScoreEmaState, positive_scores: Any, list_ids: Any, positive_where: Any) -> ScoreEmaState:
     _check_ids(list_ids, num_lists)
-    positive_scores, list_ids = jnp.asarray(positive_scores), jnp.asarray(list_ids)
-    chex.assert_rank([positive_scores, list_ids], [2, 1])
-    chex.assert_equal_shape_prefix([positive_scores, list_ids], 1)
-    chex.assert_type(list_ids, int)
-    chex.assert_shape(state.v, (num_lists, num_points))
+    (positive_scores,), list_ids = _arrays.promote(positive_scores, names=("positive_scores",)), jnp.asarray(list_ids)
+    chex.assert_rank(positive_scores, 2, custom_message="positive_scores must be [Q, P]")
+    chex.assert_shape(
+      list_ids, positive_scores.shape[:1], custom_message="list_ids must be [Q], one for each row of positive_scores"
+    )
+    chex.assert_type(list_ids, int, custom_message="list_ids must be integers")
+    chex.assert_shape(
+      state.v, (num_lists, num_points), custom_message="the state must be that of this score_ema: v [num_lists, num_points]"
+    )
     list_ids = _not_wrapped(list_ids, num_lists)
-    mask = _arrays.mask_like(positive_where, positive_scores)
+    mask = _arrays.mask_like(positive_where, positive_scores, "positive_where")
     phi = interpolation.interpolate_scores(
       positive_scores, num_points=num_points, bounds=bounds, grid=grid, where=mask
     ).astype(state.v.dtype)
     seen = jnp.any(mask, axis=-1)
     phi = jnp.where(seen[:, None], phi, jnp.zeros_like(phi))
-    total = jax.ops.segment_sum(phi, list_ids, num_lists)
-    lists = jax.ops.segment_sum(seen.astype(phi.dtype), list_ids, num_lists)
-    total, lists = _arrays.psum((total, lists), axis_name)
+    lists = _arrays.psum(jax.ops.segment_sum(seen.astype(phi.dtype), list_ids, num_lists), axis_name)
+    # Divided before the sum, which may be beyond the largest float where the mean is not.
+    shares = phi / jnp.maximum(lists, 1)[jnp.minimum(list_ids, num_lists - 1)][:, None]
+    mean = _arrays.psum(jax.ops.segment_sum(shares, list_ids, num_lists), axis_name)
     step = beta(state.count) if callable(beta) else beta
-    return _mix(state, total, lists, jnp.asarray(step, state.v.dtype))
+    return _mix(state, mean, lists, jnp.asarray(step, state.v.dtype))
 
   def update_fn(
     updates: Any,
@@ -179,10 +184,9 @@ def find_one(opt_state: Any, state_type: type[State], maker: str) -> State:
   return states[0]
 
 
-def _mix(state: ScoreEmaState, total: jax.Array, lists: jax.Array, beta: jax.Array) -> ScoreEmaState:
-  """One step of Eq. 10 on the rows with ``lists > 0``; a row of weight 0 is filled by its first phi."""
+def _mix(state: ScoreEmaState, phi: jax.Array, lists: jax.Array, beta: jax.Array) -> ScoreEmaState:
+  """One step of Eq. 10 with the mean ``phi [C, M]`` of the rows with ``lists > 0``; a row of weight 0 is filled by its first phi."""
   visited = lists > 0
-  phi = total / jnp.where(visited, lists, jnp.ones_like(lists))[:, None]
   weight = jnp.where(visited, (1 - beta) * state.weight + beta, state.weight)
   rate = jnp.where(visited, _arrays.ratio(jnp.broadcast_to(beta, weight.shape), weight), jnp.zeros_like(weight))
   # Not v + rate (phi - v): with rate 1 that leaves a rounding error of the discarded v behind.
@@ -193,7 +197,7 @@ def _mix(state: ScoreEmaState, total: jax.Array, lists: jax.Array, beta: jax.Arr
 def _initial(initial_v: Any, num_lists: int, num_points: int) -> tuple[jax.Array, float]:
   if initial_v is None:
     return jnp.zeros([num_lists, num_points]), 0.0
-  (start,) = _arrays.promote(initial_v)
+  (start,) = _arrays.promote(initial_v, names=("initial_v",))
   if start.shape not in ((num_points,), (num_lists, num_points)):
     raise ValueError(
       f"initial_v must have shape [M] = ({num_points},) or [C, M] = ({num_lists}, {num_points}), got {start.shape}"
@@ -204,11 +208,11 @@ def _initial(initial_v: Any, num_lists: int, num_points: int) -> tuple[jax.Array
 
 
 def _check_settings(num_lists: int, num_points: int, beta: Any) -> None:
-  for name, value in (("num_lists", num_lists), ("num_points", num_points)):
-    if not isinstance(value, (int, np.integer)) or value < 1:
-      raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+  _arrays.check_count("num_lists", num_lists)
+  _arrays.check_count("num_points", num_points)
   if not callable(beta):
     _arrays.check_range("beta", beta, low=0.0, high=1.0, open_low=True)
+    _arrays.check_width("beta", beta)
 
 
 def _not_wrapped(list_ids: Any, num_lists: int) -> jax.Array:

@@ -21,4 +21,6 @@ import jax
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 hypothesis.settings.register_profile("soprc", deadline=None, derandomize=True, max_examples=40)
-hypothesis.settings.load_profile("soprc")
+# HYPOTHESIS_PROFILE=thorough: random examples, others each time or those of --hypothesis-seed; tests/properties_*_test.py have as many as it says.
+hypothesis.settings.register_profile("thorough", deadline=None, derandomize=False, max_examples=1000, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "soprc"))

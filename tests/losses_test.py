@@ -305,7 +305,7 @@ def test_two_devices_equal_one(name, kind):
   ("make", "message"),
   [
     (lambda: losses.auroc_loss(_embeddings(), _LABELS, surrogate="hinge"), "surrogate must be one of"),
-    (lambda: losses.auroc_loss(_embeddings(), _LABELS, tau=0.0), r"tau must lie in \(0, inf\], got 0"),
+    (lambda: losses.auroc_loss(_embeddings(), _LABELS, tau=0.0), r"tau must lie in \(0, inf\), got 0"),
     (lambda: losses.smooth_ap_loss(_embeddings(), _LABELS, tau=-1.0), "tau must lie in"),
     (lambda: losses.multi_similarity_loss(_embeddings(), _LABELS, alpha=0.0), "alpha must lie in"),
     (lambda: losses.fast_ap_loss(_embeddings(), _LABELS, num_bins=0), "num_bins must be an integer, at least 1; got 0"),

@@ -50,7 +50,7 @@ def auroc_loss(
   """
   if surrogate not in SURROGATES:
     raise ValueError(f"surrogate must be one of {SURROGATES}, got {surrogate!r}")
-  _arrays.check_range("tau", tau, low=0.0, open_low=True)
+  _arrays.check_width("tau", tau)
   found = _ranking.ranking(embeddings, labels, include_self=include_self, where=where, axis_name=axis_name)
   positive_scores, positive_mask = _ranking.relevant_scores(
     found, labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self

@@ -290,7 +290,7 @@ def _is_zero(margin: Any) -> bool:
 
 
 def _check_options(lambda_: Any, margin: Any, interclass_coef: Any, ties: str) -> None:
-  _arrays.check_range("lambda_", lambda_, low=0.0, open_low=True)
+  _arrays.check_width("lambda_", lambda_)
   _arrays.check_range("margin", margin, low=0.0)
   _arrays.check_range("interclass_coef", interclass_coef, low=0.0, high=1.0)
   if ties not in get_args(Ties):

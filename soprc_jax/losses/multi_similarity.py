@@ -39,8 +39,8 @@ def multi_similarity_loss(
   >>> print(f"{multi_similarity_loss(embeddings, jnp.array([0, 0, 1])):.4f}")
   0.2128
   """
-  _arrays.check_range("alpha", alpha, low=0.0, open_low=True)
-  _arrays.check_range("beta", beta, low=0.0, open_low=True)
+  _arrays.check_width("alpha", alpha)
+  _arrays.check_width("beta", beta)
   _arrays.check_range("base", base)
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
   alpha, beta, base = (jnp.asarray(value, pairs.scores.dtype) for value in (alpha, beta, base))

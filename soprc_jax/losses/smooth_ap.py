@@ -46,7 +46,7 @@ def smooth_ap_loss(
   >>> print(f"{smooth_ap_loss(embeddings, jnp.array([0, 0, 1, 1]), include_self=False):.4f}")
   0.2500
   """
-  _arrays.check_range("tau", tau, low=0.0, open_low=True)
+  _arrays.check_width("tau", tau)
   found = _ranking.ranking(embeddings, labels, include_self=include_self, where=where, axis_name=axis_name)
   positive_scores, positive_mask = _ranking.relevant_scores(
     found, labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
@@ -55,7 +55,10 @@ def smooth_ap_loss(
 
   def row_loss(positives: jax.Array, mask: jax.Array, scores: jax.Array, negative: jax.Array) -> jax.Array:
     # Far enough below all positives a sigmoid is exactly 0, so that sums need no mask of their own.
-    lowest = jax.lax.stop_gradient(jnp.min(jnp.where(mask, positives, scores.max()))) - _FAR / inverse
+    top = jnp.max(scores, initial=0.0)
+    lowest = jax.lax.stop_gradient(jnp.min(jnp.where(mask, positives, top), initial=top))
+    # By several floats at least, where tau is less than their spacing.
+    lowest = lowest - jnp.maximum(_FAR / inverse, 8 * jnp.finfo(lowest.dtype).eps * jnp.abs(lowest))
     in_class = _sigmoids(jnp.where(mask, positives, lowest), positives, inverse)
     above = _sigmoids(jnp.where(negative, scores, lowest), positives, inverse)
     # Each positive meets itself among the positives with sigmoid(0) = 1/2, where its rank counts it with 1.

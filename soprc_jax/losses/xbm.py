@@ -56,7 +56,7 @@ def xbm_contrastive_loss(
   )
   positive = pairs.positive
   if not include_self and memory.own is not None:
-    chex.assert_shape(memory.own, jnp.shape(labels))
+    chex.assert_shape(memory.own, jnp.shape(labels), custom_message="memory.own must be [B], the slots of this batch")
     positive = positive & (memory.own[:, None] != jnp.arange(positive.shape[1])[None, :])
   pull = jnp.where(positive, 1 - pairs.scores, 0)
   push = jnp.where(pairs.negative, jax.nn.relu(pairs.scores - jnp.asarray(negative_margin, pairs.scores.dtype)), 0)
