@@ -1,8 +1,11 @@
 """One run on several processes, and on another number of devices when it goes on."""
 
 import json
+import re
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -115,6 +118,26 @@ def test_goes_on_with_fewer_devices(alone, tmp_path):
   done = runs.call("experiments.train", *_flags(folder))
   assert done.returncode == 0, done.stderr
   assert "Going on from step" in done.stderr
+  _assert_alike(folder, alone)
+
+
+@pytest.mark.slow
+def test_a_preemption_of_one_process_stops_both_with_a_checkpoint(alone, tmp_path):
+  folder = tmp_path / "run"
+  flags, log = _flags(folder), folder / "metrics.jsonl"
+  address = f"--coordinator=localhost:{runs.free_port()}", "--num_processes=2"
+  started = [_start("experiments.train", flags, 1, *address, f"--process_id={i}") for i in range(2)]
+  while not log.exists() or len(log.read_text().splitlines()) < 6:
+    assert all(process.poll() is None for process in started)
+    time.sleep(0.01)
+  started[1].send_signal(signal.SIGTERM)
+  outputs = [process.communicate(timeout=600) for process in started]
+  assert [process.returncode for process in started] == [143, 143], outputs
+  (words,) = re.findall(r"Stopped by SIGTERM after step (\d+) of 18", outputs[0][1])
+  assert (folder / checkpoints.NEWEST / words).is_dir()
+  assert len(log.read_text().splitlines()) == int(words) < 18
+  for code, _, stderr in _together("experiments.train", [flags, flags], devices=1):
+    assert code == 0, stderr
   _assert_alike(folder, alone)
 
 
