@@ -375,3 +375,19 @@ class TestNetwork:
     )
     done = subprocess.run([sys.executable, "-c", code], env=runs.environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_writes_into_its_workdir_and_the_caches_alone(tmp_path):
+  folders = {name: tmp_path / name for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "here")}
+  for folder in folders.values():
+    folder.mkdir()
+  there = {name: str(folder) for name, folder in folders.items()}
+  flags_of_run = runs.tiny_flags(tmp_path / "run", steps=2, warmup_steps=0, **{"data.workers": 1})
+  done = runs.call("experiments.train", *flags_of_run, cwd=folders["here"], env=runs.environment(**runs.QUICK, **there))
+  assert done.returncode == 0, done.stderr
+  written = {name: sorted(entry.name for entry in folder.iterdir()) for name, folder in folders.items()}
+  # matplotlib keeps its list of fonts.
+  assert set(written.pop("XDG_CACHE_HOME")) <= {"matplotlib", "soprc_jax"}
+  assert set(written.pop("XDG_CONFIG_HOME")) <= {"matplotlib"}
+  assert written == {"HOME": [], "TMPDIR": [], "here": []}
