@@ -4,7 +4,7 @@ python -m experiments.benchmark NAME [NAME ...] [--out=FILE.json] [--workdir=DIR
 
 NAME is loss, auprc, metrics, train, input, startup, or all (one after the other, each in a process of its own). Peers: pip install -e ".[bench]". The table goes to the
 standard output. FILE.json receives the rows; DIR receives table.md, benchmark.json and log-log plots of cost against size with the fitted exponents,
-which take a few minutes more. All of it: about half an hour on two idle cores. Anything else that runs on the machine shows in the figures.
+which take a few minutes more; figures that are there already are not overwritten. All of it: about half an hour on two idle cores. Anything else that runs on the machine shows in the figures.
 """
 
 from collections.abc import Sequence
@@ -27,18 +27,21 @@ NAMES = ("loss", "auprc", "metrics", "train", "input", "startup")
 _EXAMPLE = "auprc --workdir=runs/benchmark"
 
 absl_flags.declare_key_flag("workdir")
+_NOTE = "benchmark.json"
 _OUT = absl_flags.DEFINE_string("out", None, "JSON file for the rows and curves; must not exist.")
 
 
 def main(argv: Sequence[str]) -> None:
   names = _names(list(argv[1:]))
-  folder = flags.folder([argv[0]], _EXAMPLE, "benchmark.json") if absl_flags.FLAGS.workdir else None
+  folder = flags.folder([argv[0]], _EXAMPLE, _NOTE) if absl_flags.FLAGS.workdir else None
   flags.require([argv[0]], _EXAMPLE)
   from soprc_jax.benchmarks import report
   from soprc_jax.training import workdir
 
   with flags.errors_as_messages():
     out = _new_file(_OUT.value)
+    if folder is not None and (folder / _NOTE).exists():
+      raise ValueError(f"--workdir={folder} holds {_told(folder / _NOTE)} already: choose a new folder, or remove it")
     began = time.perf_counter()
     run = _run_apart if len(names) > 1 else lambda names, grows: _run(names[0], grows=grows)
     rows, curves, failed = run(names, grows=folder is not None)
@@ -49,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
       workdir.write_atomically(out, content)
     if folder is not None:
       folder.mkdir(parents=True, exist_ok=True)
-      workdir.write_atomically(folder / "benchmark.json", content)
+      workdir.write_atomically(folder / _NOTE, content)
       workdir.write_atomically(folder / "table.md", table)
       pictures = report.plot_growth(folder, curves)
   print(table)
@@ -57,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
   for curve in curves:
     print(f"{curve.benchmark}, {curve.name}: {curve.cost} by {curve.size} with exponent {curve.exponent:.2f}")
   if folder is not None:
-    print(f"Written to {folder}: {', '.join(['table.md', 'benchmark.json', *pictures])}")
+    print(f"Written to {folder}: {', '.join(['table.md', _NOTE, *pictures])}")
   if failed:
     sys.exit(f"Error: failed, as told above: {', '.join(failed)}")
 
@@ -76,6 +79,15 @@ def _names(given: list[str]) -> list[str]:
         f"unknown or repeated benchmark {', '.join(unknown or given)!r}: give one or more of {', '.join(NAMES)}, or all"
       )
   return names
+
+
+def _told(path: Path) -> str:
+  """What a file of figures is of; it may be anything."""
+  try:
+    content = json.loads(path.read_bytes())
+    return f"the {path.name} of {content['date']}, {content['machine']},"
+  except (ValueError, RecursionError, KeyError, TypeError, OSError):
+    return f"a {path.name} that cannot be read"
 
 
 def _new_file(name: str | None) -> Path | None:

@@ -273,8 +273,8 @@ def errors_as_messages() -> Iterator[None]:
 def _out_of_memory(error: BaseException) -> str:
   first_line = (str(error).splitlines() or ["no memory left"])[0]
   return (
-    f"out of memory ({first_line}): lower train.batch_size, train.microbatch, data.image_size, eval.batch_size, eval.block_size, or what the "
-    "network and the loss keep (model.width, model.embedding_dim, loss.num_points, memory_size)"
+    f"out of memory ({first_line}): lower the sizes that the command was given; in training that is train.batch_size, train.microbatch, "
+    "data.image_size, eval.batch_size, eval.block_size, and what the network and the loss keep (model.width, model.embedding_dim, loss.num_points, memory_size)"
   )
 
 
