@@ -142,11 +142,8 @@ def _values(folder: Path, result: ablation.Result, split: str, key: str) -> np.n
 
 def _signal(folder: Path, result: ablation.Result, key: str) -> np.ndarray:
   """``[steps]`` mean over the seeds of a value of the training log; empty if the method does not log it."""
-  curves = []
-  for run in result.row.runs:
-    if (folder / run.folder() / workdir_lib.RESULTS).exists():
-      curves.append([line[key] for line in workdir_lib.read_metrics(folder / run.folder()) if key in line])
-  return np.mean(curves, axis=0) if curves and all(curves) else np.zeros(0)
+  steps, values = tables.logged(folder, result.row, key)
+  return values.mean(axis=0) if len(values) else steps
 
 
 def _ends(folder: Path, result: ablation.Result, key: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soprc_jax.data import arrays
-from soprc_jax.training import comparison, costs, methods, plans
+from soprc_jax.training import comparison, costs, files, methods, plans
 from soprc_jax.training import workdir as workdir_lib
 
 
@@ -191,12 +191,31 @@ def _pr_curve(path: Path) -> Curve:
 
 def mean_convergence(folder: Path, row: comparison.Row) -> Curve:
   """Steps at which val was evaluated, and the mean over the seeds of val mAUPRC; runs that broke down are left out."""
-  curves = []
+  steps, values = logged(folder, row, "val_mAUPRC")
+  return steps, values.mean(axis=0) if len(values) else steps
+
+
+def logged(folder: Path, row: comparison.Row, key: str) -> tuple[np.ndarray, np.ndarray]:
+  """``[N]`` steps whose line of the log has a key, and ``[runs, N]`` its values; runs that broke down are left out, N = 0 if the key is in no log.
+
+  Raises:
+    ValueError: the logs of the runs do not have it at the same steps: one of them is damaged.
+  """
+  found: dict[Path, list[tuple[float, float]]] = {}
   for run in row.runs:
     if (folder / run.folder() / workdir_lib.RESULTS).exists():
-      lines = workdir_lib.read_metrics(folder / run.folder())
-      curves.append([(line["step"], line["val_mAUPRC"]) for line in lines if "val_mAUPRC" in line])
-  if not curves:
-    return np.zeros(0), np.zeros(0)
-  steps, values = np.moveaxis(np.array(curves, float), -1, 0)
-  return steps[0], values.mean(axis=0)
+      path = folder / run.folder() / workdir_lib.METRICS
+      lines = [(line["step"], line[key]) for line in workdir_lib.read_metrics(path.parent) if key in line]
+      problem = files.problem([{"step": step, key: value} for step, value in lines] or None, (None, [{key: float}]))
+      if problem:
+        raise ValueError(f"{path} is damaged ({problem}): remove {path.parent}, and the run is made again")
+      found[path] = lines
+  curves = np.array([len(lines) for lines in found.values()])
+  if len(curves) and len(set(curves)) > 1:
+    path = list(found)[int(np.argmin(curves))]
+    raise ValueError(
+      f"{path} has {key} at {min(curves)} steps, the log of another seed at {max(curves)}: it is damaged. Remove {path.parent}, and the run is "
+      "made again"
+    )
+  values = np.array(list(found.values()), float).reshape(len(found), -1, 2)
+  return values[0, :, 0] if len(values) else np.zeros(0), values[:, :, 1]

@@ -173,7 +173,7 @@ def read_metrics(workdir: Path) -> Iterator[dict[str, Any]]:
     for text in file:
       try:
         line = json.loads(text)
-      except ValueError:  # of JSON, or of its encoding
+      except (ValueError, RecursionError):  # of JSON, of its encoding, of a million brackets
         return
       if not (isinstance(line, dict) and isinstance(line.get("step"), int)):
         return

@@ -1,0 +1,268 @@
+"""Files that programs read back from a folder of results, damaged or of another shape: told by their name, with what to do."""
+
+import json
+
+import hypothesis
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from experiments import benchmark
+from soprc_jax.studies import ablation_report, binary_config, binary_runs, simulation, stability, stability_sweeps
+from soprc_jax.training import comparison, costs, files, parallel, plans, report, tables, workdir
+
+# No JSON, another encoding, too deep for the parser.
+BROKEN = (b"", b"{", b"{}x", b"\xff\xfe{}", b"[" * 100_000, b"\0" * 50)
+# JSON of other shapes.
+OTHER = (b"[]", b"{}", b"null", b"3", b'"x"', b"NaN", b'{"val": 3}', b"[[]]")
+
+JSON = st.recursive(
+  st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.text(max_size=3),
+  lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", max_size=2), inner, max_size=3),
+  max_leaves=8,
+)
+
+
+@st.composite
+def replaced(draw, good):
+  """A tree with another value in one place, or without it."""
+  tree = json.loads(json.dumps(good))
+  node, parent, key = tree, None, None
+  while isinstance(node, (dict, list)) and node and (parent is None or draw(st.booleans())):
+    parent, key = node, draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+    node = parent[key]
+  if parent is None or draw(st.integers(0, 9)) == 0:
+    return draw(JSON)
+  if draw(st.booleans()):
+    parent[key] = draw(JSON)
+  else:
+    del parent[key]
+  return tree
+
+
+SHAPE = {"a": float, "b": [{"c": (str, None)}], "d": {str: int}}
+# A run of the binary study: two evaluations, five test examples.
+GOOD = {"val": np.zeros((1, 2)), "losses": np.zeros((1, 2)), "scores": np.zeros((1, 5)), "best": np.zeros(1)}
+
+
+class TestFiles:
+  @pytest.mark.parametrize("content", BROKEN)
+  def test_what_is_no_json(self, tmp_path, content):
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"x.json is damaged \((.|\n)*\): remove it, and what it stands for is made again"):
+      files.read(path)
+
+  @pytest.mark.parametrize(
+    ("content", "told"),
+    [
+      ({"a": 1, "b": [{"c": None}], "d": {}}, ""),
+      ({"a": 0.5, "b": [{"c": "x"}, {"c": None, "more": 3}], "d": {"x": 1}}, ""),
+      ({"a": True, "b": [{"c": "x"}], "d": {}}, "a must be a number, it is True"),
+      ({"a": 1, "b": [], "d": {}}, "b must be a list with entries, it is []"),
+      ({"a": 1, "b": [{"c": "x"}, {}], "d": {}}, "b[1].c is missing"),
+      ({"a": 1, "b": [{"c": 3}], "d": {}}, "b[0].c must be null, it is 3"),
+      ({"a": 1, "b": [{"c": "x"}], "d": {"y": 1.5}}, "d.y must be an integer, it is 1.5"),
+      ([], "it must be an object, it is []"),
+    ],
+  )
+  def test_shapes(self, content, told):
+    assert files.problem(content, SHAPE) == told
+
+  @hypothesis.given(content=replaced({"a": 1.5, "b": [{"c": "x"}, {"c": None}], "d": {"x": 1}}))
+  def test_a_problem_is_found_exactly_where_there_is_one(self, content):
+    def fits():
+      right = isinstance(content, dict) and type(content["a"]) in (int, float) and isinstance(content["b"], list)
+      entries = right and len(content["b"]) > 0 and all(type(entry["c"]) in (str, type(None)) for entry in content["b"])
+      return entries and isinstance(content["d"], dict) and all(type(value) is int for value in content["d"].values())
+
+    try:
+      right = fits()
+    except (KeyError, TypeError, IndexError):
+      right = False
+    assert (files.problem(content, SHAPE) == "") == right
+
+
+NAME = plans.RunName("triplet", 0.01, 0)
+PLAN = plans.Plan(("triplet",), (0.01,), (0,), "", False, (0.01,))
+ROW = comparison.Row("triplet", 0.01, {0.01: 0.5}, (NAME,))
+
+
+def _in_run(folder, file, content, name=NAME):
+  path = folder / name.folder() / file
+  path.parent.mkdir(exist_ok=True)
+  path.write_bytes(content)
+
+
+class TestComparison:
+  @pytest.mark.parametrize("content", BROKEN + OTHER)
+  def test_results_of_a_run(self, tmp_path, content):
+    _in_run(tmp_path, "results.json", content)
+    with pytest.raises(ValueError, match=r"triplet-lr0.01-seed0.results.json is damaged (.|\n)*the same command goes on"):
+      comparison.metric(tmp_path, NAME, "test", "recall@1")
+
+  def test_results_of_another_evaluation(self, tmp_path):
+    _in_run(tmp_path, "results.json", b'{"val": {"mAUPRC": 0.5}, "test": {"mAUPRC": 0.5}}')
+    assert comparison.metric(tmp_path, NAME, "test", "mAUPRC") == 0.5
+    with pytest.raises(ValueError, match=r"triplet-lr0.01-seed0 are damaged or of another .*: test.recall@1 is missing"):
+      comparison.metric(tmp_path, NAME, "test", "recall@1")
+
+  @pytest.mark.parametrize("content", BROKEN + OTHER)
+  def test_note(self, tmp_path, content):
+    (tmp_path / "comparison.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"comparison.json is damaged (.|\n)*: restore it from a copy, or choose another"):
+      comparison.claim({}, {}, tmp_path)
+
+  @pytest.mark.parametrize("content", [*BROKEN, *OTHER, b"no costs", b"too few"])
+  def test_costs_are_measured_again(self, tmp_path, monkeypatch, caplog, content):
+    found = {"triplet": costs.Cost(0.5, 3)}
+    monkeypatch.setattr(costs, "measure", lambda configs: found)
+    monkeypatch.setattr(report, "_digest", lambda config: "x")
+    key = {"device": parallel.describe(), "configs": {"triplet": "x"}}
+    if content in (b"no costs", b"too few"):
+      entries = {} if content == b"no costs" else {"triplet": [1]}
+      content = json.dumps({"key": key, "costs": entries}).encode()
+    (tmp_path / "costs.json").write_bytes(content)
+    with caplog.at_level("WARNING"):
+      assert report._costs(tmp_path, {"triplet": None}) == found
+    assert "costs.json is damaged" in caplog.text
+    caplog.clear()
+    assert report._costs(tmp_path, {"triplet": None}) == found
+    assert not caplog.text
+
+  @pytest.mark.parametrize(
+    "arrays", [{}, {"recall": [0.5, 0.1]}, {"recall": [0.5], "precision": [0.1, 0.2]}, {"recall": [1], "precision": [1]}]
+  )
+  def test_pr_curve(self, tmp_path, arrays):
+    _in_run(tmp_path, workdir.PR_CURVE, b"")
+    np.savez(tmp_path / NAME.folder() / workdir.PR_CURVE, **arrays)
+    with pytest.raises(ValueError, match=r"pr_curve.npz is damaged .*: remove .*seed0, and the run is made again"):
+      tables.mean_pr_curve(tmp_path, ROW)
+
+  @pytest.mark.parametrize("content", BROKEN + OTHER)
+  def test_log(self, tmp_path, content):
+    """A line that is none ends a log; a finished run then has fewer of them than the others."""
+    line = b'{"step": %d, "loss": 0.5, "val_mAUPRC": 0.25}\n'
+    other = plans.RunName("triplet", 0.01, 1)
+    for name in (NAME, other):
+      _in_run(tmp_path, "results.json", b"{}", name)
+      _in_run(tmp_path, workdir.METRICS, line % 1 + line % 2, name)
+    row = ROW._replace(runs=(NAME, other))
+    steps, values = tables.mean_convergence(tmp_path, row)
+    assert (list(steps), list(values)) == ([1, 2], [0.25, 0.25])
+    _in_run(tmp_path, workdir.METRICS, line % 1 + content + b"\n" + line % 2, other)
+    with pytest.raises(
+      ValueError, match=r"seed1.metrics.jsonl has val_mAUPRC at 1 steps, .* Remove .*seed1, and the run is"
+    ):
+      tables.mean_convergence(tmp_path, row)
+
+  def test_log_of_other_values(self, tmp_path):
+    _in_run(tmp_path, "results.json", b"{}")
+    _in_run(tmp_path, workdir.METRICS, b'{"step": 1, "val_mAUPRC": "high"}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl is damaged \(\[0\].val_mAUPRC must be a number, it is 'high'\)"):
+      tables.mean_convergence(tmp_path, ROW)
+
+  @pytest.mark.parametrize("content", BROKEN + OTHER)
+  def test_ablation(self, tmp_path, content):
+    (tmp_path / "ablation.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"ablation.json is damaged"):
+      ablation_report.write(tmp_path, PLAN, {})
+
+
+class TestStability:
+  SETTING = stability.Setting(steps=(2,), num_positives=8, num_negatives=8, batch_positives=2, batch_negatives=2)
+  EFFORT = stability_sweeps.Effort(4, 1, 0)
+
+  def _content(self):
+    shapes = ((1, 4), (1, 4), (1, 1), (1, 4), (4,), (4,), (4,))
+    values = {key: np.zeros(shape).tolist() for key, shape in zip(stability.Measured._fields, shapes, strict=True)}
+    about = {**self.EFFORT._asdict(), "model": stability_sweeps._model()}
+    return {"about": about, "measured": {stability_sweeps.name(self.SETTING): values}}
+
+  def _run(self, folder):
+    return stability_sweeps.run(folder / "stability.json", [self.SETTING], self.EFFORT, told=lambda line: None)
+
+  def test_whole(self, tmp_path):
+    (tmp_path / "stability.json").write_text(json.dumps(self._content()))
+    assert self._run(tmp_path)[stability_sweeps.name(self.SETTING)].gap.shape == (1, 1)
+
+  @pytest.mark.parametrize("content", [*BROKEN, *OTHER, b'{"about": {}}', b'{"about": {}, "measured": []}'])
+  def test_broken(self, tmp_path, content):
+    (tmp_path / "stability.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"stability.json is damaged"):
+      self._run(tmp_path)
+
+  @pytest.mark.parametrize(
+    ("key", "value"),
+    [("gap", []), ("gap", [[1, 2]]), ("gradient", "x"), ("gap", [["x"]]), ("epsilon_positive", [[1], [2, 3]])],
+  )
+  def test_values_of_another_shape(self, tmp_path, key, value):
+    content = self._content()
+    content["measured"][stability_sweeps.name(self.SETTING)][key] = value
+    (tmp_path / "stability.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"stability.json is damaged \(.*{key}.*\): remove it"):
+      self._run(tmp_path)
+
+
+@hypothesis.given(
+  content=replaced(
+    {
+      name: {
+        "estimation": [
+          {"share": 0.5, "batch_size": 9}
+          | {kind: {one: {"mean": 0.1, "std": 0.1} for one in ("SOPRC", "AP")} for kind in ("zero_one", "surrogate")}
+        ],
+        "interpolation": [{"num_positives": 3, "of_mean": 0.5, "of_one": 0.5}],
+      }
+      for name in simulation.DISTRIBUTIONS
+    }
+  )
+)
+def test_simulation(content):
+  """Without the part ``tracking`` it is always damaged; the rest is told before it."""
+  assert files.problem(content, simulation.RESULTS)
+
+
+class TestBinary:
+  @pytest.fixture
+  def config(self):
+    config = binary_config.default_config()
+    config.train.steps, config.rates = 100, (0.1,)
+    return binary_config.resolve(config)
+
+  @pytest.mark.parametrize(
+    "changes",
+    [{}, {"val": np.zeros((1, 3))}, {"scores": np.zeros(5)}, {"best": np.array(["x"])}, {"best": np.array([{}], object)}],
+  )
+  def test_run(self, tmp_path, config, changes):
+    path = tmp_path / "run.npz"
+    np.savez(path, **GOOD | changes)
+    if not changes:
+      assert binary_runs._load(path, config, 5).best.shape == (1,)
+      return
+    with pytest.raises(ValueError, match=r"run.npz(.|\n)*: remove it, and the run is made again"):
+      binary_runs._load(path, config, 5)
+
+  @pytest.mark.parametrize("content", [b"", b"PK", b"PK\x03\x04" + b"\0" * 99])
+  def test_run_that_is_no_archive(self, tmp_path, config, content):
+    (tmp_path / "run.npz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"run.npz is damaged(.|\n)*: remove it, and the run is made again"):
+      binary_runs._load(tmp_path / "run.npz", config, 5)
+
+
+@pytest.mark.parametrize("content", BROKEN + OTHER)
+def test_config_of_a_run(tmp_path, content):
+  """Damaged, or of no run: never taken for the config of a network to start from."""
+  (tmp_path / "config.json").write_bytes(content)
+  if (content in BROKEN + OTHER and not content.startswith(b"{")) or content in BROKEN:
+    with pytest.raises(ValueError, match=r"config.json is damaged"):
+      workdir.read_config(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b'{"date": "2026-01-01", "machine": "another machine"}', *BROKEN, *OTHER])
+def test_figures_of_an_earlier_benchmark_are_kept(tmp_path, content):
+  (tmp_path / "benchmark.json").write_bytes(content)
+  assert benchmark._told(tmp_path / "benchmark.json") in (
+    "the benchmark.json of 2026-01-01, another machine,",
+    "a benchmark.json that cannot be read",
+  )
