@@ -1,6 +1,7 @@
 """Tables are thinned, split and standardised without a look at val and test; batches have the share of positives that was asked for."""
 
-import importlib
+import importlib.util
+import sys
 
 import numpy as np
 import pytest
@@ -127,10 +128,7 @@ class TestDataSets:
       tabular.load("digits", positive=10)
 
   def test_missing_packages_are_told_with_the_command(self, monkeypatch):
-    def missing(name, *args):
-      raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(ValueError, match=r'are in the package scikit-learn: pip install -e "\.\[binary\]"'):
       tabular.load("digits", positive=8)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
