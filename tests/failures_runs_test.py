@@ -11,7 +11,7 @@ from quick import quick_compilation  # noqa: F401
 import runs
 import trees
 
-from soprc_jax.training import build, checkpoints, loop
+from soprc_jax.training import build, checkpoints, evaluation, loop
 from soprc_jax.training import config as config_lib
 
 _TINY = {
@@ -96,8 +96,14 @@ def test_f33_classes_that_have_moved_to_other_rows_are_refused(finished, change,
   try:
     with pytest.raises(ValueError, match=r"the classes of the data are not those that the run in .* was trained on"):
       loop.train(_config(folder / "data"), folder / "run")
+    # And evaluation: a class fewer, and others of the training classes would be test classes.
+    with pytest.raises(ValueError, match=r"the classes of the data are not those .* some of test may have been among them"):
+      evaluation.evaluate_workdir(_config(folder / "data"), folder / "run", split="test", newest=True)
   finally:
     moved.rename(path)
+  assert (
+    evaluation.evaluate_workdir(_config(folder / "data"), folder / "run", split="test", newest=True)["checkpoint_step"] == 5
+  )
 
 
 def test_f33_an_image_less_keeps_the_rows(finished):

@@ -168,6 +168,19 @@ class Store:
     args = ocp.args.Composite(network=ocp.args.StandardRestore(network))
     return _checked(self._manager.restore(step, args=args)["network"], network)
 
+  def meta(self) -> dict[str, Any]:
+    """What `save` was given beside the state of the newest checkpoint.
+
+    Raises:
+      FileNotFoundError: there is none.
+      DamagedError: its files are not those that were written.
+    """
+    step = self._manager.latest_step()
+    if step is None:
+      raise FileNotFoundError(f"no checkpoint in {self._folder}")
+    self.check(step)
+    return dict(self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"])
+
   def close(self) -> None:
     """Waits for what is being written and releases the folder."""
     self._manager.close()

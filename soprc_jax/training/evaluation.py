@@ -10,7 +10,7 @@ import numpy as np
 
 from soprc_jax import metrics
 from soprc_jax.data import datasets, pipeline, sources
-from soprc_jax.training import build, checkpoints, guard, parallel, progress
+from soprc_jax.training import build, checkpoints, classes, guard, parallel, progress
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -141,12 +141,14 @@ class Trained(NamedTuple):
     variables: of the network, on all devices.
     splits: data of the run.
     step: of the checkpoint.
+    meta: what the checkpoint knows of its classes, see `classes`.
   """
 
   embed: EmbedFn
   variables: Any
   splits: dict[str, sources.Source]
   step: int
+  meta: dict[str, Any]
 
 
 def load(config: Any, workdir: Path, *, newest: bool = False) -> Trained:
@@ -166,21 +168,28 @@ def load(config: Any, workdir: Path, *, newest: bool = False) -> Trained:
   splits = datasets.make_splits(config.data)
   store = checkpoints.Store(folder)
   try:
-    step, network = store.latest_step(), store.restore_network(build.abstract_network(config))
+    step, meta = store.latest_step(), store.meta()
+    network = store.restore_network(build.abstract_network(config))
   finally:
     store.close()
   embed = make_embed(build.make_model(config, freeze_bn=True), config)
-  return Trained(embed, parallel.replicate(network), splits, int(step or 0))
+  return Trained(embed, parallel.replicate(network), splits, int(step or 0), meta)
 
 
 def evaluate_workdir(config: Any, workdir: Path, *, split: str, newest: bool) -> dict[str, Any]:
   """Metrics of ``split`` for a checkpoint of the run in ``workdir``, under ``"checkpoint_step"`` its step.
 
   Raises:
-    ValueError: as `load`; or the data have no such split.
+    ValueError: as `load`; or the data have no such split; or their classes are other ones than in training.
     FileNotFoundError: as `load`.
   """
   trained = load(config, workdir, newest=newest)
+  here = workdir_lib.read_config(workdir)["data"]["root"] == config.data.root  # elsewhere any classes may be
+  if here and classes.differ(trained.meta, classes.describe(trained.splits["train"])):
+    raise ValueError(
+      f"the classes of the data are not those that the run in {workdir} was trained on: some of {split} may have been among them. Give it the data of "
+      "before"
+    )
   images = pick_split(trained.splits, split)
   return evaluate(trained.embed(trained.variables, images), config) | {"checkpoint_step": trained.step}
 

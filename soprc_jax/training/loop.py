@@ -14,11 +14,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from soprc_jax.data import pipeline, sources
+from soprc_jax.data import pipeline
 from soprc_jax.training import (
   board,
   build,
   checkpoints,
+  classes,
   describe,
   empty,
   evaluation,
@@ -112,19 +113,14 @@ class _Run:
     opened.callback(self.best.close)
     self.embed = evaluation.make_embed(self.parts.model, config)
     self.like = build.abstract_state(config, self.parts)
-    names = sources.class_names(self.data.splits["train"])
-    self.meta = {
-      "labels": [[label, row] for label, row in self.data.rows.items()],
-      "class_names": {str(label): name for label, name in names.items()},
-    }
+    self.meta = classes.describe(self.data.splits["train"])
     self.best.check()
     found = self.newest.restore_intact(self.like)
     if found is None:
       state = build.starting_state(config, self.parts) if start is None else start
     else:
       state, meta = found
-      # Labels that are places in a list of names stay the same where one class has taken the place of another.
-      if any(meta.get(key, self.meta[key]) != self.meta[key] for key in self.meta):
+      if classes.differ(meta, self.meta):
         raise ValueError(
           f"the classes of the data are not those that the run in {workdir} was trained on: give it the data of before, or choose another --workdir"
         )
