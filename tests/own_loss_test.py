@@ -2,23 +2,18 @@
 
 import json
 import os
-import pathlib
 import re
-import subprocess
-import sys
 
-_ROOT = pathlib.Path(__file__).parents[1]
+import runs
 
 
 def test_the_readme_example_trains(tmp_path):
-  readme = (_ROOT / "README.md").read_text()
+  readme = (runs.ROOT / "README.md").read_text()
   (code,) = re.findall(r"```python\n(# my_losses\.py.*?)```", readme, re.S)
   (tmp_path / "my_losses.py").write_text(code)
-  command = [sys.executable, "-m", "experiments.train", "--config=configs/glyphs.py:smoke", f"--workdir={tmp_path / 'run'}"]
-  environment = os.environ | {"PYTHONPATH": f"{_ROOT}{os.pathsep}{tmp_path}", "XLA_FLAGS": ""}
-  done = subprocess.run(
-    [*command, "--config.loss.name=my_losses:make"], cwd=_ROOT, env=environment, capture_output=True, text=True, check=False
-  )
+  flags = runs.tiny_flags(tmp_path / "run", steps=4, warmup_steps=0, **{"loss.name": "my_losses:make"})
+  path = f"{runs.ROOT}{os.pathsep}{tmp_path}"
+  done = runs.call("experiments.train", *flags, env=runs.environment(**runs.QUICK | {"PYTHONPATH": path}))
   assert done.returncode == 0, done.stderr
   results = json.loads((tmp_path / "run" / "results.json").read_text())
   assert results["config"]["loss"]["name"] == "my_losses:make"
