@@ -296,10 +296,11 @@ def join_devices(embeddings: Any, labels: Any, where: Any, axis_name: _arrays.Ax
   """`lists.join_devices` for labels that are stored, hence integers."""
   if not isinstance(labels, jax.Array):
     labels = np.asarray(labels)
-  if labels.dtype.kind in "iu" and not isinstance(labels, jax.core.Tracer) and labels.size:
+  # Only of other types than int32, so that nothing waits for a device.
+  if labels.dtype.kind in "iu" and labels.dtype != np.int32 and labels.size and not isinstance(labels, jax.core.Tracer):
     low, high = int(labels.min()), int(labels.max())
     if low < np.iinfo(np.int32).min or high > np.iinfo(np.int32).max:
-      raise ValueError(f"labels must fit into int32, as which they are stored, map them to rows first; got {low} to {high}")
+      raise ValueError(f"labels must fit into 32 bits, map them to rows first; memories hold int32, got {low} to {high}")
   if not jnp.issubdtype(labels.dtype, jnp.integer):
     raise AssertionError(f"labels must be integers, as which they are stored; got {labels.dtype}")
   return lists.join_devices(embeddings, labels, where, axis_name)
