@@ -148,6 +148,7 @@ class TestComparison:
       _in_run(tmp_path, "results.json", b"{}", name)
       _in_run(tmp_path, workdir.METRICS, line % 1 + line % 2, name)
     row = ROW._replace(runs=(NAME, other))
+    assert tables.logged(tmp_path, row, "saturated_lists")[1].shape == (2, 0)
     steps, values = tables.mean_convergence(tmp_path, row)
     assert (list(steps), list(values)) == ([1, 2], [0.25, 0.25])
     _in_run(tmp_path, workdir.METRICS, line % 1 + content + b"\n" + line % 2, other)
@@ -155,6 +156,9 @@ class TestComparison:
       ValueError, match=r"seed1.metrics.jsonl has val_mAUPRC at 1 steps, .* Remove .*seed1, and the run is"
     ):
       tables.mean_convergence(tmp_path, row)
+
+  def test_no_run_has_finished(self, tmp_path):
+    assert [len(found) for found in tables.logged(tmp_path, ROW, "loss")] == [0, 0]
 
   def test_log_of_other_values(self, tmp_path):
     _in_run(tmp_path, "results.json", b"{}")

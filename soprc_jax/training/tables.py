@@ -206,16 +206,17 @@ def logged(folder: Path, row: comparison.Row, key: str) -> tuple[np.ndarray, np.
     if (folder / run.folder() / workdir_lib.RESULTS).exists():
       path = folder / run.folder() / workdir_lib.METRICS
       lines = [(line["step"], line[key]) for line in workdir_lib.read_metrics(path.parent) if key in line]
-      problem = files.problem([{"step": step, key: value} for step, value in lines] or None, (None, [{key: float}]))
+      problem = files.problem([{"step": step, key: value} for step, value in lines] or None, (None, [{key: (None, float)}]))
       if problem:
         raise ValueError(f"{path} is damaged ({problem}): remove {path.parent}, and the run is made again")
       found[path] = lines
-  curves = np.array([len(lines) for lines in found.values()])
-  if len(curves) and len(set(curves)) > 1:
-    path = list(found)[int(np.argmin(curves))]
+  sizes = {path: len(lines) for path, lines in found.items()}
+  fewest, most = (min(sizes.values()), max(sizes.values())) if sizes else (0, 0)
+  if fewest < most:
+    path = min(sizes, key=lambda path: sizes[path])
     raise ValueError(
-      f"{path} has {key} at {min(curves)} steps, the log of another seed at {max(curves)}: it is damaged. Remove {path.parent}, and the run is "
+      f"{path} has {key} at {fewest} steps, the log of another seed at {most}: it is damaged. Remove {path.parent}, and the run is "
       "made again"
     )
-  values = np.array(list(found.values()), float).reshape(len(found), -1, 2)
+  values = np.array(list(found.values()), float).reshape(len(found), most, 2)
   return values[0, :, 0] if len(values) else np.zeros(0), values[:, :, 1]
