@@ -358,7 +358,7 @@ class TestDamage:
     store.save(_state(3), {})
     _damage(tmp_path / checkpoints.BEST / "3" / "training" / "manifest.ocdbt", "flipped")
     for read in (lambda: store.restore(_state(0)), store.check, lambda: store.restore_network(_network(0))):
-      with pytest.raises(checkpoints.DamagedError, match="training/manifest.ocdbt is not as it was written"):
+      with pytest.raises(checkpoints.DamagedError, match=r"training/manifest\.ocdbt is not as it was written"):
         read()
     store.close()
     with pytest.raises(checkpoints.DamagedError, match="is damaged"):
