@@ -141,6 +141,21 @@ class TestResolve:
     with pytest.raises(ValueError, match=message):
       config_lib.resolve(_changed("retrieval", changes))
 
+  @hypothesis.given(data=st.data())
+  def test_what_a_run_has_noted(self, data):
+    """The same of ``config.json``, from which a run is replayed."""
+    tree = json.loads(config_lib.to_json(config_lib.resolve(config_lib.default_config())))
+    assert config_lib.from_json(tree).to_dict() == FILLED["retrieval"]
+    *groups, last = data.draw(st.sampled_from(sorted(_keys(tree)))).split(".")
+    node = tree
+    for group in groups:
+      node = node[group]
+    node[data.draw(st.sampled_from([last, "more"]))] = data.draw(
+      st.none() | st.integers() | st.floats() | st.text() | st.just([])
+    )
+    config, told = _tried(config_lib.from_json, tree)
+    assert told or (not rules.type_problems(config.to_dict(), FILLED["retrieval"]) and "more" not in node)
+
   def test_options_of_a_loss_of_ones_own_may_be_negative(self):
     assert config_lib.resolve(_changed("retrieval", {"loss.custom": {"a": -3, "b": (1.5, "x")}})).loss.custom.a == -3
 

@@ -254,13 +254,11 @@ class TestBinary:
       binary_runs._load(tmp_path / "run.npz", config, 5)
 
 
-@pytest.mark.parametrize("content", BROKEN + OTHER)
+@pytest.mark.parametrize("content", [content for content in BROKEN + OTHER if content not in (b"{}", b'{"val": 3}')])
 def test_config_of_a_run(tmp_path, content):
-  """Damaged, or of no run: never taken for the config of a network to start from."""
   (tmp_path / "config.json").write_bytes(content)
-  if (content in BROKEN + OTHER and not content.startswith(b"{")) or content in BROKEN:
-    with pytest.raises(ValueError, match=r"config.json is damaged"):
-      workdir.read_config(tmp_path)
+  with pytest.raises(ValueError, match=r"config.json is damaged"):
+    workdir.read_config(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b'{"date": "2026-01-01", "machine": "another machine"}', *BROKEN, *OTHER])

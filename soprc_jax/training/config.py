@@ -253,11 +253,13 @@ def from_json(tree: dict[str, Any]) -> Any:
   del config.presets, config.compare
   try:
     config.update(_as_tuples(tree))
-    problems = config_checks.check(config)
-  except (AttributeError, KeyError, TypeError, ValueError) as error:
+  except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
     raise ValueError(f"this is no config of a run: {error}") from error
-  if problems:
-    raise ValueError("the config does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
+  expected, found = default_config().to_dict(), config.to_dict()
+  _fill(expected)
+  _raise_if(rules.key_problems(found, expected, free=_FREE))
+  _raise_if([*rules.type_problems(found, expected), *config_checks.custom_problems(found["loss"]["custom"])])
+  _raise_if(config_checks.check(config))
   config.lock()
   return config
 
