@@ -90,8 +90,13 @@ def _make_config(method: str) -> Any:
 
 
 def _refuse_lost_overrides() -> None:
-  from soprc_jax.training import plans
+  from soprc_jax.training import methods, plans
 
+  for argument in flags.config_arguments():
+    if methods.is_method(argument):
+      raise ValueError(
+        f"--config=FILE:{argument} names a method, and the comparison sets the method of every run: use --methods={argument}"
+      )
   for key in flags.config_overrides():
     if key in plans.OWN_KEYS:
       raise ValueError(f"--config.{key} is set by the comparison in every run: use {plans.OWN_KEYS[key]}")

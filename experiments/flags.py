@@ -237,6 +237,12 @@ def load_config(*, argument: str = "", change: Callable[[Any], None] | None = No
   return config
 
 
+def config_arguments() -> list[str]:
+  """What stands after the colon of ``--config=FILE:ARGUMENT[,ARGUMENT]``."""
+  arguments = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[2]
+  return [argument for argument in arguments.split(",") if argument]
+
+
 def config_overrides() -> dict[str, Any]:
   """Keys that the command line overrides, with their values."""
   return config_flags.get_override_values(flags.FLAGS["config"])

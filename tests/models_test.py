@@ -235,6 +235,11 @@ class BatchNormTest(chex.TestCase):
     for old, new in zip(jax.tree.leaves(before["batch_stats"]), jax.tree.leaves(after["batch_stats"]), strict=True):
       self.assertTrue(np.all(old != new))
 
+  def test_a_batch_without_a_valid_image_moves_no_statistics(self):
+    before = _tiny_variables()
+    _, after = _forward(before, _images(6), where=jnp.zeros(6, bool))
+    chex.assert_trees_all_equal(after["batch_stats"], before["batch_stats"])
+
   def test_running_mean_moves_by_a_tenth(self):
     # torch's momentum 0.1: new = 0.9 old + 0.1 batch, with the mean of the convolution's output.
     images, variables = _images(6), _tiny_variables()
@@ -296,7 +301,7 @@ class PrecisionTest(chex.TestCase):
 class NormalizeTest(chex.TestCase):
   def test_unit_norm_in_any_range(self):
     vectors = np.random.default_rng(0).standard_normal((3, 2, 5)).astype(np.float32)
-    for scale in (1e-8, 1.0, 1e8):
+    for scale in (1e-8, 1.0, 1e8, 1e25, 1e37):  # the square of the last two is infinite
       got = l2_normalize(jnp.asarray(vectors * np.float32(scale)))
       np.testing.assert_allclose(got, vectors / np.linalg.norm(vectors, axis=-1, keepdims=True), rtol=1e-5)
 

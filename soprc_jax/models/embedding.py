@@ -51,6 +51,9 @@ def l2_normalize(vectors: jax.Array, *, eps: float = 1e-12) -> jax.Array:
   [[0.6 0.8]
    [0.  0. ]]
   """
+  # Beyond 2^60 the squares could overflow: an exact power of two, which the norm takes out again.
+  huge = jnp.max(jnp.abs(vectors), axis=-1, keepdims=True) > 2.0**60
+  vectors = vectors * jnp.where(huge, jnp.asarray(2.0**-70, vectors.dtype), jnp.ones([], vectors.dtype))
   squared = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
   usable = squared > eps**2
   # The inner `where` keeps 0 out of rsqrt, whose gradient would be inf * 0.

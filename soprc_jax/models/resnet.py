@@ -134,17 +134,18 @@ class _Normalize(nn.Module):
       y = convolutions.convolve(x, kernel.astype(self.dtype), stride=stride)
       return y + offset.astype(self.dtype)[None, None, None]
     y = convolutions.convolve(x, kernel.astype(self.dtype), stride=stride)
-    mean, var = _batch_moments(y.astype(jnp.float32), where, self.axis_name)
-    # torch's momentum 0.1 weights the new value.
-    running_mean.value = 0.9 * running_mean.value + 0.1 * jax.lax.stop_gradient(mean)
-    running_var.value = 0.9 * running_var.value + 0.1 * jax.lax.stop_gradient(var)
+    mean, var, count = _batch_moments(y.astype(jnp.float32), where, self.axis_name)
+    # torch's momentum 0.1 weights the new value; a batch without a valid image says nothing.
+    weight = jnp.where(count > 0, 0.1, 0.0)
+    running_mean.value = (1 - weight) * running_mean.value + weight * jax.lax.stop_gradient(mean)
+    running_var.value = (1 - weight) * running_var.value + weight * jax.lax.stop_gradient(var)
     factor = jax.lax.rsqrt(var + 1e-5) * scale
     normal = (y - mean[None, None, None]) * factor[None, None, None] + bias[None, None, None]
     return normal.astype(self.dtype)
 
 
-def _batch_moments(x: jax.Array, where: jax.Array | None, axis_name: str | None) -> tuple[jax.Array, jax.Array]:
-  """Mean and variance of each channel over the valid images of all devices."""
+def _batch_moments(x: jax.Array, where: jax.Array | None, axis_name: str | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Mean and variance of each channel over the valid images of all devices, and the number of their pixels."""
   count = jnp.asarray(x.shape[0] if where is None else jnp.sum(where), jnp.float32) * (x.shape[1] * x.shape[2])
   if where is not None:
     x = jnp.where(where[:, None, None, None], x, jnp.zeros_like(x))
@@ -153,7 +154,7 @@ def _batch_moments(x: jax.Array, where: jax.Array | None, axis_name: str | None)
   mean = _arrays.ratio(total, jnp.broadcast_to(count, total.shape))
   mean_square = _arrays.ratio(total_square, jnp.broadcast_to(count, total.shape))
   # Rounding may leave a tiny negative number where a channel is constant.
-  return mean, jnp.maximum(mean_square - jnp.square(mean), 0.0)
+  return mean, jnp.maximum(mean_square - jnp.square(mean), 0.0), count
 
 
 def _conv_norm(

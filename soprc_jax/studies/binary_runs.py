@@ -14,7 +14,7 @@ import numpy as np
 
 from soprc_jax.data import arrays, tabular
 from soprc_jax.studies import binary, binary_losses, binary_peer
-from soprc_jax.training import plans, workdir
+from soprc_jax.training import files, plans, workdir
 
 RUNS = "runs"
 COSTS = "costs.json"
@@ -104,7 +104,7 @@ def measure(
   """
   path = folder / COSTS
   if path.exists():
-    costs = workdir.read_json(path)
+    costs = files.read(path)
     if (
       isinstance(costs, dict)
       and costs.keys() == {row.method for row in rows}

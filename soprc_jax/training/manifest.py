@@ -4,6 +4,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from soprc_jax.training import files
+
 MANIFEST = "digests.json"
 _BUFFER = 1 << 20
 
@@ -29,12 +31,12 @@ def problem(folder: Path) -> str | None:
       return f"{entry.relative_to(folder).as_posix()} is a link"
   path = folder / MANIFEST
   try:
-    content = json.loads(path.read_text())
-    noted = {str(name): (int(size), str(digest)) for name, (size, digest) in content.items()}
+    content = files.read(path, {str: [(int, str)]})
+    noted = {name: (int(size), str(digest)) for name, (size, digest) in content.items()}
   except FileNotFoundError:
     return None
-  except (ValueError, TypeError, AttributeError, OSError) as error:
-    return f"{path.name} is damaged ({error})"
+  except (ValueError, OSError):
+    return f"{path.name} is damaged"
   for name, (size, digest) in noted.items():
     file = folder / name
     try:

@@ -3,12 +3,12 @@
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
-import zipfile
 
 import jax
 import numpy as np
 
-from soprc_jax.training import build, checkpoints, parallel
+from soprc_jax.data import arrays as arrays_lib
+from soprc_jax.training import build, checkpoints, files, parallel
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 from soprc_jax.training.state import TrainState
@@ -17,6 +17,8 @@ FOLDER = "diverged"
 REPORT = "report.json"
 _BATCH = "batch_{}.npz"
 _STATE = "state"
+_SHAPE = {"step": int, "arrays": [str], "class_counts": [int], "config": dict}
+_REMEDY = "go on with the run, which keeps the step again, once the folder is removed"
 
 
 class Found(NamedTuple):
@@ -74,7 +76,13 @@ def save(
   if parallel.is_main():
     counts = [int(count) for count in class_counts]
     # Last, since it says that the rest is there.
-    content = {"step": step, **about, "class_counts": counts, "config": json.loads(config_lib.to_json(config))}
+    content = {
+      "step": step,
+      **about,
+      "arrays": sorted(arrays),
+      "class_counts": counts,
+      "config": json.loads(config_lib.to_json(config)),
+    }
     workdir_lib.write_atomically(folder / REPORT, json.dumps(content, indent=1) + "\n")
   return folder
 
@@ -98,19 +106,18 @@ def load(workdir: Path, step: int | None = None) -> Found:
   if step is not None and step not in there:
     raise ValueError(f"--step={step}: {workdir / FOLDER} keeps {', '.join(map(str, there))}")
   folder = workdir / FOLDER / str(there[-1] if step is None else step)
-  report = workdir_lib.read_json(folder / REPORT)
+  report = files.read(folder / REPORT, _SHAPE, remedy=_REMEDY)
   try:
     config = config_lib.from_json(report["config"])
-    class_counts = np.array(report["class_counts"], np.int64)
-  except (KeyError, TypeError, ValueError) as error:
-    raise ValueError(f"{folder / REPORT} is damaged ({error})") from error
-  parts = build.make_parts(config, class_counts)
+  except ValueError as error:
+    raise ValueError(f"{folder / REPORT} is damaged ({error}): {_REMEDY}") from error
+  parts = build.make_parts(config, np.array(report["class_counts"]))
   store = checkpoints.Store(folder / _STATE)
   try:
     state, _ = store.restore(build.abstract_state(config, parts))
   finally:
     store.close()
-  batch = _read_batch(folder)
+  batch = _read_batch(folder, report["arrays"])
   ids = [str(name) for name in batch.pop("ids")]
   return Found(config, report, parts, state, batch, ids)
 
@@ -122,18 +129,14 @@ def run(found: Found) -> tuple[TrainState, dict[str, float]]:
   return parallel.unreplicate(state), {name: float(value) for name, value in parallel.unreplicate(scalars).items()}
 
 
-def _read_batch(folder: Path) -> dict[str, np.ndarray]:
+def _read_batch(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
   """The parts of all processes, joined in their order."""
   parts: list[dict[str, np.ndarray]] = []
   while (path := folder / _BATCH.format(len(parts))).exists():
-    try:
-      with np.load(path, allow_pickle=False) as file:
-        parts.append({name: file[name] for name in file.files})
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
-      raise ValueError(f"{path} is damaged ({error})") from error
+    parts.append(arrays_lib.read(path, names))
   if not parts:
-    raise ValueError(f"{folder / _BATCH.format(0)} is missing")
-  return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    raise ValueError(f"{folder / _BATCH.format(0)} is missing: {_REMEDY}")
+  return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
 
 def largest(tree: Any, count: int) -> list[tuple[str, float, int]]:

@@ -60,14 +60,9 @@ def read_config(workdir: Path) -> dict[str, Any]:
   """
   path = workdir / CONFIG
   try:
-    config = json.loads(path.read_text())
+    return files.read(path, dict, remedy="restore it, or choose another --workdir")
   except FileNotFoundError:
     raise ValueError(f"--workdir={workdir} holds no run ({CONFIG} is missing)") from None
-  except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-    raise ValueError(f"{path} is damaged ({error}): restore it, or choose another --workdir") from error
-  if not isinstance(config, dict):
-    raise ValueError(f"{path} is damaged (it holds no config): restore it, or choose another --workdir")
-  return config
 
 
 def config_differences(workdir: Path, config: Any) -> list[str]:
@@ -82,15 +77,6 @@ def config_differences(workdir: Path, config: Any) -> list[str]:
 def find_config(workdir: Path) -> dict[str, Any] | None:
   """The resolved config of the run in a folder, None if it holds no run."""
   return read_config(workdir) if (workdir / CONFIG).is_file() else None
-
-
-def read_json(path: Path) -> Any:
-  """The content of a JSON file.
-
-  Raises:
-    ValueError: it is damaged.
-  """
-  return files.read(path)
 
 
 def write_atomically(path: Path, text: str) -> None:
