@@ -40,6 +40,14 @@ class TestMistakes:
     assert "missing --config and --workdir" in message
     assert f"python -m {module} --config=configs/glyphs.py --workdir=" in message
 
+  @pytest.mark.parametrize(
+    ("flags", "message"),
+    [([], "missing --workdir"), (["--workdir=missing"], "missing does not exist: give the folder of a run")],
+  )
+  def test_replay_without_a_run(self, tmp_path, flags, message):
+    assert message in _fails("experiments.replay", *flags, cwd=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
   def test_no_workdir(self):
     assert "missing --workdir" in _fails(_TRAIN, f"--config={runs.GLYPHS}")
 

@@ -1,5 +1,6 @@
 """A NaN or an infinity in a step: the run stops or leaves the step out, keeps what shows it again, and its state takes none."""
 
+import functools
 import json
 import logging
 
@@ -28,11 +29,16 @@ def _config(**values):
   return runs.tiny_config(steps=10, warmup_steps=0, **(fixed | values))
 
 
-def _state(folder, step, config):
+@functools.cache
+def _like():
+  config = _config()
+  return build.abstract_state(config, build.make_parts(config, build.make_data(config).class_counts()))
+
+
+def _state(folder, step):
   """All leaves of a checkpoint but the step, by path."""
-  parts = build.make_parts(config, build.make_data(config).class_counts())
   store = checkpoints.Store(folder, keep=20)
-  state, _ = store.restore(build.abstract_state(config, parts), step=step)
+  state, _ = store.restore(_like(), step=step)
   store.close()
   leaves = jax.tree_util.tree_leaves_with_path(state.replace(step=None))
   return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
@@ -56,7 +62,7 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog):
   # What is kept: the state before the step, untouched by it and by the step that was under way behind it; and its batch.
   report = json.loads((folder / "diverged" / "4" / "report.json").read_text())
   assert (report["step"], report["loss"], report["nonfinite"][:1]) == (4, "nan", ["loss"])
-  _assert_same(_state(folder / "diverged" / "4" / "state", 3, config), _state(folder / checkpoints.NEWEST, 3, config))
+  _assert_same(_state(folder / "diverged" / "4" / "state", 3), _state(folder / checkpoints.NEWEST, 3))
   data = build.make_data(config)
   batch = build.make_batches(config, data)[3]
   found = reproduction.load(folder)
@@ -77,8 +83,8 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog):
     loop.train(_config(**{"train.on_nonfinite": "skip", "train.max_skipped": 2}), folder)
   assert sum("Skipped step" in message for message in caplog.messages) == 3
   assert reproduction.steps(folder) == [4, 8]
-  _assert_same(_state(folder / checkpoints.NEWEST, 4, config), _state(folder / checkpoints.NEWEST, 3, config))
-  _assert_same(_state(folder / "diverged" / "8" / "state", 7, config), _state(folder / checkpoints.NEWEST, 5, config))
+  _assert_same(_state(folder / checkpoints.NEWEST, 4), _state(folder / checkpoints.NEWEST, 3))
+  _assert_same(_state(folder / "diverged" / "8" / "state", 7), _state(folder / checkpoints.NEWEST, 5))
 
   results = loop.train(_config(**{"train.on_nonfinite": "skip", "train.max_skipped": 3}), folder)
   assert results["steps"] == results["tested_step"] == 10
@@ -86,7 +92,7 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog):
   assert [line["step"] for line in lines] == list(range(1, 11))
   assert [line["step"] for line in lines if line.get("skipped")] == list(_BROKEN)
   assert [line["step"] for line in lines if line["loss"] is None] == list(_BROKEN)
-  assert all(np.isfinite(leaf).all() for leaf in _state(folder / checkpoints.NEWEST, 10, config).values())
+  assert all(np.isfinite(leaf).all() for leaf in _state(folder / checkpoints.NEWEST, 10).values())
 
 
 def test_a_folder_without_a_kept_step_is_told(tmp_path):

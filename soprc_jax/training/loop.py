@@ -56,7 +56,7 @@ def train(config: Any, workdir: Path) -> dict[str, Any]:
   parallel.check_equal("the config", config_lib.to_json(config))
   parallel.check_equal("--workdir", str(workdir))
   workdir = workdir.expanduser().absolute()  # Orbax takes no other
-  with contextlib.ExitStack() as opened, _disk_errors(workdir):
+  with _disk_errors(workdir), contextlib.ExitStack() as opened:  # closing writes too
     run = _Run(config, workdir, opened)
     run.train()
     return run.finish()
