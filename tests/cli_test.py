@@ -245,12 +245,6 @@ class TestLargerRuns:
     for path in params:
       np.testing.assert_array_equal(got[path], want[path])
 
-  @pytest.mark.slow
-  def test_batches_in_two_processes_change_nothing(self, tmp_path):
-    done = runs.call(_TRAIN, *runs.tiny_flags(tmp_path, **{"data.workers": 2}))
-    assert done.returncode == 0, done.stderr
-    assert runs.metrics(tmp_path) == runs.metrics(runs.finished().workdir)
-
 
 _IMPORTS = """
 import sys

@@ -3,6 +3,8 @@
 import functools
 import json
 import logging
+import os
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import pytest
 from quick import quick_compilation  # noqa: F401
 import runs
 
-from soprc_jax.training import build, checkpoints, guard, loop, replay, reproduction, workdir
+from soprc_jax.training import build, checkpoints, guard, interrupts, loop, replay, reproduction, workdir
 from soprc_jax.training.state import TrainState
 
 # Steps of the run, from 1, at which broken_losses.soprc gives a NaN.
@@ -50,7 +52,19 @@ def _assert_same(got, want):
   assert [path for path in want if got[path].tobytes() != want[path].tobytes()] == []
 
 
-def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog):
+def _write_and_terminate_at(step):
+  """``MetricsLog.write``, with a SIGTERM to this process after the line of a step."""
+  write = workdir.MetricsLog.write
+
+  def write_and_terminate(log, line):
+    write(log, line)
+    if line["step"] == step:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  return write_and_terminate
+
+
+def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monkeypatch):
   folder = tmp_path / "run"
   config = _config()
   with pytest.raises(loop.DivergedError) as stopped:
@@ -86,6 +100,13 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog):
   _assert_same(_state(folder / checkpoints.NEWEST, 4), _state(folder / checkpoints.NEWEST, 3))
   _assert_same(_state(folder / "diverged" / "8" / "state", 7), _state(folder / checkpoints.NEWEST, 5))
 
+  # A pre-emption while that goes on, and the rest of it.
+  with monkeypatch.context() as patch:
+    patch.setattr(workdir.MetricsLog, "write", _write_and_terminate_at(8))
+    with pytest.raises(interrupts.InterruptedRunError, match="Stopped by SIGTERM after step 9 of 10") as stopped:
+      loop.train(_config(**{"train.on_nonfinite": "skip", "train.max_skipped": 3}), folder)
+  assert stopped.value.exit_status == 143
+  assert (folder / checkpoints.NEWEST / "9").is_dir()
   results = loop.train(_config(**{"train.on_nonfinite": "skip", "train.max_skipped": 3}), folder)
   assert results["steps"] == results["tested_step"] == 10
   lines = list(workdir.read_metrics(folder))

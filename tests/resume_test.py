@@ -3,27 +3,11 @@
 import json
 import shutil
 
-import numpy as np
+import crashes
 import pytest
 import runs
 
 from soprc_jax.training import checkpoints
-
-
-def _assert_same_run(folder, other):
-  """Everything but wall-clock times: parameters, optimizer, v, val and test metrics, every line of the log."""
-  assert runs.metrics(folder) == runs.metrics(other)
-  got, want = runs.states(folder), runs.states(other)
-  assert got.keys() == want.keys()
-  assert any(".v" in path for path in want)
-  differ = [path for path in want if got[path].dtype != want[path].dtype or got[path].tobytes() != want[path].tobytes()]
-  assert differ == []
-  results, wanted = (json.loads((path / "results.json").read_text()) for path in (folder, other))
-  for key in ("steps", "tested_step", "val", "test", "config"):
-    assert results[key] == wanted[key]
-  with np.load(folder / "pr_curve.npz") as curve, np.load(other / "pr_curve.npz") as wanted_curve:
-    for key in wanted_curve.files:
-      np.testing.assert_array_equal(curve[key], wanted_curve[key])
 
 
 def _checkpoints(folder):
@@ -48,41 +32,7 @@ def test_f14_killed_twice(tmp_path):
   done = runs.call("experiments.train", *flags)
   assert done.returncode == 0, done.stderr
   assert "Going on from step" in done.stderr
-  _assert_same_run(folder, runs.finished().workdir)
-
-
-def _by_clock(rng, folder, seconds):
-  """A moment in the whole duration of a run: start-up, compilation, steps, test."""
-  del folder
-  delay = rng.uniform(0, seconds)
-  return lambda elapsed: elapsed >= delay
-
-
-def _by_step(rng, folder, seconds):
-  """A moment just after the log has grown: amid steps, evaluation, checkpoints, pictures."""
-  del seconds
-  lines, delay, reached = _logged(folder) + rng.integers(1, 16), rng.uniform(0, 0.5), []
-
-  def due(elapsed):
-    if _logged(folder) >= lines:
-      reached.append(elapsed)
-    return bool(reached) and elapsed >= reached[0] + delay
-
-  return due
-
-
-@pytest.mark.slow
-def test_killed_ten_times_at_random_moments(tmp_path):
-  reference, rng = runs.finished(quick=False), np.random.default_rng(0)
-  folder = tmp_path / "run0"
-  for kill, moment in enumerate([_by_clock, _by_step] * 5):
-    while not runs.start_and_kill(runs.tiny_flags(folder), moment(rng, folder, reference.seconds), quick=False):
-      # It was done before the moment came: compare, and kill a new run.
-      _assert_same_run(folder, reference.workdir)
-      folder = folder.with_name(f"{folder.name}_{kill}")
-    print(f"kill {kill} of {folder.name}: checkpoints {_checkpoints(folder)}, {_logged(folder)} lines in the log")
-  assert not runs.start_and_kill(runs.tiny_flags(folder), lambda _: False, quick=False)
-  _assert_same_run(folder, reference.workdir)
+  crashes.assert_same_run(folder, runs.finished().workdir)
 
 
 @pytest.mark.slow
@@ -112,5 +62,5 @@ def test_f19_a_finished_run_stays_as_it_is_by_a_relative_workdir(tmp_path):
   done = runs.call("experiments.train", *runs.tiny_flags("copied"), cwd=tmp_path)
   assert done.returncode == 0, done.stderr
   assert (tmp_path / "copied" / "metrics.jsonl").read_bytes() == (reference / "metrics.jsonl").read_bytes()
-  _assert_same_run(tmp_path / "copied", reference)
+  crashes.assert_same_run(tmp_path / "copied", reference)
   assert sorted(path.name for path in tmp_path.iterdir()) == ["copied"]
