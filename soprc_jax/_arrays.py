@@ -55,6 +55,8 @@ def mask_like(where: Any, array: Array, name: str = "where") -> Array:
 
 def as_mask(where: Any, name: str) -> Array:
   """The mask as booleans; indices or weights in its place are told where their values are known."""
+  if isinstance(where, jax.Array) and where.dtype == bool:
+    return where  # without waiting for the device
   if not isinstance(where, jax.core.Tracer):
     numbers = np.asarray(where)
     if numbers.dtype != bool and not np.isin(numbers, (0, 1)).all():

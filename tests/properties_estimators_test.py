@@ -214,7 +214,11 @@ def _surrogate(function):
 @hypothesis.given(margins=testing.scores((8,), dtypes=testing.FLOAT_TYPES), tau=_TAUS)
 def test_surrogates_are_finite_in_their_range_and_decrease(function, margins, tau):
   gradient, values = _surrogate(function)(margins, np.float32(tau))
-  _assert_finite(values, gradient)
+  _assert_finite(values)
+  # The slope of float16 margins is float16, which ends at 65504: of a smaller tau it is -inf, as it must be, and never NaN.
+  if 2 / tau <= float(jnp.finfo(margins.dtype).max):
+    _assert_finite(gradient)
+  assert not np.isnan(np.asarray(gradient, np.float32)).any()
   assert values.dtype == jnp.float32
   assert values.shape == margins.shape
   assert np.all(values >= 0)
