@@ -7,17 +7,14 @@ import crashes
 import pytest
 import runs
 
-from soprc_jax.training import checkpoints
-
 
 def _checkpoints(folder):
   """Steps of the finished checkpoints."""
-  return sorted(int(path.name) for path in (folder / checkpoints.NEWEST).glob("*") if path.name.isdigit())
+  return crashes.left(folder)["checkpoints"]
 
 
 def _logged(folder):
-  path = folder / "metrics.jsonl"
-  return len(path.read_text().splitlines()) if path.exists() else 0
+  return crashes.left(folder)["lines"]
 
 
 def test_f14_killed_twice(tmp_path):

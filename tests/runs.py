@@ -94,23 +94,23 @@ class Finished(NamedTuple):
 
 
 @functools.cache
-def finished(quick=True):
+def finished():
   """The tiny run, uninterrupted, shared by all tests: they leave its folder as it is."""
   folder = pathlib.Path(tempfile.mkdtemp(prefix="soprc_jax_run_"))
   atexit.register(shutil.rmtree, folder, ignore_errors=True)
   began = time.perf_counter()
-  done = call("experiments.train", *tiny_flags(folder / "run"), env=environment(**(QUICK if quick else {})))
+  done = call("experiments.train", *tiny_flags(folder / "run"), env=environment(**QUICK))
   assert done.returncode == 0, done.stderr
   return Finished(folder / "run", time.perf_counter() - began, done.stdout, done.stderr)
 
 
-def start_and_kill(flags, due, *, quick=True, devices=1):
+def start_and_kill(flags, due, *, devices=1):
   """Starts ``experiments.train`` and sends SIGKILL as soon as ``due(seconds)``; False if it finished before."""
   with tempfile.TemporaryFile("w+") as output:
     process = subprocess.Popen(
       [sys.executable, "-m", "experiments.train", *flags],
       cwd=ROOT,
-      env=environment(devices, **(QUICK if quick else {})),
+      env=environment(devices, **QUICK),
       stdout=output,
       stderr=subprocess.STDOUT,
       start_new_session=True,

@@ -110,7 +110,7 @@ class Store:
       self._set_aside(step, problem)
     parallel.wait_for_all("the damaged checkpoints are set aside")
     self._manager.reload()
-    return self.restore(like)
+    return self._read(like, steps[len(problems)])
 
   def check(self, step: int | None = None) -> None:
     """Raises a DamagedError if the newest checkpoint (or that of ``step``) is damaged."""
@@ -146,6 +146,10 @@ class Store:
     if step is None:
       raise FileNotFoundError(f"no checkpoint in {self._folder}")
     self.check(step)
+    return self._read(like, step)
+
+  def _read(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
+    """A checkpoint whose files have been looked at."""
     network, rest = _parts(jax.tree.map(_abstract, like))
     found = self._manager.restore(
       step,

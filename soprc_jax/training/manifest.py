@@ -4,7 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from soprc_jax.training import files
+from soprc_jax.training import files, workdir
 
 MANIFEST = "digests.json"
 _BUFFER = 1 << 20
@@ -13,10 +13,7 @@ _BUFFER = 1 << 20
 def write(folder: Path) -> None:
   """Notes size and SHA-256 of every file in a folder."""
   content = {name: _digest(folder / name) for name in _files(folder)}
-  path = folder / MANIFEST
-  aside = path.with_name(f".{path.name}.tmp")
-  aside.write_text(json.dumps(content, indent=1) + "\n")
-  aside.replace(path)
+  workdir.write_atomically(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
 def exists(folder: Path) -> bool:
