@@ -148,7 +148,9 @@ def _config_mistake(argv: Sequence[str]) -> str | None:
         message = _unknown_key(config, override.removeprefix("--config.").split("=")[0].split("."))
         if message:
           return message
-  return None
+    return None
+  changed = [override.split("=")[0] for override in argv if override.startswith("--config.")]
+  return f"{changed[0]} changes a key of a config: give --config=FILE too, as in training" if changed else None
 
 
 def _told(error: Exception, path: str) -> str:
@@ -181,16 +183,20 @@ def _values(argv: Sequence[str], flag: str) -> Iterator[str]:
       yield argument.removeprefix(flag + "=")
 
 
-def read(argv: Sequence[str], *, several_processes: bool = False) -> Run:
+def read(argv: Sequence[str], *, several_processes: bool = False, without_config: str = "") -> Run:
   """The checked config and workdir; ends the process with a message where something is missing or wrong.
 
   Args:
     argv: what the flags parser has left.
     several_processes: whether the program can be one of several processes; it joins them if the flags say so.
+    without_config: flags that work, of a program that takes the config of the run where none is given (`Run.config` is then None).
   """
-  require(argv, "--config=configs/glyphs.py --workdir=runs/glyphs", config=_CONFIG.value, workdir=_WORKDIR.value)
+  needed = {"workdir": _WORKDIR.value} if without_config else {"config": _CONFIG.value, "workdir": _WORKDIR.value}
+  require(argv, without_config or "--config=configs/glyphs.py --workdir=runs/glyphs", **needed)
   with errors_as_messages():
     _join_processes(several_processes)
+  if _CONFIG.value is None:
+    return Run(None, _workdir())
   from soprc_jax.training import config as config_lib
 
   with errors_as_messages():

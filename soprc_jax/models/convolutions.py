@@ -11,7 +11,9 @@ several times slower than its matrix products, so here
 All of them cut an axis into windows that overlap (`_windows`), and their gradients add such windows up again (`_add_windows`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
+import contextvars
 import functools
 from typing import Any
 
@@ -49,6 +51,7 @@ _WINOGRAD = {
 }
 # Below so many channels the tiles cost more than they save.
 _WINOGRAD_CHANNELS = 16
+_plain = contextvars.ContextVar("plain", default=False)
 
 
 def convolve(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
@@ -105,8 +108,18 @@ def _relu_backward(y: jax.Array, grad: jax.Array) -> tuple[jax.Array]:
 relu.defvjp(_relu_forward, _relu_backward)
 
 
+@contextlib.contextmanager
+def plain() -> Iterator[None]:
+  """What is traced within has XLA's own convolutions on CPUs too: for programs that leave this machine."""
+  token = _plain.set(True)
+  try:
+    yield
+  finally:
+    _plain.reset(token)
+
+
 def _on_cpu() -> bool:
-  return jax.default_backend() == "cpu"
+  return jax.default_backend() == "cpu" and not _plain.get()
 
 
 def _vary_like(kernel: jax.Array, x: jax.Array) -> jax.Array:

@@ -161,19 +161,34 @@ def load(config: Any, workdir: Path, *, newest: bool = False) -> Trained:
   lines = workdir_lib.config_differences(workdir, config)
   if lines:
     raise ValueError("this is not the config of the run in --workdir:\n" + "\n".join(f"  {line}" for line in lines))
+  network, step, meta = restore(config, workdir, newest=newest)
+  splits = datasets.make_splits(config.data)
+  embed = make_embed(build.make_model(config, freeze_bn=True), config)
+  return Trained(embed, parallel.replicate(network), splits, step, meta)
+
+
+def restore(config: Any, workdir: Path, *, newest: bool = False) -> tuple[dict[str, Any], int, dict[str, Any]]:
+  """``{"params", "batch_stats"}`` of a checkpoint as numpy arrays, its step, and what it knows of its classes; no data are looked at.
+
+  Args:
+    config: of the run, resolved.
+    workdir: of the run.
+    newest: take the newest checkpoint instead of the one that was best on val.
+
+  Raises:
+    ValueError: the checkpoint is damaged, or of another network.
+    FileNotFoundError: the run has no such checkpoint yet.
+  """
   # Without val there is no best network: the last one is what was tested.
   folder = workdir / (checkpoints.NEWEST if newest or config.data.trainval else checkpoints.BEST)
   if not folder.is_dir():
     raise FileNotFoundError(f"{folder} is missing: the run has not reached its first evaluation yet")
-  splits = datasets.make_splits(config.data)
   store = checkpoints.Store(folder)
   try:
     step, meta = store.latest_step(), store.meta()
-    network = store.restore_network(build.abstract_network(config))
+    return store.restore_network(build.abstract_network(config)), int(step or 0), meta
   finally:
     store.close()
-  embed = make_embed(build.make_model(config, freeze_bn=True), config)
-  return Trained(embed, parallel.replicate(network), splits, int(step or 0), meta)
 
 
 def evaluate_workdir(config: Any, workdir: Path, *, split: str, newest: bool) -> dict[str, Any]:
