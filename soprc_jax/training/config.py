@@ -25,6 +25,7 @@ RESUME_FREE = (
   "data.prefetch",
   "data.on_broken",
   "log.progress",
+  "log.v_classes",
   "train.on_nonfinite",
   "train.max_skipped",
 )
@@ -159,7 +160,13 @@ def default_config() -> Any:
     }
   )
   config.checkpoint = ConfigDict({"every": 1000, "keep": 2})
-  config.log = ConfigDict({"progress": True, "line_every": 50})
+  config.log = ConfigDict(
+    {
+      "progress": True,
+      "line_every": 50,
+      "v_classes": 4,  # training classes whose v is kept at each evaluation, beside the scores that it follows (v.jsonl); 0: none
+    }
+  )
   # Of experiments.compare alone; see soprc_jax/training/plans.py.
   config.compare = ConfigDict(
     {

@@ -65,6 +65,7 @@ def check(config: Any) -> list[str]:
   choice("optim.schedule", optimizers.SCHEDULES)
   choice("train.on_nonfinite", guard.POLICIES)
   number("train.max_skipped", 1)
+  number("log.v_classes", 0)
   for key in ("train.steps", "warmup.steps"):
     number(key, 0)
   for key in ("model.width", "model.embedding_dim", "data.image_size", "eval.image_size", "eval.batch_size"):

@@ -29,6 +29,7 @@ from soprc_jax.training import (
   parallel,
   reproduction,
   results,
+  v_history,
 )
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import progress as progress_lib
@@ -132,6 +133,8 @@ class _Run:
     opened.callback(self.log.close)
     self.board = board.Board(workdir / "tensorboard", last_step=self.start, writes=parallel.is_main())
     opened.callback(self.board.close)
+    self.v_history = v_history.VHistory(workdir, config, self.data, last_step=self.start, writes=parallel.is_main())
+    opened.callback(self.v_history.close)
     self.best_value = max((line["val_mAUPRC"] for line in self.log.lines if "val_mAUPRC" in line), default=-1.0)
     describe.start(config, self.data, self.like.params, self.start, self.num_steps, workdir)
 
@@ -150,7 +153,7 @@ class _Run:
         if pending is not None:
           self._write(pending, progress)
         pending = step
-        evaluates = "val" in self.data.splits and _due(number, self.config.eval.every, self.num_steps)
+        evaluates = _due(number, self.config.eval.every, self.num_steps)
         stops = requests.due(number)
         saves = stops or _due(number, self.config.checkpoint.every, self.num_steps)
         if evaluates or saves:
@@ -198,8 +201,11 @@ class _Run:
     self._fetch(step)  # before anything is evaluated or saved that no run should go on from
     improved = False
     if evaluates:
-      step.val = self._evaluate_on_val()
-      improved = step.val["mAUPRC"] > self.best_value
+      variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
+      self.v_history.add(step.number, self.embed, variables, self.state.opt_state)
+      if "val" in self.data.splits:
+        step.val = evaluation.evaluate(self.embed(variables, self.data.splits["val"]), self.config)
+        improved = step.val["mAUPRC"] > self.best_value
     self._write(step, progress)
     if not (evaluates or saves):
       return
@@ -207,15 +213,12 @@ class _Run:
     # This order makes a kill between any two lines harmless: what a checkpoint stands for is on disk before it is.
     self.log.sync()
     self.board.sync()
+    self.v_history.sync()
     if improved:
       self.best_value = step.val["mAUPRC"]
       self.best.save(state, self.meta)
     if saves:
       self.newest.save(state, self.meta)
-
-  def _evaluate_on_val(self) -> dict[str, Any]:
-    variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
-    return evaluation.evaluate(self.embed(variables, self.data.splits["val"]), self.config)
 
   def _write(self, step: _Step, progress: progress_lib.Progress) -> None:
     scalars = self._fetch(step)

@@ -104,39 +104,26 @@ def write_results(workdir: Path, results: dict[str, Any]) -> None:
   write_atomically(workdir / RESULTS, json.dumps(results, indent=2, default=list) + "\n")
 
 
-class MetricsLog:
-  """``metrics.jsonl``: one line a step, in order, each step once, however often the run was killed.
+class JsonLines:
+  """A file of one JSON object a line, each with its step, that a run adds to and goes on with.
 
   Args:
-    workdir: folder of the run.
-    last_step: step of the checkpoint that the run goes on from: later lines are dropped, since those steps come again.
+    path: of the file; what it held before is replaced by ``lines``.
+    lines: those that it keeps, oldest first.
     writes: whether this process keeps the file; another one of the same run has the lines in memory only.
 
   Attributes:
     lines: what is in the file, oldest first.
-
-  Raises:
-    ValueError: the file lacks a step up to ``last_step``.
   """
 
-  def __init__(self, workdir: Path, *, last_step: int, writes: bool = True):
-    path = workdir / METRICS
-    self._writes = writes
-    self.lines = [line for line in read_metrics(workdir) if line["step"] <= last_step]
-    there = [line["step"] for line in self.lines]
-    missing = sorted(set(range(1, last_step + 1)) - set(there))
-    if missing or len(there) > last_step:
-      what = f"lacks step {missing[0]}" if missing else "has a step twice"
-      raise ValueError(
-        f"{path} {what}, and the run goes on from step {last_step}: it is damaged. Restore it from a copy, or remove the "
-        "checkpoints of later steps than those it still has"
-      )
+  def __init__(self, path: Path, lines: list[dict[str, Any]], *, writes: bool = True):
+    self.lines, self._writes = lines, writes
     if writes:
-      write_atomically(path, "".join(_dump(line) for line in self.lines))
+      write_atomically(path, "".join(_dump(line) for line in lines))
     self._file = (path if writes else Path(os.devnull)).open("a")
 
   def write(self, line: dict[str, Any]) -> None:
-    """Appends the line of a step."""
+    """Appends a line."""
     self.lines.append(line)
     self._file.write(_dump(line))
 
@@ -150,9 +137,39 @@ class MetricsLog:
     self._file.close()
 
 
+class MetricsLog(JsonLines):
+  """``metrics.jsonl``: one line a step, in order, each step once, however often the run was killed.
+
+  Args:
+    workdir: folder of the run.
+    last_step: step of the checkpoint that the run goes on from: later lines are dropped, since those steps come again.
+    writes: see `JsonLines`.
+
+  Raises:
+    ValueError: the file lacks a step up to ``last_step``.
+  """
+
+  def __init__(self, workdir: Path, *, last_step: int, writes: bool = True):
+    path = workdir / METRICS
+    lines = [line for line in read_metrics(workdir) if line["step"] <= last_step]
+    there = [line["step"] for line in lines]
+    missing = sorted(set(range(1, last_step + 1)) - set(there))
+    if missing or len(there) > last_step:
+      what = f"lacks step {missing[0]}" if missing else "has a step twice"
+      raise ValueError(
+        f"{path} {what}, and the run goes on from step {last_step}: it is damaged. Restore it from a copy, or remove the "
+        "checkpoints of later steps than those it still has"
+      )
+    super().__init__(path, lines, writes=writes)
+
+
 def read_metrics(workdir: Path) -> Iterator[dict[str, Any]]:
-  """The lines of ``metrics.jsonl``; the first that is none, such as one that was cut off by a kill, ends them."""
-  path = workdir / METRICS
+  """The lines of ``metrics.jsonl``, as `read_lines`."""
+  return read_lines(workdir / METRICS)
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+  """The lines of a file of `JsonLines`; the first that is none, such as one that was cut off by a kill, ends them. No file, no lines."""
   if not path.exists():
     return
   with path.open("rb") as file:

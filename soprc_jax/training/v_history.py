@@ -1,0 +1,160 @@
+"""v of some training classes over a run, beside the scores that it follows: ``v.jsonl``, one line an evaluation.
+
+A line is ``{"step": 200, "classes": [{"class": name, "row": its row of v, "weight": its weight, "visits": steps of the main phase whose batch held a
+pair of it, "last_visit": the latest of them (0: none), "v": [M], "true": [M]}, ...]}``; ``true`` is what v would be if it were made anew of all
+images of the class by the network of that step.
+"""
+
+import copy
+import functools
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from soprc_jax import interpolation, tracking
+from soprc_jax.data import sources
+from soprc_jax.training import build, evaluation, parallel
+from soprc_jax.training import workdir as workdir_lib
+
+FILE = "v.jsonl"
+# A class of thousands of images would make every evaluation slow; so many give its scores closely enough.
+_MAX_IMAGES = 200
+
+
+class VHistory:
+  """Keeps ``v.jsonl`` of a run; does nothing for losses without v.
+
+  Args:
+    workdir: of the run.
+    config: resolved; ``config.log.v_classes`` classes are followed, evenly spaced in the order of their rows.
+    data: of the run.
+    last_step: step of the checkpoint that the run goes on from: later lines are dropped, since those steps come again.
+    writes: whether this process keeps the file.
+  """
+
+  def __init__(self, workdir: Path, config: Any, data: build.Data, *, last_step: int, writes: bool = True):
+    self._config, self._train, self._rows = config, data.splits["train"], data.rows
+    self._sampler = copy.copy(data.sampler)  # has the plan of one epoch at a time; the loader may be at another one
+    follows = config.loss.name == "soprc" and config.loss.v == "carried"
+    self._classes = choose(self._train.labels, config.log.v_classes) if follows else []
+    self._counted, self._visits = config.warmup.steps, np.zeros((2, len(self._classes)), int)
+    self._log: workdir_lib.JsonLines | None = None
+    if self._classes:
+      path = workdir / FILE
+      lines = [line for line in workdir_lib.read_lines(path) if line["step"] <= last_step]
+      self._take_counts(lines)
+      self._log = workdir_lib.JsonLines(path, lines, writes=writes)
+
+  def add(self, step: int, embed: evaluation.EmbedFn, variables: Any, opt_state: Any) -> None:
+    """The line of a step.
+
+    Args:
+      step: >= 1.
+      embed: of `evaluation.make_embed`.
+      variables: of the network, on all devices.
+      opt_state: with the state of the tracker, on all devices.
+    """
+    if self._log is None:
+      return
+    self._count_visits(step)
+    state = parallel.unreplicate(tracking.find_state(opt_state))
+    positions = np.concatenate([images(self._train.labels, label) for label in self._classes])
+    embedded = embed(variables, sources.Subset(self._train, positions))
+    found = [self._class(label, place, state, embedded) for place, label in enumerate(self._classes)]
+    self._log.write({"step": step, "classes": found})
+
+  def sync(self) -> None:
+    """Puts all lines on disk."""
+    if self._log is not None:
+      self._log.sync()
+
+  def close(self) -> None:
+    if self._log is not None:
+      self._log.close()
+
+  def _take_counts(self, lines: list[dict[str, Any]]) -> None:
+    """Goes on from the visits of the last line; if that follows other classes, or is damaged, they are counted anew."""
+    rows = [self._rows[label] for label in self._classes]
+    try:
+      found = {entry["row"]: (int(entry["visits"]), int(entry["last_visit"])) for entry in lines[-1]["classes"]}
+      self._visits = np.array([found[row] for row in rows]).T
+      self._counted = max(self._counted, lines[-1]["step"])
+    except (IndexError, KeyError, TypeError, ValueError):
+      return
+
+  def _count_visits(self, step: int) -> None:
+    """Adds the batches up to ``step`` that nothing has counted yet."""
+    for number in range(self._counted + 1, step + 1):
+      plan = self._sampler(number - 1)
+      labels, counts = np.unique(self._train.labels[plan.positions[plan.where]], return_counts=True)
+      held = np.isin(self._classes, labels[counts > 1])
+      self._visits[0] += held
+      self._visits[1][held] = number
+    self._counted = max(self._counted, step)
+
+  def _class(self, label: int, place: int, state: tracking.ScoreEmaState, embedded: evaluation.Embedded) -> dict[str, Any]:
+    row = self._rows[label]
+    own = embedded.labels == label
+    example = self._train[int(images(self._train.labels, label)[0])]
+    return {
+      "class": example.class_name or str(label),
+      "row": row,
+      "weight": round(float(state.weight[row]), 6),
+      "visits": int(self._visits[0][place]),
+      "last_visit": int(self._visits[1][place]),
+      "v": _rounded(state.v[row]),
+      "true": _rounded(true_scores(embedded.embeddings[own], self._config.loss.num_points, self._config.loss.grid)),
+    }
+
+
+def choose(labels: np.ndarray, count: int) -> list[int]:
+  """Labels of up to ``count`` classes that have a pair, evenly spaced in ascending order.
+
+  >>> choose(np.array([3, 3, 5, 7, 7, 8, 8, 9, 9]), 2)
+  [3, 9]
+  """
+  found, sizes = np.unique(labels, return_counts=True)
+  paired = found[sizes > 1]
+  places = np.linspace(0, len(paired) - 1, min(count, len(paired)))
+  return [int(label) for label in paired[np.round(places).astype(int)]]
+
+
+def images(labels: np.ndarray, label: int) -> np.ndarray:
+  """Positions of the images of a class, ascending; of a large class 200, evenly spaced."""
+  found = np.flatnonzero(labels == label)
+  return found[np.linspace(0, len(found) - 1, min(len(found), _MAX_IMAGES)).astype(int)]
+
+
+def true_scores(embeddings: np.ndarray, num_points: int, grid: interpolation.Grid = "midpoints") -> np.ndarray:
+  """``[M]``: the mean over the images of a class of phi of its similarities to all others of the class.
+
+  Args:
+    embeddings: ``[n, D]`` unit norm; fewer than two give zeros.
+    num_points: M.
+    grid: see `soprc_jax.interpolate_scores`.
+
+  >>> right_angle = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])
+  >>> print([f"{value:.3f}" for value in true_scores(right_angle, 2)])
+  ['0.200', '0.667']
+  """
+  count = len(embeddings)
+  if count < 2:
+    return np.zeros(num_points)
+  # Padded, so that the classes of a run share a few compiled shapes.
+  size = 1 << (count - 1).bit_length()
+  padded = np.zeros((size, embeddings.shape[1]), np.float32)
+  padded[:count] = embeddings
+  pairs = (np.arange(size) < count) & ~np.eye(size, dtype=bool)
+  phi = _phi(padded @ padded.T, pairs, num_points, grid)
+  return np.asarray(phi)[:count].mean(axis=0)
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _phi(scores: jax.Array, where: jax.Array, num_points: int, grid: interpolation.Grid) -> jax.Array:
+  return interpolation.interpolate_scores(scores, num_points=num_points, bounds=(-1.0, 1.0), grid=grid, where=where)
+
+
+def _rounded(values: Any) -> list[float]:
+  return [round(float(value), 6) for value in values]

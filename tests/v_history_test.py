@@ -1,0 +1,131 @@
+"""v.jsonl: v of some classes over a run, beside the scores that it follows."""
+
+import json
+
+import numpy as np
+import pytest
+from quick import quick_compilation  # noqa: F401
+import runs
+
+from soprc_jax import interpolation
+from soprc_jax.data import sources
+from soprc_jax.training import build, evaluation, v_history, workdir
+
+
+@pytest.fixture(scope="module")
+def lines():
+  return list(workdir.read_lines(runs.finished().workdir / v_history.FILE))
+
+
+@pytest.fixture(scope="module")
+def data():
+  return build.make_data(runs.tiny_config())
+
+
+def _phi_of_pairs(embeddings, num_points):
+  """One image after the other, each with its own list."""
+  rows = []
+  for query in range(len(embeddings)):
+    scores = np.array([embeddings[query] @ embeddings[other] for other in range(len(embeddings)) if other != query])
+    rows.append(interpolation.interpolate_scores(scores, num_points=num_points, bounds=(-1.0, 1.0)))
+  return np.mean(rows, axis=0)
+
+
+def test_a_line_an_evaluation_of_four_classes(lines, data):
+  assert [line["step"] for line in lines] == [3, 6, 9, 12, 15, 18, 21, 24]
+  rows = [[entry["row"] for entry in line["classes"]] for line in lines]
+  assert len(rows[0]) == 4
+  assert (rows[0][0], rows[0][-1]) == (0, len(data.rows) - 1)
+  assert all(row == rows[0] for row in rows)
+
+
+def test_v_is_that_of_the_checkpoint(lines):
+  state = runs.states(runs.finished().workdir)
+  (v,) = [leaf for path, leaf in state.items() if path.startswith("checkpoints") and path.endswith(".v")]
+  (weight,) = [leaf for path, leaf in state.items() if path.startswith("checkpoints") and path.endswith(".weight")]
+  for entry in lines[-1]["classes"]:
+    np.testing.assert_allclose(entry["v"], v[entry["row"]], atol=1e-6)
+    np.testing.assert_allclose(entry["weight"], weight[entry["row"]], atol=1e-6)
+
+
+def test_true_scores_are_those_of_the_network(lines, data):
+  trained = evaluation.load(runs.tiny_config(), runs.finished().workdir, newest=True)
+  labels = {row: label for label, row in data.rows.items()}
+  for entry in lines[-1]["classes"]:
+    positions = np.flatnonzero(data.splits["train"].labels == labels[entry["row"]])
+    embedded = trained.embed(trained.variables, sources.Subset(data.splits["train"], positions))
+    np.testing.assert_allclose(entry["true"], _phi_of_pairs(embedded.embeddings, 20), atol=2e-5)
+
+
+def test_visits_are_the_batches_that_held_the_class(lines, data):
+  labels = data.splits["train"].labels
+  steps = {entry["row"]: [] for entry in lines[-1]["classes"]}
+  for number in range(7, 25):  # after six steps of warm-up
+    held = {data.rows[label] for label in labels[data.sampler(number - 1).positions]}
+    for row in steps.keys() & held:
+      steps[row].append(number)
+  for entry in lines[-1]["classes"]:
+    seen = steps[entry["row"]]
+    assert (entry["visits"], entry["last_visit"]) == (len(seen), max(seen, default=0))
+  # beta is 0.1, and a row starts empty: the weight tells the visits too.
+  weights = [1 - 0.9 ** entry["visits"] for entry in lines[-1]["classes"]]
+  np.testing.assert_allclose([entry["weight"] for entry in lines[-1]["classes"]], weights, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_true_scores_of_a_class(seed):
+  embeddings = np.random.default_rng(seed).normal(size=(5 + seed, 3))
+  embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+  np.testing.assert_allclose(v_history.true_scores(embeddings, 7), _phi_of_pairs(embeddings, 7), atol=1e-6)
+
+
+def test_a_class_without_a_pair_has_no_scores():
+  np.testing.assert_array_equal(v_history.true_scores(np.ones((1, 3)), 4), np.zeros(4))
+
+
+def test_a_large_class_is_thinned():
+  labels = np.repeat([4, 9], [3, 1000])
+  np.testing.assert_array_equal(v_history.images(labels, 4), [0, 1, 2])
+  found = v_history.images(labels, 9)
+  assert (len(found), found[0], found[-1]) == (200, 3, 1002)
+
+
+def _visits(folder, data, last_step, step):
+  """What a run that goes on from ``last_step`` has counted at ``step``."""
+  history = v_history.VHistory(folder, runs.tiny_config(), data, last_step=last_step)
+  history._count_visits(step)
+  history.close()
+  return history._visits.tolist()
+
+
+def _write(folder, data, step, **entry):
+  rows = [data.rows[label] for label in v_history.choose(data.splits["train"].labels, 4)]
+  line = {"step": step, "classes": [{"row": row, "visits": 5, "last_visit": 2} | entry for row in rows]}
+  (folder / v_history.FILE).write_text(json.dumps(line) + "\n")
+
+
+def test_a_run_that_goes_on_keeps_counting(tmp_path, data):
+  _write(tmp_path, data, 18)
+  assert _visits(tmp_path, data, 18, 18) == [[5] * 4, [2] * 4]
+
+
+@pytest.mark.parametrize("entry", [{"visits": "many"}, {"row": -1}, {"last_visit": None}])
+def test_a_damaged_line_is_counted_anew(tmp_path, data, entry):
+  _write(tmp_path, data, 18, **entry)
+  (tmp_path / "new").mkdir()
+  assert _visits(tmp_path, data, 18, 24) == _visits(tmp_path / "new", data, 0, 24)
+
+
+def test_lines_of_later_steps_are_dropped(tmp_path, data):
+  _write(tmp_path, data, 18)
+  assert _visits(tmp_path, data, 12, 7) != [[5] * 4, [2] * 4]
+  assert (tmp_path / v_history.FILE).read_text() == ""
+
+
+@pytest.mark.parametrize("values", [{"loss.name": "triplet"}, {"loss.v": "batch"}, {"log.v_classes": 0}])
+def test_runs_without_v_write_nothing(tmp_path, data, values):
+  history = v_history.VHistory(tmp_path, runs.tiny_config(**values), data, last_step=0)
+  history.add(3, None, None, None)
+  history.sync()
+  history.close()
+  assert list(tmp_path.iterdir()) == []
