@@ -15,6 +15,7 @@ Each run has a folder in WORKDIR, and the same command goes on where it stopped.
 
 from collections.abc import Sequence
 import logging
+import shlex
 from typing import Any
 
 from absl import app
@@ -61,6 +62,7 @@ def _compare(plan: Any, run: flags.Run) -> None:
   configs = {row.method: plans.run_config(plan, _make_config, row.runs[0]) for row in rows}
   print(report.write(run.workdir, plan, rows, configs))
   print(f"Written to {run.workdir}: table.md, table.json, pr_curves.png, convergence.png")
+  print(f"Report: python -m experiments.report --workdir={shlex.quote(str(run.workdir))}")
 
 
 def _settings() -> Any:

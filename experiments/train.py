@@ -7,6 +7,7 @@ checkpoints/ (newest) and best/ (best on val). The same command on the same fold
 """
 
 from collections.abc import Sequence
+import shlex
 
 from absl import app
 from absl import flags as absl_flags
@@ -28,6 +29,7 @@ def main(argv: Sequence[str]) -> None:
     return
   print(flags.metrics_line("test", results["test"]))
   print(f"Results: {run.workdir / 'results.json'}; pictures: convergence.png and pr_curve.png beside it.")
+  print(f"Report: python -m experiments.report --workdir={shlex.quote(str(run.workdir))}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import numpy as np
 
 from soprc_jax import metrics as metrics_lib
 from soprc_jax.data import sources
-from soprc_jax.training import evaluation, parallel, plots
+from soprc_jax.training import evaluation, parallel, plots, versions
 from soprc_jax.training import workdir as workdir_lib
 from soprc_jax.training.state import TrainState
 
@@ -49,6 +49,7 @@ def write(
     "images_per_second": _images_per_second(config, lines),
     "data_wait_share": workdir_lib.data_wait_share(lines),
     "device": parallel.describe(),
+    "versions": versions.found(),
     "val": _val_at(lines, int(state.step)),
     **values,
   }

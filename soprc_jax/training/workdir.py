@@ -82,7 +82,7 @@ def find_config(workdir: Path) -> dict[str, Any] | None:
 def write_atomically(path: Path, text: str) -> None:
   """Writes a file that is either the old or the new one, whenever the process is killed."""
   aside = path.with_name(f".{path.name}.tmp")
-  aside.write_text(text)
+  aside.write_text(text, encoding="utf-8")
   os.replace(aside, path)
 
 

@@ -1,0 +1,243 @@
+"""Charts as inline SVG: lines and histograms, whose colours follow the scheme of the page.
+
+A chart is drawn for a width of 400 pixels and grows and shrinks with its place, so that its letters stay legible on a phone; the legend
+stands below, as HTML, and cannot cover a curve.
+"""
+
+from collections.abc import Sequence
+import math
+from typing import NamedTuple
+
+from matplotlib import ticker
+import numpy as np
+
+from soprc_jax.reports.markup import Markup, join, tag
+
+WIDTH, HEIGHT = 400, 250
+# Plot area: left, right, top, bottom.
+LEFT, RIGHT, TOP, BOTTOM = 52, 388, 26, 206
+_COLOURS, _DASHES = 6, 3
+_MAX_POINTS = 400
+
+
+class Series(NamedTuple):
+  """A curve.
+
+  Attributes:
+    name: in the legend.
+    x: ``[N]``.
+    y: ``[N]``; a value that is not finite leaves a gap.
+    style: number that picks colour and dashes; None: the colour of the text, thick.
+    dashed: dashed whatever the style.
+    marks: whether each point is marked.
+    faint: thin and pale, behind the others.
+  """
+
+  name: str
+  x: np.ndarray
+  y: np.ndarray
+  style: int | None = 0
+  dashed: bool = False
+  marks: bool = False
+  faint: bool = False
+
+
+class Scale(NamedTuple):
+  """A linear map from values to pixels.
+
+  >>> Scale(0.0, 10.0, 52, 388).at(5.0)
+  220.0
+  """
+
+  low: float
+  high: float
+  start: float
+  end: float
+
+  def at(self, value: float) -> float:
+    """Pixel of a value."""
+    return self.start + (self.end - self.start) * (value - self.low) / (self.high - self.low)
+
+
+def line_chart(
+  title: str,
+  series: Sequence[Series],
+  *,
+  x_label: str,
+  y_label: str,
+  x_range: tuple[float, float] | None = None,
+  y_range: tuple[float, float] | None = None,
+  marked: tuple[float, str] | None = None,
+) -> Markup:
+  """Curves with axes, and a legend if there are several.
+
+  Args:
+    title: what is shown.
+    series: curves; those without a finite value are named in the legend as having none.
+    x_label: of the axis, with its unit.
+    y_label: likewise.
+    x_range: of the axis; None: that of the values.
+    y_range: likewise.
+    marked: an x with a vertical line, and its label.
+  """
+  drawn = [(one, _finite(one)) for one in series]
+  points = [found for _, found in drawn if found[0].size]
+  if not points:
+    return _figure(title, tag("p", "No value has been logged.", class_="note"))
+  x = Scale(*(x_range or _range([found[0] for found in points])), LEFT, RIGHT)
+  y = Scale(*(y_range or _range([found[1] for found in points], room=0.05)), BOTTOM, TOP)
+  curves = [_curve(one, x, y) for one, found in drawn if found[0].size]
+  description = f"{title}: {y_label} against {x_label}; " + "; ".join(_in_words(one) for one, _ in drawn)
+  svg = _svg(description, _axes(x, y, x_label, y_label), _mark(x, marked), *curves)
+  return _figure(title, svg, _legend(series) if len(series) > 1 else None)
+
+
+def histogram(title: str, values: np.ndarray, *, edges: np.ndarray, x_label: str, y_label: str) -> Markup:
+  """Bars of how many values lie between edges ``[B + 1]``, ascending; each bar tells its number where the pointer rests on it."""
+  values = values[np.isfinite(values)]
+  counts, _ = np.histogram(values, edges)
+  if not counts.any():
+    return _figure(title, tag("p", "There is no value to show.", class_="note"))
+  x = Scale(float(edges[0]), float(edges[-1]), LEFT, RIGHT)
+  y = Scale(0.0, float(counts.max()) * 1.05, BOTTOM, TOP)
+  parts = zip(edges[:-1], edges[1:], counts, strict=True)
+  bars = [_bar(x, y, float(low), float(high), int(count)) for low, high, count in parts if count]
+  description = (
+    f"{title}: {len(values)} values from {values.min():.3g} to {values.max():.3g}, median {np.median(values):.3g}"
+  )
+  return _figure(title, _svg(description, _axes(x, y, x_label, y_label), *bars))
+
+
+def thinned(x: np.ndarray, y: np.ndarray, most: int = _MAX_POINTS) -> tuple[np.ndarray, np.ndarray, int]:
+  """Means of neighbouring points, so that no more than ``most`` are left, and how many points each stands for; NaN is left out of a mean.
+
+  >>> thinned(np.arange(4.0), np.array([1.0, 3.0, np.nan, 5.0]), most=2)
+  (array([0.5, 2.5]), array([2., 5.]), 2)
+  """
+  size = max(math.ceil(len(x) / most), 1)
+  starts = np.arange(0, len(x), size)
+  if size == 1:
+    return x, y, 1
+  kept = np.isfinite(y)
+  counts = np.add.reduceat(kept.astype(float), starts)
+  sums = np.add.reduceat(np.where(kept, y, 0.0), starts)
+  means = np.divide(sums, counts, out=np.full(len(starts), np.nan), where=counts > 0)
+  return np.add.reduceat(x, starts) / np.diff([*starts, len(x)]), means, size
+
+
+def _finite(one: Series) -> tuple[np.ndarray, np.ndarray]:
+  kept = np.isfinite(one.x) & np.isfinite(one.y)
+  return one.x[kept], one.y[kept]
+
+
+def _range(values: Sequence[np.ndarray], room: float = 0.0) -> tuple[float, float]:
+  """From the least to the largest value, with some room; never empty."""
+  low, high = min(float(one.min()) for one in values), max(float(one.max()) for one in values)
+  if 0 <= low < 0.6 * high:
+    low = 0.0  # a scale from 0 exaggerates nothing
+  if high - low <= 1e-9 * max(abs(high), abs(low)):
+    low, high = (0.0, high * 1.5) if high > 0 else (low * 1.5, 0.0) if low < 0 else (0.0, 1.0)
+  return low - (room * (high - low) if low else 0.0), high + room * (high - low)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+  found = ticker.MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high)
+  tolerance = 1e-9 * (high - low)
+  return [float(value) for value in found if low - tolerance <= value <= high + tolerance]
+
+
+def _number(value: float) -> str:
+  return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
+
+
+def _px(value: float) -> str:
+  return f"{value:.1f}".rstrip("0").rstrip(".")
+
+
+def _axes(x: Scale, y: Scale, x_label: str, y_label: str) -> Markup:
+  parts = []
+  for value in _ticks(y.low, y.high):
+    at = _px(y.at(value))
+    parts.append(tag("line", class_="grid", x1=LEFT, x2=RIGHT, y1=at, y2=at))
+    parts.append(tag("text", _number(value), x=LEFT - 6, y=at, dy="0.32em", text_anchor="end"))
+  for value in _ticks(x.low, x.high):
+    at = _px(x.at(value))
+    # The outermost label must not leave the picture.
+    anchor = "end" if x.at(value) > RIGHT - 12 else "middle"
+    parts.append(tag("line", class_="axis", x1=at, x2=at, y1=BOTTOM, y2=BOTTOM + 4))
+    parts.append(
+      tag("text", _number(value), x=_px(min(float(at) + 10 * (anchor == "end"), WIDTH)), y=BOTTOM + 18, text_anchor=anchor)
+    )
+  parts.append(tag("line", class_="axis", x1=LEFT, x2=RIGHT, y1=BOTTOM, y2=BOTTOM))
+  parts.append(tag("text", x_label, class_="label", x=(LEFT + RIGHT) // 2, y=HEIGHT - 6, text_anchor="middle"))
+  parts.append(tag("text", y_label, class_="label", x=2, y=13))
+  return join(parts)
+
+
+def _mark(x: Scale, marked: tuple[float, str] | None) -> Markup | None:
+  if marked is None or not x.low <= marked[0] <= x.high:
+    return None
+  at, on_right = x.at(marked[0]), x.at(marked[0]) < (LEFT + RIGHT) / 2
+  label = tag(
+    "text", marked[1], x=_px(at + (4 if on_right else -4)), y=TOP + 10, text_anchor="start" if on_right else "end"
+  )
+  return join([tag("line", class_="mark", x1=_px(at), x2=_px(at), y1=TOP, y2=BOTTOM), label])
+
+
+def _classes(one: Series) -> str:
+  if one.style is None:
+    return "curve main"
+  dash = 1 if one.dashed else one.style // _COLOURS % _DASHES
+  return f"curve c{one.style % _COLOURS}" + (f" d{dash}" if dash else "") + (" faint" if one.faint else "")
+
+
+def _curve(one: Series, x: Scale, y: Scale) -> Markup:
+  pieces, marks, gap = [], [], True
+  for a, b in zip(one.x, one.y, strict=True):
+    if not (np.isfinite(a) and np.isfinite(b)):
+      gap = True
+      continue
+    place = f"{_px(x.at(float(a)))} {_px(y.at(float(b)))}"
+    # A point between two gaps has a length of 0, which round ends show as a dot.
+    pieces.append(f"M{place}h0" if gap else f"L{place}")
+    if one.marks:
+      marks.append(tag("circle", class_=_classes(one), cx=place.split()[0], cy=place.split()[1], r=2))
+    gap = False
+  path = tag("path", tag("title", one.name), class_=_classes(one), d="".join(pieces))
+  return join([path, *marks])
+
+
+def _bar(x: Scale, y: Scale, low: float, high: float, count: int) -> Markup:
+  top, left, right = y.at(count), x.at(low) + 0.5, x.at(high) - 0.5
+  return tag(
+    "rect",
+    tag("title", f"{low:.3g} to {high:.3g}: {count}"),
+    class_="bar",
+    x=_px(left),
+    y=_px(top),
+    width=_px(right - left),
+    height=_px(BOTTOM - top),
+  )
+
+
+def _in_words(one: Series) -> str:
+  _, y = _finite(one)
+  return f"{one.name} from {y[0]:.3g} to {y[-1]:.3g}" if y.size else f"{one.name} without a value"
+
+
+def _svg(description: str, *children: Markup | None) -> Markup:
+  return tag("svg", *children, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=description)
+
+
+def _legend(series: Sequence[Series]) -> Markup:
+  items = []
+  for one in series:
+    line = tag("line", class_=_classes(one), x1=1, x2=25, y1=6, y2=6)
+    sample = tag("svg", line, class_="sample", viewBox="0 0 26 12", aria_hidden="true")
+    without = "" if _finite(one)[0].size else " (no values)"
+    items.append(tag("li", sample, tag("span", one.name + without, class_="name")))
+  return tag("ul", *items, class_="legend")
+
+
+def _figure(title: str, *children: Markup | None) -> Markup:
+  return tag("figure", tag("figcaption", title), *children, class_="chart")

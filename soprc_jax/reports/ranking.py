@@ -1,0 +1,160 @@
+"""What the rankings of a split show: the nearest images of each query, AP by class, classes that are taken for each other."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from soprc_jax import _gallery
+
+# Memory of a block of scores and of what picks the best of them.
+_BLOCK_BYTES = 64 * 2**20
+
+
+class Nearest(NamedTuple):
+  """The best-ranked candidates of each query.
+
+  Attributes:
+    positions: ``[N, k]``, the nearest first; equal scores in the order of the positions.
+    scores: ``[N, k]`` float32, cosine similarities of unit vectors.
+  """
+
+  positions: np.ndarray
+  scores: np.ndarray
+
+
+class Classes(NamedTuple):
+  """Results by class, in the order of the labels.
+
+  Attributes:
+    labels: ``[C]``.
+    sizes: ``[C]`` images.
+    ap: ``[C]`` mean AP of the class's queries; NaN where it has none, being one image.
+  """
+
+  labels: np.ndarray
+  sizes: np.ndarray
+  ap: np.ndarray
+
+
+class Pair(NamedTuple):
+  """Two classes whose images are taken for each other.
+
+  Attributes:
+    labels: of both, the lower first.
+    errors: places of the rankings that an image of the other class takes.
+    places: places of the rankings of all queries of both classes.
+    examples: positions (query, wrong image) of some errors, the most similar first.
+  """
+
+  labels: tuple[int, int]
+  errors: int
+  places: int
+  examples: tuple[tuple[int, int], ...]
+
+
+def nearest(
+  embeddings: np.ndarray, labels: np.ndarray, *, k: int, on_block: Callable[[int], None] = lambda count: None
+) -> Nearest:
+  """The ``k`` nearest images of each image, itself left out; by exact scores, block by block, so that memory stays bounded.
+
+  Args:
+    embeddings: ``[N, D]``, N >= 2.
+    labels: ``[N]``.
+    k: number of images >= 1; all others if there are fewer.
+    on_block: called with the number of queries of each block.
+  """
+  k = min(k, len(embeddings) - 1)
+  size = max(_BLOCK_BYTES // (16 * len(embeddings)), 1)
+  task = _gallery.make_task(embeddings, labels, None, None, None, None, size)
+  positions = np.empty((len(embeddings), k), np.int64)
+  scores = np.empty((len(embeddings), k), np.float32)
+  for rows in _gallery.blocks(task, size):
+    found = _gallery.all_scores(task, rows)
+    positions[rows] = _best(found, k)
+    scores[rows] = np.take_along_axis(found, positions[rows], axis=1)
+    on_block(len(rows))
+  return Nearest(positions, scores)
+
+
+def by_class(labels: np.ndarray, ap: np.ndarray) -> Classes:
+  """Mean AP of the queries of each class.
+
+  >>> by_class(np.array([7, 7, 9]), np.array([0.5, 1.0, np.nan])).ap
+  array([0.75,  nan])
+  """
+  names, rows, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+  valid = ~np.isnan(ap)
+  counts = np.bincount(rows[valid], minlength=len(names))
+  sums = np.bincount(rows[valid], ap[valid], minlength=len(names))
+  return Classes(names, sizes, np.divide(sums, counts, out=np.full(len(names), np.nan), where=counts > 0))
+
+
+def look_alikes(labels: np.ndarray, found: Nearest, *, count: int, examples: int) -> list[Pair]:
+  """The pairs of classes that are taken for each other most often.
+
+  A query with P images of its class should have them in its first P places; each place of these, among the first k, that an image of
+  another class takes is an error.
+
+  Args:
+    labels: ``[N]``.
+    found: of `nearest`.
+    count: number of pairs; those with most errors, of equal ones the lowest labels first.
+    examples: errors of each pair to keep, at most one of each query and of each wrong image.
+  """
+  names, rows, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+  k = found.positions.shape[1]
+  places = np.minimum(sizes[rows] - 1, k)
+  others = rows[found.positions]
+  wrong = (others != rows[:, None]) & (np.arange(k) < places[:, None])
+  queries, columns = np.nonzero(wrong)
+  if not len(queries):
+    return []
+  a, b = rows[queries], others[queries, columns]
+  keys = np.minimum(a, b).astype(np.int64) * len(names) + np.maximum(a, b)
+  pairs, inverse, errors = np.unique(keys, return_inverse=True, return_counts=True)
+  class_places = np.bincount(rows, places, minlength=len(names)).astype(int)
+  result = []
+  for pair in np.argsort(-errors, kind="stable")[:count]:
+    low, high = divmod(int(pairs[pair]), len(names))
+    at = np.flatnonzero(inverse == pair)
+    at = at[np.argsort(-found.scores[queries[at], columns[at]], kind="stable")]
+    shown = _distinct([(int(queries[i]), int(found.positions[queries[i], columns[i]])) for i in at], examples)
+    total = int(class_places[low] + class_places[high])
+    result.append(Pair((int(names[low]), int(names[high])), int(errors[pair]), total, shown))
+  return result
+
+
+def worst_queries(labels: np.ndarray, ap: np.ndarray, count: int) -> np.ndarray:
+  """Positions of the queries with the lowest AP, at most one of each class; of equal ones the first."""
+  order = np.argsort(ap, kind="stable")  # NaN last
+  order = order[~np.isnan(ap[order])]
+  first = np.unique(labels[order], return_index=True)[1]
+  return order[np.sort(first)[:count]]
+
+
+def some_queries(ap: np.ndarray, count: int, *, seed: int = 0) -> np.ndarray:
+  """Positions of queries drawn by chance, ascending."""
+  there = np.flatnonzero(~np.isnan(ap))
+  return np.sort(np.random.default_rng(seed).choice(there, min(count, len(there)), replace=False))
+
+
+def _best(scores: np.ndarray, k: int) -> np.ndarray:
+  """``[n, k]`` columns of the largest scores ``[n, G]`` of each row, descending, of equal ones the first."""
+  last = scores.shape[1] - k
+  limit = np.partition(scores, last, axis=1)[:, last]
+  rows, columns = np.nonzero(scores >= limit[:, None])  # k of each row or, where some are equal, more
+  order = np.lexsort((columns, -scores[rows, columns], rows))
+  starts = np.searchsorted(rows, np.arange(len(scores)))
+  return columns[order][starts[:, None] + np.arange(k)]
+
+
+def _distinct(pairs: Sequence[tuple[int, int]], count: int) -> tuple[tuple[int, int], ...]:
+  """The first pairs in which no image comes a second time."""
+  kept: list[tuple[int, int]] = []
+  seen: set[int] = set()
+  for pair in pairs:
+    if len(kept) < count and not seen.intersection(pair):
+      kept.append(pair)
+      seen.update(pair)
+  return tuple(kept)

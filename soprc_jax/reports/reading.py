@@ -1,0 +1,128 @@
+"""The files of a finished run, read and checked."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soprc_jax._text import shown
+from soprc_jax.data import arrays
+from soprc_jax.training import config as config_lib
+from soprc_jax.training import files, reproduction
+from soprc_jax.training import workdir as workdir_lib
+
+V = "v.jsonl"
+_METRICS = {"mAUPRC": float}
+_RESULTS = {"steps": int, "val": dict, "test": _METRICS}
+_V_LINE = {
+  "step": int,
+  "classes": ([{"class": str, "row": int, "weight": float, "visits": int, "v": [float], "true": [float]}], list),
+}
+_REMEDY = "restore it from a copy, or train again in a new --workdir"
+
+
+class Run(NamedTuple):
+  """What a run has left.
+
+  Attributes:
+    workdir: its folder.
+    config: resolved.
+    results: of ``results.json``.
+    lines: of ``metrics.jsonl``, one a step.
+    curve: recall and precision ``[T]``, mean over the queries of test; None without ``pr_curve.npz``.
+    v: lines of ``v.jsonl``, see `read_v`; None without.
+    kept_steps: steps that were not finite and are kept.
+  """
+
+  workdir: Path
+  config: Any
+  results: dict[str, Any]
+  lines: list[dict[str, Any]]
+  curve: tuple[np.ndarray, np.ndarray] | None
+  v: list[dict[str, Any]] | None
+  kept_steps: list[int]
+
+  def column(self, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps whose line has a key, and its values; NaN where a value was not finite."""
+    found = [(line["step"], line[key]) for line in self.lines if key in line]
+    table = np.array(found, float).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def read(workdir: Path) -> Run:
+  """The files of a finished run.
+
+  Raises:
+    ValueError: there is no run, it has not finished, or a file is damaged.
+    OSError: a file may not be read.
+  """
+  config = config_lib.from_json(workdir_lib.read_config(workdir))
+  path = workdir / workdir_lib.RESULTS
+  lines = list(workdir_lib.read_metrics(workdir))
+  if not path.exists():
+    total = config.warmup.steps + config.train.steps
+    raise ValueError(
+      f"the run in {workdir} has not finished ({workdir_lib.RESULTS} is missing; its log has {len(lines)} of {total} steps): go on with the "
+      "command of experiments.train that began it, and make the report then"
+    )
+  results = files.read(path, _RESULTS, remedy="remove it, and the command of experiments.train writes it again")
+  for split in splits(results):
+    _raise_if(path, files.problem(results[split], _METRICS if split != "val" else dict, split))
+  _raise_if(workdir / workdir_lib.METRICS, _lines_problem(lines))
+  return Run(workdir, config, results, lines, _curve(workdir), read_v(workdir), reproduction.steps(workdir))
+
+
+def splits(results: dict[str, Any]) -> list[str]:
+  """Names of the evaluations in ``results.json``: val, if there was one, then those of test."""
+  names = [name for name, value in results.items() if name.startswith("test") and isinstance(value, dict)]
+  return (["val"] if results.get("val") else []) + names
+
+
+def read_v(workdir: Path) -> list[dict[str, Any]] | None:
+  """The lines of ``v.jsonl``: v of some classes at each evaluation, and the true scores; None without the file.
+
+  A line that a kill has cut off ends them.
+
+  Raises:
+    ValueError: a line is not what it should be.
+  """
+  path = workdir / V
+  if not path.exists():
+    return None
+  lines = []
+  for text in path.read_bytes().splitlines():
+    try:
+      line = json.loads(text)
+    except (ValueError, RecursionError):
+      break
+    problem = files.problem(line, _V_LINE)
+    for entry in [] if problem else line["classes"]:
+      if len(entry["v"]) != len(entry["true"]):
+        problem = f"class {shown(entry['class'])} has {len(entry['v'])} points in v and {len(entry['true'])} true ones"
+    _raise_if(path, f"step {line['step']}: {problem}" if problem and isinstance(line, dict) and "step" in line else problem)
+    lines.append(line)
+  return lines
+
+
+def _curve(workdir: Path) -> tuple[np.ndarray, np.ndarray] | None:
+  path = workdir / workdir_lib.PR_CURVE
+  if not path.exists():
+    return None
+  try:
+    found = arrays.read(path, ("recall", "precision"))
+    recall, precision = (np.asarray(found[key], float) for key in ("recall", "precision"))
+  except (TypeError, ValueError) as error:
+    raise ValueError(f"{error}: remove it, and the report goes without the curve") from error
+  if recall.ndim != 1 or recall.shape != precision.shape:
+    raise ValueError(f"{path} is damaged (no curve): remove it, and the report goes without the curve")
+  return recall, precision
+
+
+def _lines_problem(lines: list[dict[str, Any]]) -> str:
+  return next(filter(None, (files.problem(line, {str: (None, float)}, f"step {line['step']}") for line in lines)), "")
+
+
+def _raise_if(path: Path, problem: str) -> None:
+  if problem:
+    raise ValueError(f"{path} is damaged ({problem}): {_REMEDY}")

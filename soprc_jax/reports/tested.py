@@ -1,0 +1,97 @@
+"""The test images of a run, embedded and ranked once more, so that a report can show them."""
+
+import logging
+from pathlib import Path
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soprc_jax import metrics
+from soprc_jax.data import sources
+from soprc_jax.reports import ranking, reading
+from soprc_jax.training import classes, evaluation, parallel, progress
+
+_log = logging.getLogger(__name__)
+TOP = 10
+
+
+class Tested(NamedTuple):
+  """The rankings of the test images.
+
+  Attributes:
+    source: the images that could be decoded, in the order of all arrays.
+    labels: ``[N]``.
+    ap: ``[N]`` average precision of each query; NaN where its class has no other image.
+    nearest: of each query.
+    metrics: of all.
+    step: of the checkpoint.
+    embedding_seconds: for all images.
+    ranking_seconds: for all metrics of this split.
+    device: what has computed.
+  """
+
+  source: sources.Source
+  labels: np.ndarray
+  ap: np.ndarray
+  nearest: ranking.Nearest
+  metrics: dict[str, Any]
+  step: int
+  embedding_seconds: float
+  ranking_seconds: float
+  device: str
+
+  def class_name(self, label: int) -> str:
+    """What the data call a class."""
+    example = self.source[int(np.flatnonzero(self.labels == label)[0])]
+    return example.class_name or str(example.label)
+
+
+def rank(run: reading.Run, *, data_root: Path | None = None) -> Tested:
+  """Embeds and ranks the split ``test`` of a run by the network that was tested.
+
+  Args:
+    run: finished.
+    data_root: where its data are now; None: where they were.
+
+  Raises:
+    ValueError: the data are other ones, or damaged; there is no checkpoint of this config.
+    OSError: the data or the checkpoint are not there.
+    ArithmeticError: embeddings are not finite.
+  """
+  config = run.config
+  if data_root is not None:
+    with config.unlocked():
+      config.data.root = str(data_root)
+  trained = evaluation.load(config, run.workdir)
+  if classes.differ(trained.meta, classes.describe(trained.splits["train"])):
+    raise ValueError("the classes of the data are not those that the run was trained on")
+  source = trained.splits["test"]
+  _log.info("Embedding %d test images with the network of step %d.", len(source), trained.step)
+  began = time.perf_counter()
+  embedded = trained.embed(trained.variables, source)
+  ranked = time.perf_counter()
+  _log.info("Ranking them.")
+  with progress.bar(config, total=2 * len(embedded.labels), desc="ranking", unit="query") as bar:
+    found = metrics.retrieval_metrics(
+      embedded.embeddings,
+      embedded.labels,
+      ks=config.eval.ks,
+      block_size=config.eval.block_size,
+      per_query=True,
+      on_block=bar.update,
+    )
+    seconds = time.perf_counter() - ranked
+    nearest = ranking.nearest(embedded.embeddings, embedded.labels, k=TOP, on_block=bar.update)
+  ap = found.pop("ap_per_query")
+  return Tested(
+    sources.Subset(source, embedded.positions),
+    embedded.labels,
+    ap,
+    nearest,
+    found,
+    trained.step,
+    ranked - began,
+    seconds,
+    parallel.describe(),
+  )
