@@ -57,21 +57,6 @@ def test_true_scores_are_those_of_the_network(lines, data):
     np.testing.assert_allclose(entry["true"], _phi_of_pairs(embedded.embeddings, 20), atol=2e-5)
 
 
-def test_visits_are_the_batches_that_held_the_class(lines, data):
-  labels = data.splits["train"].labels
-  steps = {entry["row"]: [] for entry in lines[-1]["classes"]}
-  for number in range(7, 25):  # after six steps of warm-up
-    held = {data.rows[label] for label in labels[data.sampler(number - 1).positions]}
-    for row in steps.keys() & held:
-      steps[row].append(number)
-  for entry in lines[-1]["classes"]:
-    seen = steps[entry["row"]]
-    assert (entry["visits"], entry["last_visit"]) == (len(seen), max(seen, default=0))
-  # beta is 0.1, and a row starts empty: the weight tells the visits too.
-  weights = [1 - 0.9 ** entry["visits"] for entry in lines[-1]["classes"]]
-  np.testing.assert_allclose([entry["weight"] for entry in lines[-1]["classes"]], weights, atol=1e-5)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_true_scores_of_a_class(seed):
   embeddings = np.random.default_rng(seed).normal(size=(5 + seed, 3))
@@ -96,6 +81,21 @@ def _visits(folder, data, last_step, step):
   history._count_visits(step)
   history.close()
   return history._visits.tolist()
+
+
+def test_visits_are_the_batches_that_held_the_class(tmp_path):
+  few = build.make_data(runs.tiny_config(**{"data.train_share": 0.01}))
+  labels = few.splits["train"].labels
+  followed = v_history.choose(labels, 4)
+  expected = np.zeros((2, 4), int)
+  for number in range(7, 25):  # after six steps of warm-up
+    for place, label in enumerate(followed):
+      if label in labels[few.sampler(number - 1).positions]:
+        expected[0, place] += 1
+        expected[1, place] = number
+  assert expected.min() > 0
+  assert len(set(expected[1])) > 1
+  np.testing.assert_array_equal(_visits(tmp_path, few, 0, 24), expected)
 
 
 def _write(folder, data, step, **entry):
