@@ -63,7 +63,7 @@ def versions(results: dict[str, Any]) -> Markup:
   """Software and device of the run, and those of this report."""
   then, now = results.get("versions"), versions_lib.found()
   names = list(dict.fromkeys([*(then or {}), *now]))
-  rows = [[name, page.name(then.get(name, "-") if then else "-"), page.name(now.get(name, "-"))] for name in names]
+  rows = [[name, page.name((then or {}).get(name, "-")), page.name(now.get(name, "-"))] for name in names]
   note = (
     ""
     if then
@@ -116,10 +116,11 @@ def _time_charts(run: reading.Run, seconds: np.ndarray) -> list[Markup]:
     charts.Series("waiting for images", waits[0], np.where(waits[1] <= top, waits[1], np.nan), 1, dashed=True),
   ]
   above = int((y > top).sum())
-  note = paragraph(f"{above} slower point{'s' * (above > 1)} left out of the picture.", class_="note") if above else ""
-  return (
-    [join([charts.line_chart(title, series, x_label="step", y_label="seconds", y_range=(0.0, top)), note])] if top else []
-  )
+  note = f"{above} slower point{'s' * (above > 1)} left out of the picture." if above else ""
+  last = float(max(run.results["steps"], 1))
+  return [
+    charts.line_chart(title, series, x_label="step", y_label="seconds", x_range=(0.0, last), y_range=(0.0, top), note=note)
+  ] * (top > 0)
 
 
 def _value(value: Any) -> Markup:

@@ -15,7 +15,7 @@ from soprc_jax.reports.markup import Markup, join, tag
 
 WIDTH, HEIGHT = 400, 250
 # Plot area: left, right, top, bottom.
-LEFT, RIGHT, TOP, BOTTOM = 52, 388, 26, 206
+LEFT, RIGHT, TOP, BOTTOM = 52, 388, 30, 206
 _COLOURS, _DASHES = 6, 3
 _MAX_POINTS = 400
 
@@ -68,6 +68,7 @@ def line_chart(
   x_range: tuple[float, float] | None = None,
   y_range: tuple[float, float] | None = None,
   marked: tuple[float, str] | None = None,
+  note: str = "",
 ) -> Markup:
   """Curves with axes, and a legend if there are several.
 
@@ -78,7 +79,8 @@ def line_chart(
     y_label: likewise.
     x_range: of the axis; None: that of the values.
     y_range: likewise.
-    marked: an x with a vertical line, and its label.
+    marked: an x with a vertical line, and its name in the legend.
+    note: what a reader must know.
   """
   drawn = [(one, _finite(one)) for one in series]
   points = [found for _, found in drawn if found[0].size]
@@ -89,7 +91,12 @@ def line_chart(
   curves = [_curve(one, x, y) for one, found in drawn if found[0].size]
   description = f"{title}: {y_label} against {x_label}; " + "; ".join(_in_words(one) for one, _ in drawn)
   svg = _svg(description, _axes(x, y, x_label, y_label), _mark(x, marked), *curves)
-  return _figure(title, svg, _legend(series) if len(series) > 1 else None)
+  return _figure(
+    title,
+    svg,
+    _legend(series, marked) if len(series) > 1 or marked else None,
+    tag("p", note, class_="note") if note else None,
+  )
 
 
 def histogram(title: str, values: np.ndarray, *, edges: np.ndarray, x_label: str, y_label: str) -> Markup:
@@ -170,18 +177,15 @@ def _axes(x: Scale, y: Scale, x_label: str, y_label: str) -> Markup:
     )
   parts.append(tag("line", class_="axis", x1=LEFT, x2=RIGHT, y1=BOTTOM, y2=BOTTOM))
   parts.append(tag("text", x_label, class_="label", x=(LEFT + RIGHT) // 2, y=HEIGHT - 6, text_anchor="middle"))
-  parts.append(tag("text", y_label, class_="label", x=2, y=13))
+  parts.append(tag("text", y_label, class_="label", x=2, y=12))
   return join(parts)
 
 
 def _mark(x: Scale, marked: tuple[float, str] | None) -> Markup | None:
   if marked is None or not x.low <= marked[0] <= x.high:
     return None
-  at, on_right = x.at(marked[0]), x.at(marked[0]) < (LEFT + RIGHT) / 2
-  label = tag(
-    "text", marked[1], x=_px(at + (4 if on_right else -4)), y=TOP + 10, text_anchor="start" if on_right else "end"
-  )
-  return join([tag("line", class_="mark", x1=_px(at), x2=_px(at), y1=TOP, y2=BOTTOM), label])
+  at = _px(x.at(marked[0]))
+  return tag("line", tag("title", marked[1]), class_="mark", x1=at, x2=at, y1=TOP, y2=BOTTOM)
 
 
 def _classes(one: Series) -> str:
@@ -229,13 +233,13 @@ def _svg(description: str, *children: Markup | None) -> Markup:
   return tag("svg", *children, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=description)
 
 
-def _legend(series: Sequence[Series]) -> Markup:
+def _legend(series: Sequence[Series], marked: tuple[float, str] | None) -> Markup:
+  entries = [(_classes(one), one.name + ("" if _finite(one)[0].size else " (no values)")) for one in series]
   items = []
-  for one in series:
-    line = tag("line", class_=_classes(one), x1=1, x2=25, y1=6, y2=6)
+  for classes, name in entries + ([("mark", marked[1])] if marked else []):
+    line = tag("line", class_=classes, x1=1, x2=25, y1=6, y2=6)
     sample = tag("svg", line, class_="sample", viewBox="0 0 26 12", aria_hidden="true")
-    without = "" if _finite(one)[0].size else " (no values)"
-    items.append(tag("li", sample, tag("span", one.name + without, class_="name")))
+    items.append(tag("li", sample, tag("span", name, class_="name")))
   return tag("ul", *items, class_="legend")
 
 

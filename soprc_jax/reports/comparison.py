@@ -76,7 +76,10 @@ def _intro(folder: Path, table: dict[str, Any], entries: list[dict[str, Any]]) -
     f"{config['model'].get('name')} (width {config['model'].get('width')}), {config['train']['steps']:,} steps of {config['train']['batch_size']} images, {start}, "
     f"{seeds} seed{'s' * (seeds > 1)}; folder "
   )
-  shown = [(f"{entry['label']}, test mAUPRC", _with_deviation(entry["test"]["mAUPRC"])) for entry in entries[:3]]
+  shown = [
+    (f"{entry['label']}, test mAUPRC", "-" if (mean := entry["test"]["mAUPRC"]["mean"]) is None else f"{mean:.4f}")
+    for entry in entries[:3]
+  ]
   return join([paragraph(text, tag("code", folder)), page.cards(shown)])
 
 
@@ -135,7 +138,9 @@ def _paper(table: dict[str, Any], entries: list[dict[str, Any]]) -> Markup:
     )
   note = [paragraph(reported.note, class_="note")] if reported.note else []
   missing = [] if known else [results.no_numbers(data["source"])]
-  return join([*missing, page.table(f"In percent; the paper's: {reported.title}", header, rows), *note])
+  return join(
+    [*missing, page.table(f"In percent; the paper's (Table 1 and its appendix): {reported.title}", header, rows), *note]
+  )
 
 
 def _curves(folder: Path, table: dict[str, Any]) -> Markup:
@@ -232,6 +237,7 @@ def _config(folder: Path, table: dict[str, Any]) -> Markup:
   default = about.flat(about.defaults("default"))
   shared = about.flat(table["config"])
   changed = [key for key, value in shared.items() if default.get(key, object()) != value]
+  parts = [page.details(f"All {len(shared)} keys that the runs share", about.all_keys(shared, changed))]
   rows = []
   for entry in table["methods"]:
     own = _own_config(folder, entry)
@@ -240,16 +246,16 @@ def _config(folder: Path, table: dict[str, Any]) -> Markup:
       for key, value in own.items()
       if key.startswith(("loss.", "optim.")) and default.get(key, object()) != value
     }
-    told = join((tag("code", f"{key}={value}") for key, value in keys.items()), ", ") if own else "not here any more"
-    rows.append([page.name(entry["label"]), told])
-  return join(
-    [
-      page.details(f"All {len(shared)} keys that the runs share", about.all_keys(shared, changed)),
-      page.table(
-        "Keys of loss and optimizer that differ from the defaults, by method (first run)", ["method", "keys"], rows
-      ),
-    ]
-  )
+    told = join((tag("code", f"{key}={value}") for key, value in keys.items()), ", ") if own else "its folder is gone"
+    rows.append((bool(own), [page.name(entry["label"]), told]))
+  if any(there for there, _ in rows):
+    caption = "Keys of loss and optimizer that differ from the defaults, by method (at the first seed)"
+    parts.append(page.table(caption, ["method", "keys"], [row for _, row in rows]))
+  else:
+    parts.append(
+      paragraph("The folders of the runs are not here, and with them the keys that differ by method.", class_="note")
+    )
+  return join(parts)
 
 
 def _own_config(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:

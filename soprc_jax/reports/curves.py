@@ -11,15 +11,16 @@ _BINS = 20
 def convergence(run: reading.Run) -> Markup:
   """Loss, val metrics, learning rate and prior against the step."""
   warmup = run.config.warmup.steps
-  marked = (float(warmup), "warm-up ends") if warmup else None
+  marked = (float(warmup), "end of the warm-up") if warmup else None
   steps, losses = run.column("loss")
   x, y, size = charts.thinned(steps, losses)
-  loss = [charts.Series("each step" if size == 1 else f"mean of {size} steps", x, y, faint=size == 1)]
-  if size == 1 and len(steps) >= 100:
+  smooths = size == 1 and len(steps) >= 100
+  loss = [charts.Series("each step" if size == 1 else f"mean of {size} steps", x, y, faint=smooths)]
+  if smooths:
     smooth = charts.thinned(steps, losses, most=50)
     loss.append(charts.Series(f"mean of {smooth[2]} steps", smooth[0], smooth[1]))
   parts = [
-    charts.line_chart("Training loss", loss, x_label="step", y_label="loss", marked=marked),
+    charts.line_chart("Training loss", loss, x_label="step", y_label="loss", x_range=_steps(run), marked=marked),
     _val(run, marked),
     _scalar(run, "learning_rate", "Learning rate", "learning rate", marked),
   ]
@@ -78,7 +79,7 @@ def _val(run: reading.Run, marked: tuple[float, str] | None) -> Markup:
     series,
     x_label="step",
     y_label="value on val",
-    x_range=(0.0, float(max(run.results["steps"], 1))),
+    x_range=_steps(run),
     marked=marked,
   )
 
@@ -86,7 +87,14 @@ def _val(run: reading.Run, marked: tuple[float, str] | None) -> Markup:
 def _scalar(run: reading.Run, key: str, title: str, label: str, marked: tuple[float, str] | None) -> Markup:
   steps, values = run.column(key)
   x, y, _ = charts.thinned(steps, values)
-  return charts.line_chart(title, [charts.Series(title, x, y)], x_label="step", y_label=label, marked=marked)
+  return charts.line_chart(
+    title, [charts.Series(title, x, y)], x_label="step", y_label=label, x_range=_steps(run), marked=marked
+  )
+
+
+def _steps(run: reading.Run) -> tuple[float, float]:
+  """The axis of all charts over the steps."""
+  return 0.0, float(max(run.results["steps"], 1))
 
 
 def _incidents(run: reading.Run) -> list[Markup]:

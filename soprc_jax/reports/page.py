@@ -39,9 +39,27 @@ def number(value: Any, digits: int = 4) -> Cell:
   return Cell(f"{value:.{digits}f}" if isinstance(value, float) else f"{value:,}", True)
 
 
-def name(value: Any) -> Cell:
+def name(value: Any, most: int = 60) -> Cell:
   """A cell with a name of somebody else, of any length."""
-  return Cell(tag("span", value, class_="name"))
+  return Cell(label(str(value), most))
+
+
+def label(value: str, most: int) -> Markup:
+  """A name of somebody else: a long one loses its middle, and is told in full where the pointer rests on it."""
+  short = shorten(value, most)
+  return tag("span", short, class_="name", title=None if short == value else value)
+
+
+def shorten(value: str, most: int) -> str:
+  """A text of at most so many characters, its middle left out.
+
+  >>> shorten("abcdefghij", 7)
+  'abc...j'
+  """
+  if len(value) <= most:
+    return value
+  end = (most - 3) // 3
+  return f"{value[: most - 3 - end]}...{value[len(value) - end :]}"
 
 
 def table(caption: str, header: Sequence[Any], rows: Sequence[Sequence[Any]], *, own: Sequence[int] = ()) -> Markup:
@@ -62,8 +80,10 @@ def table(caption: str, header: Sequence[Any], rows: Sequence[Sequence[Any]], *,
     )
     for i, row in enumerate(rows)
   ]
-  content = tag("table", tag("caption", caption), tag("thead", tag("tr", *head)), tag("tbody", *body))
-  return tag("div", content, class_="scroll", tabindex="0", role="region", aria_label=caption)
+  content = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body), aria_label=caption)
+  # The caption stays where it is while the table scrolls.
+  box = tag("div", content, class_="scroll", tabindex="0", role="region", aria_label=caption)
+  return tag("figure", tag("figcaption", caption), box, class_="table")
 
 
 def cards(values: Sequence[tuple[str, str]]) -> Markup:

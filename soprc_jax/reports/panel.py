@@ -15,6 +15,8 @@ from soprc_jax.reports.tested import Tested
 # Longer side of a thumbnail in pixels.
 SIDE = 80
 _QUALITY = 80
+# Characters of a name in a line of text, and below a picture.
+_LONG, _SHORT = 80, 32
 # Images of a class in a table, and in a pair of classes.
 _IN_TABLE, _IN_PAIR = 3, 5
 # Errors of a pair of classes whose images are shown.
@@ -76,16 +78,16 @@ def _query(tested: Tested, position: int) -> Markup:
   right = tested.labels[found] == tested.labels[position]
   about = paragraph(
     "Query ",
-    tag("span", example.id, class_="name"),
+    page.label(example.id, _LONG),
     ", class ",
-    tag("b", tag("span", _class_of(tested, position), class_="name")),
+    tag("b", page.label(_class_of(tested, position), _LONG)),
     f": AP {ap:.3f}; {int(right.sum())} of its {total} other images among the first {len(found)}.",
   )
   tiles = [_tile(tested, position, "is-query", "query", None)]
   for rank, (other, score) in enumerate(zip(found, scores, strict=True), start=1):
     is_right = tested.labels[other] == tested.labels[position]
     kind, badge = ("is-right", "✓ right") if is_right else ("is-wrong", "✗ wrong")
-    tiles.append(_tile(tested, int(other), kind, f"{rank}. {badge}", float(score)))
+    tiles.append(_tile(tested, int(other), kind, f"{rank} {badge}", float(score)))
   return tag("div", about, tag("ul", *tiles, class_="tiles"), class_="query")
 
 
@@ -93,13 +95,14 @@ def _tile(tested: Tested, position: int, kind: str, badge: str, score: float | N
   example = tested.source[position]
   name = _class_of(tested, position)
   image = tag("img", src=thumbnail(example.image), alt=f"{badge}: class {name}, image {example.id}", title=example.id)
+  shown = page.label(name, _SHORT) if kind == "is-wrong" else None  # the others are of the class that is named above
   similarity = None if score is None else tag("span", f"cosine {score:.3f}")
   return tag(
     "li",
     tag("span", image, class_="picture"),
     tag("b", badge),
     similarity,
-    tag("span", name, class_="name"),
+    shown,
     class_=f"tile {kind}",
   )
 
@@ -107,9 +110,9 @@ def _tile(tested: Tested, position: int, kind: str, badge: str, score: float | N
 def _pair(tested: Tested, pair: ranking.Pair) -> Markup:
   names = [tested.class_name(label) for label in pair.labels]
   about = paragraph(
-    tag("b", tag("span", names[0], class_="name")),
+    tag("b", page.label(names[0], _LONG)),
     " and ",
-    tag("b", tag("span", names[1], class_="name")),
+    tag("b", page.label(names[1], _LONG)),
     f": {pair.errors} of {pair.places} places ({pair.errors / pair.places:.0%})",
   )
   examples = dict.fromkeys(position for example in pair.examples for position in example)
@@ -119,7 +122,7 @@ def _pair(tested: Tested, pair: ranking.Pair) -> Markup:
     rest = [int(position) for position in np.flatnonzero(tested.labels == label) if position not in examples]
     shown = (of_class + rest)[:_IN_PAIR]
     rows += [
-      tag("p", tag("span", name, class_="name"), class_="note"),
+      tag("p", page.label(name, _LONG), class_="note"),
       tag("div", *(_image(tested, position) for position in shown), class_="strip"),
     ]
   return tag("div", about, *rows, class_="query")

@@ -1,6 +1,5 @@
 """The files of a finished run, read and checked."""
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,15 +8,17 @@ import numpy as np
 from soprc_jax._text import shown
 from soprc_jax.data import arrays
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import files, reproduction
+from soprc_jax.training import files, reproduction, v_history
 from soprc_jax.training import workdir as workdir_lib
 
-V = "v.jsonl"
 _METRICS = {"mAUPRC": float}
 _RESULTS = {"steps": int, "val": dict, "test": _METRICS}
 _V_LINE = {
   "step": int,
-  "classes": ([{"class": str, "row": int, "weight": float, "visits": int, "v": [float], "true": [float]}], list),
+  "classes": (
+    [{"class": str, "row": int, "weight": float, "visits": int, "last_visit": int, "v": [float], "true": [float]}],
+    list,
+  ),
 }
 _REMEDY = "restore it from a copy, or train again in a new --workdir"
 
@@ -82,27 +83,24 @@ def splits(results: dict[str, Any]) -> list[str]:
 def read_v(workdir: Path) -> list[dict[str, Any]] | None:
   """The lines of ``v.jsonl``: v of some classes at each evaluation, and the true scores; None without the file.
 
-  A line that a kill has cut off ends them.
-
   Raises:
     ValueError: a line is not what it should be.
   """
-  path = workdir / V
+  path = workdir / v_history.FILE
   if not path.exists():
     return None
-  lines = []
-  for text in path.read_bytes().splitlines():
-    try:
-      line = json.loads(text)
-    except (ValueError, RecursionError):
-      break
-    problem = files.problem(line, _V_LINE)
-    for entry in [] if problem else line["classes"]:
-      if len(entry["v"]) != len(entry["true"]):
-        problem = f"class {shown(entry['class'])} has {len(entry['v'])} points in v and {len(entry['true'])} true ones"
-    _raise_if(path, f"step {line['step']}: {problem}" if problem and isinstance(line, dict) and "step" in line else problem)
-    lines.append(line)
+  lines = list(workdir_lib.read_lines(path))
+  for line in lines:
+    _raise_if(path, _v_problem(line))
   return lines
+
+
+def _v_problem(line: dict[str, Any]) -> str:
+  problem = files.problem(line, _V_LINE)
+  for entry in [] if problem else line["classes"]:
+    if len(entry["v"]) != len(entry["true"]):
+      problem = f"class {shown(entry['class'])} has {len(entry['v'])} points in v and {len(entry['true'])} true ones"
+  return f"step {line['step']}: {problem}" if problem else ""
 
 
 def _curve(workdir: Path) -> tuple[np.ndarray, np.ndarray] | None:

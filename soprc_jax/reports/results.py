@@ -94,7 +94,14 @@ def _table(table: paper.Reported, run: reading.Run, split: str, *, compares: boo
   missing = [metric for metric in table.metrics if metric not in values]
   if missing:
     note.append(paragraph(f"Not computed by this run (eval.ks): {', '.join(missing)}.", class_="note"))
-  return join([page.table(f"The paper's results in percent: {table.title}", ["", *table.metrics], rows, own=marked), *note])
+  return join(
+    [
+      page.table(
+        f"The paper's results in percent (Table 1 and its appendix): {table.title}", ["", *table.metrics], rows, own=marked
+      ),
+      *note,
+    ]
+  )
 
 
 def _percent(value: float | None) -> page.Cell:

@@ -84,18 +84,18 @@ def _changed(run: reading.Run, found: tested.Tested | None) -> Markup:
 def _classes(found: tested.Tested) -> Markup:
   by_class = ranking.by_class(found.labels, found.ap)
   there = np.flatnonzero(~np.isnan(by_class.ap))
-  order = there[np.argsort(by_class.ap[there], kind="stable")]
+  worst, best = (there[np.argsort(sign * by_class.ap[there], kind="stable")] for sign in (1, -1))
   alone = len(by_class.ap) - len(there)
-  count = min(panel.SHOWN_CLASSES, len(order))
+  count = min(panel.SHOWN_CLASSES, len(there))
   return join(
     [
       paragraph(
         f"Each test image is a query for the others of its class; the AP of a class is the mean over its images. {len(there):,} classes have one"
-        + (f", {alone:,} do not: a single image has nothing to find." if alone else ".")
+        + (f", {alone:,} without: a single image has nothing to find." if alone else ".")
       ),
       tag("div", curves.by_class(by_class), class_="charts"),
-      panel.class_table(found, by_class, order[:count], f"The {count} classes with the lowest mean AP"),
-      panel.class_table(found, by_class, order[::-1][:count], f"The {count} classes with the highest mean AP"),
+      panel.class_table(found, by_class, worst[:count], f"The {count} classes with the lowest mean AP"),
+      panel.class_table(found, by_class, best[:count], f"The {count} classes with the highest mean AP"),
     ]
   )
 

@@ -29,26 +29,30 @@ code { font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace
 .name { overflow-wrap: anywhere; unicode-bidi: isolate; }
 nav ul { display: flex; flex-wrap: wrap; gap: 4px 16px; list-style: none; margin: 12px 0; padding: 0; }
 nav a { display: inline-block; padding: 4px 0; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 12px; margin: 16px 0; padding: 0; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 16px 0; padding: 0; }
 .cards div { background: var(--card); border: 1px solid var(--edge); border-radius: 8px; padding: 10px 12px; }
 .cards dt { color: var(--soft); font-size: 0.85rem; }
-.cards dd { margin: 0; font-size: 1.5rem; font-weight: 600; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; margin: 12px 0; max-width: 100%; border: 1px solid var(--edge); border-radius: 8px; }
+.cards dd { margin: 0; font-size: 1.4rem; font-weight: 600; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
+.table { margin: 16px 0; }
+.table figcaption { color: var(--soft); font-size: 0.9rem; margin-bottom: 6px; }
+.scroll { overflow-x: auto; width: fit-content; max-width: 100%; border: 1px solid var(--edge); border-radius: 8px; }
 .scroll:focus-visible { outline: 2px solid var(--link); }
-table { border-collapse: collapse; min-width: 100%; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; padding: 8px 12px; color: var(--soft); caption-side: top; }
+table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 6px 12px; text-align: left; border-top: 1px solid var(--edge); vertical-align: top; }
 td.number, th.number { text-align: right; white-space: nowrap; }
+thead th { border-top: 0; }
 tbody th { font-weight: 600; }
-th .name, td .name { display: inline-block; min-width: 9ch; max-width: 34ch; }
-thead th { background: var(--card); }
+th .name, td .name { display: inline-block; min-width: 13ch; max-width: 34ch; }
+thead th { background: var(--card); vertical-align: bottom; }
+thead th.number { white-space: normal; min-width: 9ch; }
 tr.own th, tr.own td { background: var(--changed); }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); gap: 16px; margin: 12px 0; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 364px), 1fr)); gap: 16px; margin: 12px 0; }
 figure { margin: 0; min-width: 0; }
-.chart { background: var(--card); border: 1px solid var(--edge); border-radius: 8px; padding: 10px; max-width: 620px; }
+.chart { background: var(--card); border: 1px solid var(--edge); border-radius: 8px; padding: 10px; }
 .chart figcaption { font-weight: 600; font-size: 0.95rem; margin-bottom: 6px; overflow-wrap: anywhere; }
 .chart svg { display: block; width: 100%; height: auto; }
 .chart text { fill: var(--text); font: 12.5px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif; }
+.chart p { margin: 6px 0 0; font-size: 0.85rem; }
 .chart text.label { fill: var(--soft); }
 .grid { stroke: var(--grid); stroke-width: 1; }
 .axis { stroke: var(--soft); stroke-width: 1; }
@@ -81,9 +85,12 @@ circle.curve { stroke-dasharray: none; }
 .pairs .query { margin: 0; min-width: 0; }
 .strip { display: flex; flex-wrap: wrap; gap: 4px; }
 .strip img { width: 48px; height: 48px; object-fit: contain; background: #8080801f; border: 1px solid var(--edge); border-radius: 3px; display: block; }
-td .strip { min-width: 160px; }
+td .strip { min-width: 156px; }
 details { margin: 12px 0; } summary { cursor: pointer; padding: 6px 0; color: var(--link); }
 footer { margin-top: 40px; padding-top: 12px; border-top: 1px solid var(--edge); color: var(--soft); font-size: 0.85rem; }
-@media (max-width: 480px) { .tiles { grid-template-columns: repeat(auto-fill, minmax(72px, 1fr)); } body { padding: 12px; } th, td { padding: 6px 8px; } }
+@media (max-width: 480px) { .tiles { grid-template-columns: repeat(auto-fill, minmax(72px, 1fr)); } body { padding: 12px; } th, td { padding: 6px 8px; }
+  .tile b { font-size: 0.7rem; }
+  td .strip { min-width: 122px; } td .strip img { width: 38px; height: 38px; } }
+@media (min-width: 800px) { .chart text { font-size: 10.5px; } }
 @media print { .query, .chart { break-inside: avoid; } }
 """

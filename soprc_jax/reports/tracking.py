@@ -8,6 +8,7 @@ from soprc_jax.reports import charts, page, reading
 from soprc_jax.reports.markup import Markup, join, paragraph, tag
 
 _CLASSES = 6
+_NAME = 40
 _QUANTILES = {"10 %": 0.1, "median": 0.5, "90 %": 0.9}
 
 
@@ -17,12 +18,15 @@ def section(run: reading.Run) -> Markup:
     return paragraph(_why_not(run), class_="note")
   history = by_class(run.v)
   shown = dict(list(history.items())[:_CLASSES])
+  last = float(max(run.results["steps"], 1))
   about = paragraph(
     "Eq. 10 keeps a moving average v of the scores of the positive pairs of each class, interpolated to "
     f"{run.config.loss.num_points} points. Here it stands beside the scores of all positive pairs of the class among the training images, by the network of the "
     "same step. A solid line is v, a dashed one the true scores: the closer they are, the better the loss sees the whole class. A class that no batch has held yet has no v."
   )
-  pictures = [picture for name, lines in shown.items() for picture in (_over_time(name, lines), _profile(name, lines))]
+  pictures = [
+    picture for name, lines in shown.items() for picture in (_over_time(name, lines, last), _profile(name, lines))
+  ]
   rest = (
     f" Of {len(history)} classes that were logged, the first {len(shown)} are drawn." if len(history) > len(shown) else ""
   )
@@ -30,7 +34,7 @@ def section(run: reading.Run) -> Markup:
     [
       about,
       paragraph(rest) if rest else "",
-      tag("div", _distance_chart(history), class_="charts"),
+      tag("div", _distance_chart(history, last), class_="charts"),
       tag("div", *pictures, class_="charts"),
       _table(history),
     ]
@@ -74,14 +78,20 @@ def _steps(entries: list[dict[str, Any]]) -> np.ndarray:
   return np.array([entry["step"] for entry in entries], float)
 
 
-def _over_time(name: str, entries: list[dict[str, Any]]) -> Markup:
+def _over_time(name: str, entries: list[dict[str, Any]], last: float) -> Markup:
   series = []
   for style, (label, share) in enumerate(_QUANTILES.items()):
     seen = [np.quantile(entry["v"], share) if entry["weight"] > 0 else np.nan for entry in entries]
     true = [np.quantile(entry["true"], share) for entry in entries]
     series.append(charts.Series(f"v, {label}", _steps(entries), np.array(seen, float), style, marks=True))
     series.append(charts.Series(f"true, {label}", _steps(entries), np.array(true, float), style, dashed=True))
-  return charts.line_chart(f"Class {name}: quantiles over time", series, x_label="step", y_label="cosine similarity")
+  return charts.line_chart(
+    f"Class {page.shorten(name, _NAME)}: quantiles over time",
+    series,
+    x_label="step",
+    x_range=(0.0, last),
+    y_label="cosine similarity",
+  )
 
 
 def _profile(name: str, entries: list[dict[str, Any]]) -> Markup:
@@ -92,18 +102,26 @@ def _profile(name: str, entries: list[dict[str, Any]]) -> Markup:
     charts.Series("v", at, v, 0),
     charts.Series("true", at, np.array(last["true"], float), 1, dashed=True),
   ]
-  title = f"Class {name}: all points at step {last['step']:,}"
+  title = f"Class {page.shorten(name, _NAME)}: all points at step {last['step']:,}"
   return charts.line_chart(
     title, series, x_label="share of the positive pairs below", y_label="cosine similarity", x_range=(0.0, 1.0)
   )
 
 
-def _distance_chart(history: dict[str, list[dict[str, Any]]]) -> Markup:
+def _distance_chart(history: dict[str, list[dict[str, Any]]], last: float) -> Markup:
   series = [
-    charts.Series(f"class {name}", _steps(entries), np.array([distance(entry) for entry in entries]), style, marks=True)
+    charts.Series(
+      f"class {page.shorten(name, _NAME)}",
+      _steps(entries),
+      np.array([distance(entry) for entry in entries]),
+      style,
+      marks=True,
+    )
     for style, (name, entries) in enumerate(list(history.items())[:_CLASSES])
   ]
-  return charts.line_chart("Distance of v to the true scores", series, x_label="step", y_label="mean of |v - true|")
+  return charts.line_chart(
+    "Distance of v to the true scores", series, x_label="step", x_range=(0.0, last), y_label="mean of |v - true|"
+  )
 
 
 def _table(history: dict[str, list[dict[str, Any]]]) -> Markup:
@@ -115,12 +133,13 @@ def _table(history: dict[str, list[dict[str, Any]]]) -> Markup:
       [
         page.name(name),
         page.number(last["visits"]),
+        page.number(last["last_visit"] or None),
         page.number(float(last["weight"])),
         page.number(None if np.isnan(apart) else apart),
       ]
     )
   return page.table(
     "State of the logged classes at the last evaluation",
-    ["class", "batches that held it", "weight of v", "mean of |v - true|"],
+    ["class", "batches that held a pair of it", "the last of them at step", "weight of v", "mean of |v - true|"],
     rows,
   )
