@@ -113,7 +113,7 @@ def _time_charts(run: reading.Run, seconds: np.ndarray) -> list[Markup]:
   title = "Seconds of a step" + (f", means of {size} steps" if size > 1 else "")
   series = [
     charts.Series("whole step", x, np.where(y <= top, y, np.nan)),
-    charts.Series("waiting for images", waits[0], np.where(waits[1] <= top, waits[1], np.nan), 1, dashed=True),
+    charts.Series("waiting for images", waits[0], np.where(waits[1] <= top, waits[1], np.nan), 1),
   ]
   above = int((y > top).sum())
   note = f"{above} slower point{'s' * (above > 1)} left out of the picture." if above else ""

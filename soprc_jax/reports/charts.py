@@ -28,7 +28,7 @@ class Series(NamedTuple):
     x: ``[N]``.
     y: ``[N]``; a value that is not finite leaves a gap.
     style: number that picks colour and dashes; None: the colour of the text, thick.
-    dashed: dashed whatever the style.
+    dash: 0 solid, 1 dashed, 2 dotted; None: by the style, so that curves differ without their colours too.
     marks: whether each point is marked.
     faint: thin and pale, behind the others.
   """
@@ -37,7 +37,7 @@ class Series(NamedTuple):
   x: np.ndarray
   y: np.ndarray
   style: int | None = 0
-  dashed: bool = False
+  dash: int | None = None
   marks: bool = False
   faint: bool = False
 
@@ -191,7 +191,7 @@ def _mark(x: Scale, marked: tuple[float, str] | None) -> Markup | None:
 def _classes(one: Series) -> str:
   if one.style is None:
     return "curve main"
-  dash = 1 if one.dashed else one.style // _COLOURS % _DASHES
+  dash = (one.style + one.style // _COLOURS) % _DASHES if one.dash is None else one.dash
   return f"curve c{one.style % _COLOURS}" + (f" d{dash}" if dash else "") + (" faint" if one.faint else "")
 
 

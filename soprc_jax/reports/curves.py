@@ -66,7 +66,7 @@ def _val(run: reading.Run, marked: tuple[float, str] | None) -> Markup:
   for style, key in enumerate(("mAUPRC", "recall@1")):
     steps, values = run.column(f"val_{key}")
     if steps.size:
-      series.append(charts.Series(key, steps, values, style, dashed=style > 0, marks=len(steps) <= 60))
+      series.append(charts.Series(key, steps, values, style, marks=len(steps) <= 60))
   if not series:
     return tag(
       "figure",

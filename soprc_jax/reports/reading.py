@@ -13,12 +13,14 @@ from soprc_jax.training import workdir as workdir_lib
 
 _METRICS = {"mAUPRC": float}
 _RESULTS = {"steps": int, "val": dict, "test": _METRICS}
-_V_LINE = {
-  "step": int,
-  "classes": (
-    [{"class": str, "row": int, "weight": float, "visits": int, "last_visit": int, "v": [float], "true": [float]}],
-    list,
-  ),
+_V_ENTRY = {
+  "class": str,
+  "row": int,
+  "weight": float,
+  "visits": int,
+  "last_visit": int,
+  "v": [float],
+  "true": [float],
 }
 _REMEDY = "restore it from a copy, or train again in a new --workdir"
 
@@ -96,9 +98,10 @@ def read_v(workdir: Path) -> list[dict[str, Any]] | None:
 
 
 def _v_problem(line: dict[str, Any]) -> str:
-  problem = files.problem(line, _V_LINE)
-  for entry in [] if problem else line["classes"]:
-    if len(entry["v"]) != len(entry["true"]):
+  problem = files.problem(line, {"classes": list})
+  for i, entry in enumerate([] if problem else line["classes"]):
+    problem = problem or files.problem(entry, _V_ENTRY, f"classes[{i}]")
+    if not problem and len(entry["v"]) != len(entry["true"]):
       problem = f"class {shown(entry['class'])} has {len(entry['v'])} points in v and {len(entry['true'])} true ones"
   return f"step {line['step']}: {problem}" if problem else ""
 

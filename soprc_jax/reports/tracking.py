@@ -83,8 +83,8 @@ def _over_time(name: str, entries: list[dict[str, Any]], last: float) -> Markup:
   for style, (label, share) in enumerate(_QUANTILES.items()):
     seen = [np.quantile(entry["v"], share) if entry["weight"] > 0 else np.nan for entry in entries]
     true = [np.quantile(entry["true"], share) for entry in entries]
-    series.append(charts.Series(f"v, {label}", _steps(entries), np.array(seen, float), style, marks=True))
-    series.append(charts.Series(f"true, {label}", _steps(entries), np.array(true, float), style, dashed=True))
+    series.append(charts.Series(f"v, {label}", _steps(entries), np.array(seen, float), style, dash=0, marks=True))
+    series.append(charts.Series(f"true, {label}", _steps(entries), np.array(true, float), style, dash=1))
   return charts.line_chart(
     f"Class {page.shorten(name, _NAME)}: quantiles over time",
     series,
@@ -100,7 +100,7 @@ def _profile(name: str, entries: list[dict[str, Any]]) -> Markup:
   v = np.array(last["v"], float) if last["weight"] > 0 else np.full(len(at), np.nan)
   series = [
     charts.Series("v", at, v, 0),
-    charts.Series("true", at, np.array(last["true"], float), 1, dashed=True),
+    charts.Series("true", at, np.array(last["true"], float), 1, dash=1),
   ]
   title = f"Class {page.shorten(name, _NAME)}: all points at step {last['step']:,}"
   return charts.line_chart(

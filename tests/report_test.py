@@ -1,0 +1,720 @@
+"""The HTML reports: numbers, pictures, what is missing, what is refused, and how the page stands in a browser."""
+
+import base64
+import dataclasses
+import html.parser
+import json
+import os
+import pathlib
+import re
+import shutil
+
+import numpy as np
+from PIL import Image
+import pytest
+import quick
+import runs
+import trees
+
+from soprc_jax import metrics
+from soprc_jax.reports import about, charts, comparison, curves, markup, page, panel, paper, ranking, reading, writing
+from soprc_jax.reports import results as results_part
+from soprc_jax.reports import run as run_report
+from soprc_jax.reports import tracking as tracking_part
+from soprc_jax.training import build, checkpoints, classes, evaluation, methods, results, v_history, versions, workdir
+
+quick_compilation = quick.quick_compilation
+
+_CHROMIUM = pathlib.Path("/usr/bin/chromium")
+_ARGUMENTS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
+# Names of classes and files are anybody's.
+_NAMES = ("<script>alert(1)<", '"><img src=x onerror=alert(1)>', "Äpfel & Birnen", "日本語", "عربي", "a" * 120, "it's")
+_CLASSES = 28
+
+
+class _Page(html.parser.HTMLParser):
+  """The elements and the text of a page; an element that is not closed is an error."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.elements, self.texts, self._open = [], [], []
+    self.feed(text)
+    assert self._open == []
+
+  def handle_starttag(self, tag, attrs):
+    self.elements.append((tag, dict(attrs)))
+    if tag not in ("meta", "img"):
+      self._open.append(tag)
+
+  def handle_startendtag(self, tag, attrs):
+    self.elements.append((tag, dict(attrs)))
+
+  def handle_endtag(self, tag):
+    assert self._open.pop() == tag
+
+  def handle_data(self, data):
+    if self._open and self._open[-1] != "style":
+      self.texts.append(data)
+
+  @property
+  def text(self):
+    return " ".join(" ".join(self.texts).split())
+
+  def all(self, name):
+    return [attributes for tag, attributes in self.elements if tag == name]
+
+
+def _v(step, row, name, *, visits=3, M=20):
+  true = np.linspace(0.2, 0.8, M)
+  v = true - 0.1 if visits else np.zeros(M)
+  return {
+    "class": name,
+    "row": row,
+    "weight": 0.5 if visits else 0.0,
+    "visits": visits,
+    "last_visit": step if visits else 0,
+    "v": list(v),
+    "true": list(true),
+  }
+
+
+def _lines(config):
+  """A log with a warm-up and a step that was skipped."""
+  steps = config.warmup.steps + config.train.steps
+  lines = []
+  for step in range(1, steps + 1):
+    line = {
+      "step": step,
+      "loss": None if step == 4 else 1.0 / step,
+      "skipped": float(step == 4),
+      "learning_rate": 0.01,
+      "grad_norm": 1.0,
+    }
+    line |= {"prior": 0.5 / step} if step > config.warmup.steps else {}
+    line |= {"val_mAUPRC": 0.1 * step, "val_recall@1": 0.1 * step} if step % 3 == 0 else {}
+    lines.append(line | {"seconds": 30.0 if step == 1 else 0.1, "data_wait": 0.01})
+  return lines
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+  """The folder of a run on images with awkward names: its files are those of a run, its network is a random one."""
+  root, folder = tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("runs") / "run"
+  for label in range(_CLASSES):
+    name = _NAMES[label % len(_NAMES)] + ("" if label < len(_NAMES) else f" {label}")
+    for index in range(1 if label == 9 else 4):
+      trees.write(root / name / f"{index} <b>&.png", label, index)
+  values = {
+    "data.source": "folder",
+    "data.root": str(root),
+    "data.train_share": 0.2,
+    "data.val_share": 0.1,
+    "log.progress": False,
+  }
+  config = runs.tiny_config(steps=4, warmup_steps=2, **values)
+  data = build.make_data(config)
+  parts = build.make_parts(config, data.class_counts())
+  state = dataclasses.replace(build.starting_state(config, parts), step=np.int32(6))
+  workdir.claim(folder, config)
+  lines = _lines(config)
+  (folder / workdir.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+  embed = evaluation.make_embed(parts.model, config)
+  results.write(folder, config, data.splits, embed, state, lines)
+  for kind in (checkpoints.BEST, checkpoints.NEWEST):
+    store = checkpoints.Store(folder / kind)
+    store.save(state, classes.describe(data.splits["train"]))
+    store.close()
+  history = [
+    {"step": step, "classes": [_v(step, 0, _NAMES[0]), _v(step, 3, "x", visits=2 * int(step > 3))]} for step in (3, 6)
+  ]
+  (folder / v_history.FILE).write_text("".join(json.dumps(line) + "\n" for line in history))
+  return folder
+
+
+@pytest.fixture(scope="module")
+def whole_page(finished):
+  return run_report.make(finished)
+
+
+@pytest.fixture
+def folder(finished, tmp_path):
+  """A copy without data and checkpoints, to change: its report needs no embedding."""
+  shutil.copytree(finished, tmp_path / "run", ignore=shutil.ignore_patterns(checkpoints.BEST, checkpoints.NEWEST))
+  return tmp_path / "run"
+
+
+def _change(path, change):
+  content = json.loads(path.read_text())
+  change(content)
+  path.write_text(json.dumps(content))
+
+
+def _cells(text, first):
+  """The cells of the row of a table that begins with a text."""
+  for row in re.findall(r"<tr.*?</tr>", text, re.S):
+    cells = [markup_free(cell) for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row, re.S)]
+    if cells[0] == first:
+      return cells[1:]
+  raise AssertionError(f"no row {first!r}")
+
+
+def markup_free(text):
+  return html.unescape(re.sub(r"<.*?>", "", text))
+
+
+class TestMarkup:
+  def test_text_and_attributes_are_escaped(self):
+    assert markup.tag("a", "<b>&", href='"x"') == '<a href="&quot;x&quot;">&lt;b&gt;&amp;</a>'
+
+  def test_elements_are_not_escaped_twice(self):
+    assert markup.tag("p", markup.tag("b", "x"), None, class_=None) == "<p><b>x</b></p>"
+    assert markup.join(["<", markup.tag("b")], ",") == "&lt;,<b></b>"
+
+  def test_what_no_document_may_hold_is_shown(self):
+    name = os.fsdecode(b"\xff\x00") + "é"
+    assert markup.text(name).encode() == "\\udcff\\x00é".encode()
+
+
+class TestCharts:
+  def _points(self, text):
+    (path,) = re.findall(r' d="(.*?)"', text)
+    return [(command, float(x), float(y)) for command, x, y in re.findall(r"([ML])([\d.]+) ([\d.]+)", path)]
+
+  def test_values_lie_where_the_axes_say(self):
+    x, y = np.array([0.0, 5.0, 10.0]), np.array([0.0, 1.0, 0.25])
+    text = charts.line_chart("t", [charts.Series("s", x, y)], x_label="x", y_label="y", x_range=(0, 10), y_range=(0, 1))
+    middle, quarter = (charts.LEFT + charts.RIGHT) / 2, charts.BOTTOM - 0.25 * (charts.BOTTOM - charts.TOP)
+    assert self._points(text) == [
+      ("M", charts.LEFT, charts.BOTTOM),
+      ("L", middle, charts.TOP),
+      ("L", charts.RIGHT, quarter),
+    ]
+    labels = {label: float(x) for x, label in re.findall(r'<text x="([\d.]+)" y="224".*?>([\d.,]+)</text>', text)}
+    assert labels["4"] == pytest.approx(charts.LEFT + 0.4 * (charts.RIGHT - charts.LEFT), abs=0.06)
+
+  def test_a_value_that_is_not_finite_is_a_gap(self):
+    y = np.array([1.0, np.nan, 2.0, 3.0, np.inf])
+    text = charts.line_chart("t", [charts.Series("s", np.arange(5.0), y)], x_label="x", y_label="y")
+    assert [command for command, _, _ in self._points(text)] == ["M", "M", "L"]
+
+  def test_no_values(self):
+    series = [charts.Series("gone", np.arange(2.0), np.full(2, np.nan)), charts.Series("there", np.arange(2.0), np.ones(2))]
+    assert "gone (no values)" in charts.line_chart("t", series, x_label="x", y_label="y")
+    assert "No value" in charts.line_chart("t", series[:1], x_label="x", y_label="y")
+
+  @pytest.mark.parametrize("y", [[0.0, 0.0], [3.0, 3.0], [-2.0, -2.0], [1e-7, 2e-7], [1e6, 5e6]])
+  def test_any_range_fits_the_picture(self, y):
+    text = charts.line_chart("t", [charts.Series("s", np.arange(2.0), np.array(y))], x_label="x", y_label="y")
+    assert all(charts.TOP <= at <= charts.BOTTOM for _, _, at in self._points(text))
+    assert text.count("<text") >= 6
+
+  def test_bars_have_the_height_of_their_count(self):
+    text = charts.histogram(
+      "t", np.array([0.1, 0.1, 0.9, np.nan]), edges=np.array([0.0, 0.5, 1.0]), x_label="x", y_label="y"
+    )
+    heights = [float(height) for height in re.findall(r'<rect .*?height="([\d.]+)"', text)]
+    assert heights[0] == pytest.approx(2 * heights[1], rel=0.01)
+    assert "0 to 0.5: 2" in text
+    assert "no value" in charts.histogram("t", np.array([np.nan]), edges=np.array([0.0, 1.0]), x_label="x", y_label="y")
+
+  def test_long_curves_become_means(self):
+    x, y, size = charts.thinned(np.arange(1, 10_001), np.arange(10_000.0))
+    assert (len(x), size) == (400, 25)
+    assert y[0] == np.arange(25).mean()
+    assert x[-1] == np.arange(9976, 10_001).mean()
+
+  def test_texts_are_escaped_and_curves_differ_without_colour(self):
+    series = [charts.Series(f"<{i}>", np.arange(2.0), np.arange(2.0), i) for i in range(12)]
+    text = charts.line_chart("<t>", series, x_label="<x>", y_label="<y>", marked=(0.5, "<m>"))
+    assert not re.search(r"<[txym\d]>", text)
+    assert len({re.search(rf'<path class="([^"]*)"[^>]*><title>&lt;{i}', text)[1] for i in range(12)}) == 12
+
+
+class TestRanking:
+  def _nearest(self, embeddings, k):
+    """One query at a time."""
+    scores = (embeddings.astype(np.float64) @ embeddings.T.astype(np.float64)).astype(np.float32)
+    np.fill_diagonal(scores, -np.inf)
+    return np.argsort(-scores, axis=1, kind="stable")[:, :k]
+
+  def test_nearest_are_exact_and_ties_go_by_index(self, monkeypatch):
+    rng = np.random.default_rng(0)
+    embeddings = rng.integers(-1, 2, (60, 3)).astype(np.float32)  # full of equal ones
+    expected = self._nearest(embeddings, 10)
+    for size in (1, 2**13, 2**20):
+      monkeypatch.setattr(ranking, "_BLOCK_BYTES", size)
+      found = ranking.nearest(embeddings, np.arange(60), k=10)
+      np.testing.assert_array_equal(found.positions, expected)
+    np.testing.assert_array_equal(found.scores[5], (embeddings @ embeddings[5])[expected[5]])
+
+  def test_more_than_there_are(self):
+    found = ranking.nearest(np.eye(3, dtype=np.float32), np.zeros(3, int), k=10)
+    assert found.positions.shape == (3, 2)
+
+  def test_ap_of_a_class_is_the_mean_over_its_queries(self):
+    rng = np.random.default_rng(1)
+    labels, embeddings = rng.integers(0, 6, 40), rng.normal(size=(40, 4)).astype(np.float32)
+    labels[0] = 99  # alone
+    ap = metrics.retrieval_metrics(embeddings, labels, per_query=True)["ap_per_query"]
+    found = ranking.by_class(labels, ap)
+    for label, size, value in zip(found.labels, found.sizes, found.ap, strict=True):
+      each = []
+      for query in np.flatnonzero(labels == label):
+        scores = embeddings @ embeddings[query]
+        others = np.arange(40) != query
+        positives = np.flatnonzero(others & (labels == label))
+        each += (
+          [np.mean([np.mean(labels[others & (scores >= scores[p])] == label) for p in positives])] if len(positives) else []
+        )
+      assert size == (labels == label).sum()
+      np.testing.assert_allclose(value, np.mean(each) if each else np.nan)
+    assert np.isnan(found.ap[-1])
+
+  def test_look_alikes(self):
+    # 1 and 2 lie in one place, 3 far away, 4 beside it with one stray image of 3.
+    angles = np.radians([0, 0.1, 0.2, 0.3, 90, 91, 120, 121, 120.5])
+    labels = np.array([1, 2, 1, 2, 3, 3, 4, 4, 3])
+    embeddings = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+    pairs = ranking.look_alikes(labels, ranking.nearest(embeddings, labels, k=3), count=5, examples=2)
+    assert [pair.labels for pair in pairs] == [(3, 4), (1, 2)]
+    assert (pairs[1].errors, pairs[1].places) == (4, 4)  # the nearest of each is of the other class
+    # Queries of 3 have two places: 4 is in the second of two of them, and in both of the stray one. Those of 4 have one, where the stray one is.
+    assert (pairs[0].errors, pairs[0].places) == (6, 8)
+    used = [position for example in pairs[0].examples for position in example]
+    assert len(set(used)) == len(used)
+    assert all({labels[query], labels[other]} == {3, 4} for query, other in pairs[0].examples)
+
+  def test_no_errors_no_look_alikes(self):
+    labels = np.repeat(np.arange(3), 3)
+    assert ranking.look_alikes(labels, ranking.nearest(np.eye(3)[labels], labels, k=10), count=5, examples=2) == []
+
+  def test_worst_queries_are_of_different_classes(self):
+    labels, ap = np.array([5, 5, 7, 8, 8]), np.array([0.1, 0.1, np.nan, 0.05, 0.9])
+    assert ranking.worst_queries(labels, ap, 3).tolist() == [3, 0]
+    assert ranking.some_queries(ap, 9).tolist() == [0, 1, 3, 4]
+
+  def test_thousands_of_classes(self):
+    labels = np.repeat(np.arange(2000), 2)
+    embeddings = np.random.default_rng(2).normal(size=(4000, 4)).astype(np.float32)
+    found = ranking.nearest(embeddings, labels, k=10)
+    pairs = ranking.look_alikes(labels, found, count=8, examples=2)
+    assert len(pairs) == 8
+    assert pairs[0].errors >= pairs[-1].errors > 0
+
+
+class TestPaper:
+  def test_of_each_data_set(self):
+    for source, first in (("sop", 62.75), ("tfds_sop", 62.75), ("inaturalist", 36.16), ("vehicle_id", 74.92)):
+      table = paper.reported(source, trainval=False)
+      assert table.rows["soprc"][0] == first
+      assert set(table.rows) <= set(methods.METHODS)
+      assert {len(row) for row in table.rows.values()} == {len(table.metrics)}
+    assert paper.reported("inaturalist", trainval=True).rows["soprc"] == (37.31, 69.23, 83.41, 91.29, 93.81)
+
+  def test_lists_of_vehicle_id(self):
+    found = {
+      split: paper.reported("vehicle_id", trainval=False, split=split) for split in ("test", "test_medium", "test_small")
+    }
+    assert [table.rows["soprc"][0] for table in found.values()] == [74.92, 79.00, 83.11]
+    assert "erratum 11" in found["test"].note
+    assert found["test_small"].note == ""
+    assert paper.reported("vehicle_id", trainval=False, split="test_one_per_class") is None
+
+  def test_other_data_have_none(self):
+    assert paper.reported("glyphs", trainval=False) is None
+    assert not paper.has("folder")
+
+
+class TestPageOfARun:
+  def test_stands_alone_and_runs_nothing(self, whole_page):
+    found = _Page(whole_page)
+    assert found.all("script") + found.all("link") + found.all("iframe") == []
+    assert all(image["src"].startswith(("data:image/png;base64,", "data:image/jpeg;base64,")) for image in found.all("img"))
+    assert not [key for _, attributes in found.elements for key in attributes if key.startswith("on")]
+    assert "http" not in whole_page
+    assert "url(" not in whole_page
+
+  def test_names_show_as_text(self, whole_page):
+    text = _Page(whole_page).text
+    for name in (*_NAMES[:5], _NAMES[6]):
+      assert name in text
+    assert "0 <b>&.png" in text
+
+  def test_is_accessible(self, whole_page):
+    found = _Page(whole_page)
+    assert all(image["alt"] for image in found.all("img"))
+    pictures = [svg for svg in found.all("svg") if svg.get("aria-hidden") != "true"]
+    assert len(pictures) > 8
+    assert all(svg["role"] == "img" and svg["aria-label"] for svg in pictures)
+    assert all(table["aria-label"] for table in found.all("table"))
+    targets = [section["id"] for section in found.all("section")]
+    assert [link["href"] for link in found.all("a")] == [f"#{target}" for target in targets]
+    assert len(found.all("h1")) == 1
+
+  def test_results_are_those_of_the_run(self, finished, whole_page):
+    there = json.loads((finished / workdir.RESULTS).read_text())
+    assert _cells(whole_page, "mAUPRC") == [f"{there[split]['mAUPRC']:.4f}" for split in ("val", "test")]
+    assert _cells(whole_page, "queries without a positive, skipped") == ["-", str(there["test"]["num_skipped"])]
+    assert "have changed since" not in whole_page
+    mine = _cells(whole_page, "this run: SOPRC on folder, test")
+    assert mine[0] == f"{100 * there['test']['mAUPRC']:.2f}"
+    assert _cells(whole_page, "paper: SmoothAP")[0] == "61.65"
+    assert "The paper has no numbers for these data" in whole_page
+
+  def test_panel_frames_right_and_wrong(self, whole_page):
+    found = _Page(whole_page)
+    kinds = [item["class"] for item in found.all("li") if "tile" in item.get("class", "")]
+    queries = kinds.count("tile is-query")
+    assert queries == panel.SOME + panel.WORST
+    assert kinds.count("tile is-right") + kinds.count("tile is-wrong") == 10 * queries
+    assert kinds.count("tile is-right") > 0
+    assert found.text.count("✓ right") == kinds.count("tile is-right")
+
+  def test_config_and_versions(self, finished, whole_page):
+    own = about.flat(workdir.read_config(finished))
+    for key in own:
+      assert f"<code>{key}</code>" in whole_page
+    assert _cells(whole_page, "model.width") == ["4", "64"]
+    assert _cells(whole_page, "optax") == [versions.found()["optax"]] * 2
+
+  def test_incidents(self, whole_page):
+    assert "1 of 6 steps were not finite and left out" in whole_page
+    assert "end of the warm-up" in whole_page
+
+  def test_the_tracked_scores(self, whole_page):
+    assert "v, median" in whole_page
+    assert _cells(whole_page, "x") == ["2", "6", "0.5000", "0.1000"]
+
+  def test_other_data_are_told(self, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    _change(tmp_path / "run" / workdir.RESULTS, lambda content: content["test"].update(mAUPRC=0.01))
+    assert "the checkpoint or the software have changed since" in run_report.make(tmp_path / "run")
+    found = run_report.make(tmp_path / "run", data_root=tmp_path / "nowhere")
+    assert "Left out, since the test images cannot be ranked again" in found
+    assert _Page(found).all("img") == []
+
+  def test_data_that_have_moved(self, finished, tmp_path):
+    shutil.copytree(workdir.read_config(finished)["data"]["root"], tmp_path / "moved")
+    shutil.copytree(finished, tmp_path / "run")
+    _change(tmp_path / "run" / workdir.CONFIG, lambda content: content["data"].update(root="/gone"))
+    assert len(_Page(run_report.make(tmp_path / "run", data_root=tmp_path / "moved")).all("img")) > 100
+    # One class more, and the split is another one: what was trained on might be shown as unseen.
+    trees.write(tmp_path / "moved" / "new" / "0.png", 1, 0)
+    trees.write(tmp_path / "moved" / "new" / "1.png", 1, 1)
+    assert "not those that the run was trained on" in run_report.make(tmp_path / "run", data_root=tmp_path / "moved")
+
+
+class TestRunsOfOtherKinds:
+  def test_what_is_missing_is_told(self, folder):
+    for name in (v_history.FILE, workdir.PR_CURVE):
+      (folder / name).unlink()
+    found = _Page(run_report.make(folder)).text
+    assert "the folder has no v.jsonl" in found
+    assert "the folder has no pr_curve.npz" in found
+    assert "best is missing" in found
+
+  def test_losses_without_v(self, folder):
+    (folder / v_history.FILE).unlink()
+    _change(folder / workdir.CONFIG, lambda content: content["loss"].update(name="triplet"))
+    text = run_report.make(folder)
+    assert "the loss triplet has no v" in text
+    assert "paper: Triplet (the same loss)" not in text  # other data
+
+  def test_without_val(self, folder):
+    _change(folder / workdir.CONFIG, lambda content: content["data"].update(trainval=True))
+    _change(folder / workdir.RESULTS, lambda content: content.update(val={}))
+    lines = [
+      {key: value for key, value in line.items() if not key.startswith("val_")} for line in workdir.read_metrics(folder)
+    ]
+    (folder / workdir.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = _Page(run_report.make(folder)).text
+    assert "This run has no val" in text
+    assert "so there is no val" in text
+
+  def test_vehicle_id(self, folder):
+    def change(content):
+      for k in ("recall@5", "mAUPRC"):
+        content["test"][k] = 0.7
+      content["test_small"] = dict(content["test"])
+      content["test_one_per_class"] = content["test"] | {"mAUPRC_std": 0.01, "num_repeats": 10, "ks_beyond_gallery": [100]}
+
+    _change(folder / workdir.RESULTS, change)
+    _change(folder / workdir.CONFIG, lambda content: content["data"].update(source="vehicle_id"))
+    text = run_report.make(folder)
+    assert _cells(text, "mAUPRC_std") == ["-", "-", "-", "0.0100"]
+    assert _cells(text, "random galleries")[-1] == "10"
+    assert _cells(text, "this run: SOPRC on vehicle_id, test_small")[0] == "70.00"
+    assert _cells(text, "paper: SOPRC (the same loss)") == ["74.92", "92.56", "96.43"]
+    assert "erratum 11" in text
+    assert "the gallery is smaller than k = 100" in text
+
+  def test_a_log_that_ends_early(self, folder):
+    lines = (folder / workdir.METRICS).read_text().splitlines()
+    (folder / workdir.METRICS).write_text("\n".join([*lines[:3], lines[3][:20]]))
+    assert "has 3 of 6 steps" in run_report.make(folder)
+    (folder / workdir.METRICS).unlink()
+    assert "No value has been logged" in run_report.make(folder)
+
+  def test_kept_steps(self, folder):
+    (folder / "diverged" / "4").mkdir(parents=True)
+    (folder / "diverged" / "4" / "report.json").write_text("{}")
+    assert "in diverged/: step 4" in curves.convergence(reading.read(folder))
+
+  def test_long_runs_stay_small(self, folder):
+    lines = [
+      {"step": step, "loss": 1.0, "prior": 0.1, "learning_rate": 0.1, "seconds": 0.1, "data_wait": 0.0}
+      for step in range(1, 20_001)
+    ]
+    (folder / workdir.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert len(run_report.make(folder)) < 300_000
+
+  def test_classes_of_one_name_stay_apart(self):
+    found = tracking_part.by_class([{"step": 1, "classes": [_v(1, 0, "x"), _v(1, 7, "x")]}])
+    assert list(found) == ["x (row 0)", "x (row 7)"]
+
+  def test_method_that_the_paper_has(self, folder):
+    _change(folder / workdir.CONFIG, lambda content: content["data"].update(source="sop"))
+    text = results_part.section(reading.read(folder))
+    assert "no numbers" not in text
+    assert _cells(text, "paper: SOPRC (the same loss)")[0] == "62.75"
+    assert "Not computed by this run (eval.ks): recall@100, recall@1000" in text
+
+
+class TestRefusals:
+  def _refused(self, folder, message, **options):
+    with pytest.raises((OSError, ValueError), match=message):
+      writing.write(folder, **options)
+    assert not (folder / "report.html").exists()
+
+  def test_run_in_progress(self, folder):
+    (folder / workdir.RESULTS).unlink()
+    self._refused(folder, r"has not finished \(results.json is missing; its log has 6 of 6 steps\): go on with")
+
+  def test_comparison_in_progress(self, tmp_path):
+    (tmp_path / "comparison.json").write_text("{}")
+    self._refused(tmp_path, "comparison in .* has not finished")
+
+  def test_another_folder(self, tmp_path):
+    self._refused(tmp_path, "holds neither a training run")
+
+  def test_place_of_the_page(self, folder, tmp_path):
+    (tmp_path / "mine.html").write_text("<p>mine</p>")
+    self._refused(folder, "exists, and is no report", output=tmp_path / "mine.html")
+    self._refused(folder, "is a folder", output=tmp_path)
+    self._refused(folder, "there is no folder", output=tmp_path / "no" / "page.html")
+    assert (tmp_path / "mine.html").read_text() == "<p>mine</p>"
+
+  def test_damaged_files(self, folder):
+    for name, content, message in (
+      (workdir.RESULTS, '{"steps": 6}', "val is missing"),
+      (workdir.METRICS, '{"step": 1, "loss": "high"}\n', "step 1.loss must be a number"),
+      (v_history.FILE, '{"step": 3, "classes": [{"class": 1}]}\n', "v.jsonl is damaged"),
+      (
+        v_history.FILE,
+        json.dumps({"step": 3, "classes": [_v(3, 0, "x") | {"true": [0.5]}]}) + "\n",
+        "20 points in v and 1 true",
+      ),
+      (workdir.PR_CURVE, "PK", "pr_curve.npz is damaged"),
+    ):
+      before = (folder / name).read_bytes()
+      (folder / name).write_text(content)
+      self._refused(folder, message)
+      (folder / name).write_bytes(before)
+
+  def test_an_earlier_report_is_replaced(self, folder):
+    path = writing.write(folder)
+    path.write_text(path.read_text().replace("Results", "Old"))
+    assert "Results" in writing.write(folder).read_text()
+
+  def test_command(self, folder):
+    done = runs.call("experiments.report", f"--workdir={folder / 'none'}")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("Error: ")
+    assert "give the folder of a run" in done.stderr
+
+
+def _comparison(folder, *, with_runs=True):
+  """A finished comparison of two methods over two seeds; SmoothAP broke down at one."""
+  shared = about.defaults("default")
+  config = {key: shared[key] for key in ("data", "train", "model", "eval")} | {"data": shared["data"] | {"source": "sop"}}
+  entries = []
+  for method, values in (("soprc", [0.6, 0.7]), ("smooth_ap", [0.5, None])):
+    names = [f"{method}-lr0.1-seed{seed}" for seed in (0, 1)]
+    mean = None if None in values else float(np.mean(values))
+    found = {"mean": mean, "std": None if mean is None else 0.07, "values": values}
+    entries.append(
+      {
+        "method": method,
+        "label": methods.label(method),
+        "learning_rate": 0.1,
+        "val_by_rate": {"0.1": 0.5, "0.2": None},
+        "runs": names,
+        "test": {"mAUPRC": found, "recall@1": found},
+        "step_seconds": 0.25,
+        "peak_memory_bytes": 2**21,
+      }
+    )
+    for name, value in zip(names, values, strict=True):
+      if with_runs and value is not None:
+        (folder / name).mkdir(parents=True)
+        (folder / name / workdir.METRICS).write_text(json.dumps({"step": 2, "val_mAUPRC": value}) + "\n")
+        np.savez(folder / name / workdir.PR_CURVE, precision=[0.1, 1.0], recall=[1.0, 0.0], thresholds=[-1.0, 1.0])
+        workdir.write_results(
+          folder / name, {"val": {"mAUPRC": value}, "test": {"mAUPRC": value}, "versions": versions.found()}
+        )
+        (folder / name / workdir.CONFIG).write_text(json.dumps(shared | {"loss": shared["loss"] | {"name": method}}))
+  plan = {"seeds": [0, 1], "rates": [0.1, 0.2], "init_from": "", "methods": ["soprc", "smooth_ap"]}
+  content = {"plan": plan, "trained_on": ["1 x cpu"], "costs_on": "1 x cpu", "config": config, "methods": entries}
+  (folder / "table.json").write_text(json.dumps(content, default=list))
+  return folder
+
+
+class TestPageOfAComparison:
+  def test_table_paper_and_costs(self, tmp_path):
+    text = comparison.make(_comparison(tmp_path))
+    _Page(text)
+    assert _cells(text, "SOPRC") == ["0.1*", "0.6500 ± 0.0700", "0.6500 ± 0.0700", ""]
+    assert _cells(text, "SmoothAP") == ["0.1*", "-", "-", "-"]
+    paper_part = text[text.index('id="paper"') :]
+    assert _cells(paper_part, "SOPRC") == ["65.00", "65.00", "62.75", "81.91"]
+    assert _cells(text[text.index('id="costs"') :], "SmoothAP") == ["250", f"{224 / 0.25:.0f}", "2"]
+    assert _cells(text[text.index('id="rates"') :], "SOPRC") == ["0.5000", "broke down"]
+    assert "Training broke down (not finite) in a run of SmoothAP" in text
+    assert "loss.name=smooth_ap" in text
+
+  def test_curves_are_those_of_the_runs(self, tmp_path):
+    text = comparison.make(_comparison(tmp_path))
+    assert text.count('<path class="curve main"') == 2
+    assert (
+      "mAUPRC on val, mean over seeds: mAUPRC on val against step; SOPRC from 0.65 to 0.65; SmoothAP from 0.5 to 0.5"
+      in text
+    )
+
+  def test_without_the_runs(self, tmp_path):
+    text = comparison.make(_comparison(tmp_path, with_runs=False))
+    assert "the folders of the runs are not here" in text
+
+  def test_table_of_the_repository(self, tmp_path):
+    shutil.copy(runs.ROOT / "results" / "compare" / "table.json", tmp_path)
+    path = writing.write(tmp_path)
+    assert "Comparison of 12 methods on glyphs" in path.read_text()
+    with pytest.raises(ValueError, match="shows no images"):
+      writing.write(tmp_path, data_root=tmp_path)
+
+  def test_damaged_tables(self, tmp_path):
+    path = _comparison(tmp_path) / "table.json"
+    before = path.read_text()
+    for change, message in (
+      (lambda content: content["methods"][1]["test"].pop("recall@1"), "other metrics or seeds"),
+      (lambda content: content["methods"][1].pop("step_seconds"), "step_seconds is missing"),
+      (lambda content: content["methods"][0].update(runs=["a", "b"]), "are not those of its rate and seeds"),
+    ):
+      _change(path, change)
+      with pytest.raises(ValueError, match=message):
+        comparison.make(tmp_path)
+      path.write_text(before)
+
+
+class TestThumbnails:
+  @pytest.mark.parametrize("size", [(500, 300), (1, 400), (20, 10)])
+  def test_small_copies_of_the_whole_picture(self, size, tmp_path):
+    image = np.random.default_rng(0).integers(0, 255, (*size, 3), np.uint8)
+    source = panel.thumbnail(image)
+    kind, content = re.fullmatch(r"data:image/(png|jpeg);base64,(.*)", source).groups()
+    path = tmp_path / f"x.{kind}"
+    path.write_bytes(base64.b64decode(content))
+    with Image.open(path) as small:
+      assert max(small.size) == min(max(size), panel.SIDE)
+      assert min(small.size) == max(round(min(size) * min(panel.SIDE / max(size), 1)), 1)
+
+  def test_names_lose_their_middle(self):
+    assert page.shorten("a" * 50 + "z", 20) == "a" * 12 + "..." + "a" * 4 + "z"
+    assert page.shorten("short", 20) == "short"
+
+
+# What a reader would trip over, in the page's own words.
+_PROBLEMS = """() => {
+  const found = [];
+  if (document.scrollingElement.scrollWidth > innerWidth) found.push('the page is wider than the window');
+  for (const image of document.images) if (!image.complete || image.naturalWidth === 0) found.push('image not loaded: ' + image.alt);
+  const inScroller = element => element.closest('.scroll') !== null;
+  for (const element of document.querySelectorAll('body *')) {
+    const style = getComputedStyle(element), box = element.getBoundingClientRect();
+    if (box.width === 0 || element.closest('svg') || element.matches('.picture, .picture *')) continue;
+    const clips = ['hidden', 'clip'].includes(style.overflowX) || style.textOverflow === 'ellipsis';
+    if (clips && element.scrollWidth > element.clientWidth + 1) found.push('clipped: ' + element.textContent.slice(0, 60));
+    if (!inScroller(element) && (box.left < -1 || box.right > innerWidth + 1)) found.push('outside: ' + element.outerHTML.slice(0, 90));
+  }
+  for (const svg of document.querySelectorAll('svg[role=img]')) {
+    const frame = svg.getBoundingClientRect(), texts = [...svg.querySelectorAll('text')].map(text => [text.textContent, text.getBoundingClientRect()]);
+    for (const [name, box] of texts) {
+      if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1) found.push('label leaves its chart: ' + name);
+      if (box.height < 9) found.push('label too small: ' + name + ' ' + box.height);
+    }
+    const overlap = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+    texts.forEach(([name, a], i) => texts.slice(i + 1).forEach(([other, b]) => { if (overlap(a, b)) found.push('labels overlap: ' + name + ', ' + other); }));
+  }
+  const overlap = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+  for (const list of document.querySelectorAll('.tiles, .strip, .charts, .pairs, .cards, main, .legend')) {
+    const boxes = [...list.children].map(child => child.getBoundingClientRect());
+    boxes.forEach((a, i) => boxes.slice(i + 1).forEach(b => { if (overlap(a, b)) found.push('overlap in ' + list.className); }));
+  }
+  return found;
+}"""
+_CONTRAST = """() => {
+  const luminance = color => {
+    const parts = color.match(/[\\d.]+/g).slice(0, 3).map(v => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const backdrop = element => {
+    for (let node = element; node; node = node.parentElement) {
+      const color = getComputedStyle(node).backgroundColor;
+      if (!/, 0\\)$/.test(color) && color !== 'transparent') return color;
+    }
+    return getComputedStyle(document.body).backgroundColor;
+  };
+  const found = {};
+  for (const [kind, selector, property, least] of [['text', 'p, td, th, li, figcaption, dt, a, b', 'color', 4.5], ['label', 'svg text', 'fill', 4.5],
+      ['curve', 'path.curve', 'stroke', 3]]) {
+    for (const element of document.querySelectorAll(selector)) {
+      const [a, b] = [luminance(getComputedStyle(element)[property]), luminance(backdrop(element))];
+      const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+      if (ratio < least) found[kind + ' ' + getComputedStyle(element)[property] + ' on ' + backdrop(element)] = ratio;
+    }
+  }
+  return [Object.entries(found), luminance(backdrop(document.body)) < 0.2];
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+  sync_api = pytest.importorskip("playwright.sync_api")
+  if not _CHROMIUM.exists():
+    pytest.skip(f"{_CHROMIUM} is not installed")
+  with sync_api.sync_playwright() as driver:
+    opened = driver.chromium.launch(executable_path=str(_CHROMIUM), args=_ARGUMENTS.split())
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("kind", ["run", "comparison"])
+def test_in_a_browser(browser, whole_page, tmp_path, kind):
+  path = tmp_path / "report.html"
+  text = whole_page if kind == "run" else comparison.make(_comparison(tmp_path))
+  path.write_text(text.replace("<details>", "<details open>"), encoding="utf-8")
+  for scheme in ("light", "dark"):
+    for width in (1280, 390, 360):
+      opened, said, asked = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme), [], []
+      opened.on("console", lambda message, said=said: said.append(message.text))
+      opened.on("pageerror", lambda error, said=said: said.append(str(error)))
+      opened.on("dialog", lambda dialog, said=said: said.append(dialog.message))
+      opened.on("requestfailed", lambda request, said=said: said.append(request.url))
+      opened.on("request", lambda request, asked=asked: asked.append(request.url))
+      opened.goto(path.as_uri())
+      assert opened.evaluate(_PROBLEMS) == [], (scheme, width)
+      faint, is_dark = opened.evaluate(_CONTRAST)
+      assert faint == [], (scheme, width)
+      assert is_dark == (scheme == "dark")
+      assert said == []
+      assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
+      opened.close()
