@@ -1,12 +1,20 @@
-r"""Finds the images of a data set that are nearest to one image, by the network of a training run.
+r"""Finds the images that are nearest to one image, or to each of several, by the network of a training run.
 
-python -m experiments.search --config=configs/folder.py --config.data.root=IMAGES --workdir=runs/mine --query=photo.jpg [--split=all] [--top=10] [--checkpoint=best]
+python -m experiments.search --workdir=runs/mine --query=photo.jpg [--split=all] [--top=10] [--checkpoint=best]
+python -m experiments.search --workdir=runs/mine --query=photo.jpg --index=vectors.npz
+python -m experiments.search --workdir=runs/mine --query=PHOTOS --query='more/*.jpg' --contact_sheet=sheet.png
 
-Give the same --config flags as in training. Printed are the cosine similarity, the class and the image, the nearest first (the image itself, if it is among them).
+Searched is a --split of the data that the run was trained on (or of the data of a --config, given with the same flags as in training), or an --index that
+experiments.embed has made with the same network, which needs no second embedding. A query may be a file, a folder, or a pattern in quotes, and --query may stand
+several times.
+
+Printed are the cosine similarity, the class and the image, the nearest first (the query itself, if it is among them); with --format=json the same as JSON on stdout.
+--contact_sheet draws the pictures: a row a query, the query on the left.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+import sys
 
 from absl import app
 from absl import flags as absl_flags
@@ -14,31 +22,63 @@ from absl import flags as absl_flags
 from experiments import flags
 
 absl_flags.adopt_module_key_flags(flags)
-_QUERY = absl_flags.DEFINE_string("query", None, "Image file.")
+_QUERY = absl_flags.DEFINE_multi_string(
+  "query", [], "Image file, folder of images, or pattern like 'photos/*.jpg'; repeatable."
+)
 _SPLIT = absl_flags.DEFINE_string(
   "split", "all", "Images to search: all, train, val or test (VehicleID: also test_medium, test_small)."
 )
+_INDEX = absl_flags.DEFINE_string("index", None, "File of experiments.embed to search in, instead of a split.")
 _CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
 _TOP = absl_flags.DEFINE_integer("top", 10, "Number of images to show.", lower_bound=1)
+_FORMAT = absl_flags.DEFINE_enum("format", "table", ["table", "json"], "What is printed.")
+_CONTACT_SHEET = absl_flags.DEFINE_string("contact_sheet", None, "Picture to write, FILE.png; must not exist.")
+_BACKEND = absl_flags.DEFINE_enum(
+  "backend",
+  "exact",
+  ["exact", "faiss"],
+  "What multiplies: numpy, or faiss (pip install faiss-cpu); the results are the same.",
+)
+_ON_BROKEN = absl_flags.DEFINE_enum(
+  "on_broken",
+  None,
+  ["error", "skip"],
+  "Images of the split that cannot be decoded; by default as data.on_broken of the config.",
+)
 
 
 def main(argv: Sequence[str]) -> None:
-  run = flags.read(argv)
-  from soprc_jax.training import evaluation, search
+  run = flags.read(argv, without_config="--workdir=runs/mine --query=photo.jpg")
+  sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names of files may be of any bytes
+  from soprc_jax.serving import embed, images, index, network, search, sheet
 
   with flags.errors_as_messages():
-    query = Path(_QUERY.value or "").expanduser()
-    if not query.is_file():
-      reason = (
-        "an image file is wanted" if not _QUERY.value else "that is a folder" if query.is_dir() else "there is no such file"
-      )
-      raise FileNotFoundError(f"--query={_QUERY.value or ''}: {reason}")
-    trained = evaluation.load(run.config, run.workdir, newest=_CHECKPOINT.value == "newest")
-    found = search.nearest(trained, query, split=_SPLIT.value, top=_TOP.value)
-  width = max(len("class"), *(len(neighbour.class_name) for neighbour in found))
-  print(f"similarity  {'class':<{width}}  image")
-  for neighbour in found:
-    print(f"{neighbour.similarity:10.4f}  {neighbour.class_name:<{width}}  {neighbour.id}")
+    paths = images.queries(_QUERY.value or [""], flag="--query")
+    picture = Path(_CONTACT_SHEET.value).expanduser() if _CONTACT_SHEET.value else None
+    if picture is not None:
+      index.check_output(picture, flag="--contact_sheet", suffix=".png")
+      sheet.check_size(len(paths), _TOP.value)
+    if _INDEX.value and absl_flags.FLAGS["split"].present:
+      raise ValueError("--index and --split: give one of them")
+    found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value)
+    if _INDEX.value:
+      file = Path(_INDEX.value).expanduser()
+      gallery, embedder = index.read(file), None
+      index.check_network(gallery, found, path=file)
+    else:
+      embedder = network.make_embed(found)
+      gallery = embed.of_split(found, _SPLIT.value, embed=embedder)
+    vectors = search.embed_queries(found, paths, embedder)
+    rows = search.nearest(gallery, vectors, top=_TOP.value, backend=_BACKEND.value)
+    if picture is not None:
+      sheet.write(picture, sheet.draw(gallery, paths, rows, sheet.loader(gallery, found.config)))
+  if _FORMAT.value == "json":
+    print(search.to_json(gallery, paths, rows))
+  else:
+    tables = [search.table(row, classes=gallery.has_classes) for row in rows]
+    print("\n\n".join(f"{path}:\n{table}" if len(rows) > 1 else table for path, table in zip(paths, tables, strict=True)))
+  if picture is not None:
+    print(f"Pictures in {picture}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -52,14 +52,8 @@ def test_train_evaluate_and_search(tmp_path):
   assert sum(row[1] == "thing07" for row in rows[1:6]) >= 2
 
 
-def test_mistakes_of_search(tmp_path):
-  for query, message in (
-    ("missing.png", "--query=missing.png: there is no such file"),
-    (str(_ROOT), "that is a folder"),
-    ("", "--query=: an image file is wanted"),
-  ):
-    flags = [f"--query={query}", f"--config={_ROOT / 'configs' / 'folder.py'}", f"--workdir={tmp_path}"]
-    done = runs.call("experiments.search", *flags)
-    assert done.returncode == 1
-    assert done.stderr.startswith("Error: ")
-    assert message in done.stderr
+def test_a_mistake_of_search(tmp_path):
+  flags = ["--query=missing.png", f"--config={_ROOT / 'configs' / 'folder.py'}", f"--workdir={tmp_path}"]
+  done = runs.call("experiments.search", *flags)
+  assert done.returncode == 1
+  assert done.stderr == "Error: --query=missing.png: there is no such file\n"

@@ -51,7 +51,8 @@ _WINOGRAD = {
 }
 # Below so many channels the tiles cost more than they save.
 _WINOGRAD_CHANNELS = 16
-_plain = contextvars.ContextVar("plain", default=False)
+# Whether max pooling is XLA's own too, within `plain`.
+_plain: contextvars.ContextVar[bool | None] = contextvars.ContextVar("plain", default=None)
 
 
 def convolve(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
@@ -67,7 +68,7 @@ def convolve(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
   """
   size = kernel.shape[0]
   # Winograd's differences need more digits than bfloat16 has.
-  if not _on_cpu() or x.dtype not in (jnp.float32, jnp.float64):
+  if _plain.get() is not None or not _on_cpu() or x.dtype not in (jnp.float32, jnp.float64):
     padding = [(size // 2, size // 2)] * 2
     return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
   kernel = _vary_like(kernel, x)
@@ -83,7 +84,9 @@ def max_pool(x: jax.Array) -> jax.Array:
 
   Of equal pixels the first one in reading order has the gradient, as in torch.
   """
-  if not _on_cpu():
+  if _plain.get() is False:
+    return _max_of_slices(_max_of_slices(x, 2), 1)
+  if _plain.get() or not _on_cpu():
     window, strides = (1, 3, 3, 1), (1, 2, 2, 1)
     return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, strides, ((0, 0), (1, 1), (1, 1), (0, 0)))
   # The first row that holds the maximum, and in it the first column.
@@ -109,9 +112,13 @@ relu.defvjp(_relu_forward, _relu_backward)
 
 
 @contextlib.contextmanager
-def plain() -> Iterator[None]:
-  """What is traced within has XLA's own convolutions on CPUs too: for programs that leave this machine."""
-  token = _plain.set(True)
+def plain(*, pool: bool = True) -> Iterator[None]:
+  """What is traced within has XLA's own convolutions on CPUs too: for programs that leave this machine.
+
+  Args:
+    pool: the same for max pooling; False has the maxima of slices, which the ONNX converter and runtime know.
+  """
+  token = _plain.set(pool)
   try:
     yield
   finally:
@@ -119,7 +126,7 @@ def plain() -> Iterator[None]:
 
 
 def _on_cpu() -> bool:
-  return jax.default_backend() == "cpu" and not _plain.get()
+  return jax.default_backend() == "cpu"
 
 
 def _vary_like(kernel: jax.Array, x: jax.Array) -> jax.Array:
@@ -281,6 +288,15 @@ def _max_backward(axis: int, saved: tuple[jax.Array, jax.Array], grad: jax.Array
 
 
 _max_along.defvjp(_max_forward, _max_backward)
+
+
+def _max_of_slices(x: jax.Array, axis: int) -> jax.Array:
+  """The same without a padding: the edge once more changes no maximum that it is in."""
+  length = x.shape[axis]
+  edges = jax.lax.slice_in_dim(x, 0, 1, axis=axis), jax.lax.slice_in_dim(x, length - 1, length, axis=axis)
+  x = jnp.concatenate([edges[0], x, edges[1]], axis=axis)
+  reach = 2 * -(-length // 2) - 1
+  return functools.reduce(jnp.maximum, [jax.lax.slice_in_dim(x, i, i + reach, stride=2, axis=axis) for i in range(3)])
 
 
 def _pool_windows(x: jax.Array, axis: int) -> list[jax.Array]:

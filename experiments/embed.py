@@ -1,0 +1,55 @@
+r"""Embeds images by the network of a training run: a file of vectors that experiments.search takes, and numpy reads.
+
+python -m experiments.embed --workdir=runs/mine --output=vectors.npz --images=PHOTOS
+python -m experiments.embed --workdir=runs/mine --output=vectors.npz --split=test [--config=configs/folder.py --config.data.root=IMAGES]
+
+--images is a folder (with all folders in it; no classes are needed), a CSV file with a header path or path,label, or a text file with one path a line
+(paths relative to the folder of the list). Otherwise the images are those of a --split of the data that the run was trained on, or of the data of a --config, given
+with the same flags as in training. A broken image ends the program with its name; --on_broken=skip leaves it out and counts it.
+
+The file has embeddings [N, D] float32, ids [N], class_names [N] (empty where unknown), labels (of a split), and what made them: workdir, step, digest of the
+network's variables, model, image_size. Read it with numpy.load("vectors.npz").
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+import sys
+
+from absl import app
+from absl import flags as absl_flags
+
+from experiments import flags
+
+absl_flags.adopt_module_key_flags(flags)
+_OUTPUT = absl_flags.DEFINE_string("output", None, "File to write, FILE.npz; must not exist.")
+_IMAGES = absl_flags.DEFINE_string("images", None, "Folder, CSV file or list of images, instead of a split of the data.")
+_SPLIT = absl_flags.DEFINE_string(
+  "split", "all", "Images of the data: all, train, val or test (VehicleID: also test_medium, test_small)."
+)
+_CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
+_ON_BROKEN = absl_flags.DEFINE_enum(
+  "on_broken", None, ["error", "skip"], "Images that cannot be decoded; by default as data.on_broken of the config."
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  run = flags.read(argv, without_config="--workdir=runs/mine --output=vectors.npz --images=PHOTOS")
+  flags.require(argv, "--workdir=runs/mine --output=vectors.npz --images=PHOTOS", output=_OUTPUT.value)
+  sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names of files may be of any bytes
+  from soprc_jax.serving import embed, index, network
+
+  with flags.errors_as_messages():
+    if _IMAGES.value and absl_flags.FLAGS["split"].present:
+      raise ValueError("--images and --split: give one of them")
+    output = Path(str(_OUTPUT.value)).expanduser()
+    index.check_output(output, suffix=".npz")
+    found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value)
+    made = embed.of_images(found, _IMAGES.value) if _IMAGES.value else embed.of_split(found, _SPLIT.value)
+    index.write(output, made)
+  print(embed.summary(made, output))
+  newest = " --checkpoint=newest" if _CHECKPOINT.value == "newest" else ""
+  print(f"Search in it:\n  python -m experiments.search --workdir={run.workdir}{newest} --index={output} --query=PHOTO.jpg")
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=flags.parse)

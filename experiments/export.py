@@ -1,0 +1,41 @@
+r"""Writes the network of a training run as a file for other programs, and what they need to know beside it (FILE.json).
+
+python -m experiments.export --workdir=runs/mine --format=stablehlo --output=network.stablehlo [--checkpoint=best]
+python -m experiments.export --workdir=runs/mine --format=onnx --output=network.onnx
+python -m experiments.export --workdir=runs/mine --format=safetensors --output=network.safetensors
+
+* stablehlo: [b, S, S, 3] uint8 RGB pixels to [b, D] embeddings, any b, for CPUs, GPUs and TPUs. jax.export.deserialize reads it; nothing of this library is needed;
+* onnx: the same function for onnxruntime; needs jax2onnx (pip install jax2onnx);
+* safetensors: the weights of a ResNet-18, -34, -50 or -101 under torchvision's names, the embedding head as its last layer, fc.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import app
+from absl import flags as absl_flags
+
+from experiments import flags
+
+absl_flags.adopt_module_key_flags(flags)
+_FORMAT = absl_flags.DEFINE_enum("format", "stablehlo", ["stablehlo", "safetensors", "onnx"], "What to write.")
+_OUTPUT = absl_flags.DEFINE_string("output", None, "File to write; must not exist.")
+_CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
+
+
+def main(argv: Sequence[str]) -> None:
+  example = "--workdir=runs/mine --format=stablehlo --output=network.stablehlo"
+  run = flags.read(argv, without_config=example)
+  flags.require(argv, example, output=_OUTPUT.value)
+  from soprc_jax.serving import export, network
+
+  with flags.errors_as_messages():
+    found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest")
+    output = Path(str(_OUTPUT.value)).expanduser()
+    described = export.write(output, found, _FORMAT.value)
+  print(f"Written to {output} ({output.stat().st_size / 2**20:.1f} MiB), by step {found.step} of {run.workdir}")
+  print(f"How to load and feed it: {described}")
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=flags.parse)

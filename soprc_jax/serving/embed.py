@@ -1,0 +1,110 @@
+"""From images to an index of their embeddings."""
+
+from pathlib import Path
+
+import numpy as np
+
+from soprc_jax.data import datasets, sources
+from soprc_jax.serving import images
+from soprc_jax.serving import index as index_lib
+from soprc_jax.serving import network as network_lib
+from soprc_jax.training import evaluation
+
+
+def make_index(
+  network: network_lib.Network,
+  source: sources.Source,
+  *,
+  split: str = "",
+  root: str = "",
+  embed: network_lib.EmbedFn | None = None,
+) -> index_lib.Index:
+  """Embeds all images of a source, each file read once.
+
+  Args:
+    network: that embeds.
+    source: images; the labels of a split are kept, those of `images.Named` mean nothing.
+    split: name of the split of the data set that the source is; empty for images of one's own.
+    root: see `soprc_jax.serving.index.Index`.
+    embed: compiled for this network, see `network.make_embed`.
+
+  Raises:
+    ValueError: an image is broken and may not be, or all of them are.
+  """
+  noted = _Noted(source)
+  embedded = (embed or network_lib.make_embed(network, at_most=len(source)))(noted)
+  at = embedded.positions
+  if not at.size:
+    raise ValueError(f"none of the {len(source)} images can be decoded")
+  left_out = np.setdiff1d(np.arange(len(source)), at)
+  return index_lib.Index(
+    embeddings=np.asarray(embedded.embeddings, np.float32),
+    ids=_texts([noted.ids[i] for i in at]),
+    class_names=_texts([noted.class_names[i] or (str(source.labels[i]) if split else "") for i in at]),
+    labels=np.asarray(embedded.labels if split else [], np.int64),
+    positions=np.asarray(at, np.int64),
+    broken_ids=_texts([noted.ids[i] for i in left_out]),
+    split=split,
+    root=root,
+    workdir=str(network.workdir),
+    step=network.step,
+    digest=network.digest,
+    model=network.architecture,
+    image_size=network.image_size,
+    resize=network.resize,
+  )
+
+
+def of_split(network: network_lib.Network, split: str, *, embed: network_lib.EmbedFn | None = None) -> index_lib.Index:
+  """The index of a split of the data of a run, by its name.
+
+  Raises:
+    ValueError: as `make_index`, or there is no such split, or the data are not what they should be.
+    FileNotFoundError: the data are not there.
+  """
+  source = evaluation.pick_split(datasets.make_splits(network.config.data), split)
+  return make_index(network, source, split=split, root=network.config.data.root, embed=embed)
+
+
+def of_images(network: network_lib.Network, path: str) -> index_lib.Index:
+  """The index of the images of a folder or a list, see `soprc_jax.serving.images.find`.
+
+  Raises:
+    ValueError, FileNotFoundError: as `make_index` and `images.find`.
+  """
+  source = images.find(path, flag="--images")
+  return make_index(network, source, root=str(source.root))
+
+
+def summary(index: index_lib.Index, path: Path) -> str:
+  """What was embedded, for people."""
+  count, width = index.embeddings.shape
+  line = f"{count} images as vectors of {width} numbers, by step {index.step} of {index.workdir}."
+  if len(index.broken_ids):
+    line += f" Broken and left out: {len(index.broken_ids)}, e.g. {index.broken_ids[0]}."
+  return f"{line}\nWritten to {path}"
+
+
+class _Noted:
+  """A source that notes what it is asked for: names are told with the images only."""
+
+  def __init__(self, source: sources.Source):
+    self._source = source
+    self.ids: dict[int, str] = {}
+    self.class_names: dict[int, str] = {}
+
+  @property
+  def labels(self) -> np.ndarray:
+    return self._source.labels
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def __getitem__(self, index: int) -> sources.Example:
+    example = self._source[index]
+    self.ids[index], self.class_names[index] = example.id, example.class_name
+    return example
+
+
+def _texts(values: list[str]) -> np.ndarray:
+  return np.array(values, np.str_) if values else np.empty(0, np.str_)

@@ -1,0 +1,200 @@
+"""The network of a run as a file for other programs: StableHLO, ONNX, or weights under torchvision's names."""
+
+from collections.abc import Callable
+import json
+import os
+from pathlib import Path
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from soprc_jax import version
+from soprc_jax.models import convolutions, embedding
+from soprc_jax.serving import index as index_lib
+from soprc_jax.serving import network as network_lib
+from soprc_jax.training import build
+from soprc_jax.training import config as config_lib
+
+FORMATS = ("stablehlo", "safetensors", "onnx")
+PLATFORMS = ("cpu", "cuda", "tpu")
+_TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101")
+# Flax's names of what a layer has -> torch's.
+_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+
+
+def write(path: Path, network: network_lib.Network, kind: str) -> Path:
+  """Writes a network, and a description beside it.
+
+  Args:
+    path: new file.
+    network: of a run.
+    kind: one of `FORMATS`.
+
+  Returns:
+    The file of the description, JSON: ``path`` with ``.json`` appended.
+
+  Raises:
+    ValueError: the network has no such form, or a package is missing.
+    OSError: the file or its description exists, or cannot be written.
+  """
+  described = path.with_name(path.name + ".json")
+  for output in (path, described):
+    index_lib.check_output(output, suffix=".safetensors" if kind == "safetensors" and output is path else "")
+  data, more = {"stablehlo": _stablehlo, "safetensors": _safetensors, "onnx": _onnx}[kind](network)
+  content = {"format": kind, "file": path.name, **_description(network), **more}
+  _write_whole(path, data)
+  _write_whole(described, (json.dumps(content, indent=2) + "\n").encode())
+  return described
+
+
+def to_torchvision(variables: dict[str, Any]) -> dict[str, np.ndarray]:
+  """The state dict of torchvision's ResNet: the inverse of `soprc_jax.models.pretrained.to_flax`; the head is ``fc``.
+
+  Args:
+    variables: ``{"params", "batch_stats"}`` of an `EmbeddingNet` around a `ResNet`.
+  """
+  weights: dict[str, np.ndarray] = {}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(variables):
+    _, *modules, name = (entry.key for entry in path)
+    array = np.asarray(leaf, np.float32)
+    # Torch stores kernels as [out, in, height, width] and [out, in].
+    array = np.transpose(array, (3, 2, 0, 1)) if array.ndim == 4 else array.T
+    module = _torch_module(modules)
+    weights[f"{module}.{_LEAVES[name]}"] = np.ascontiguousarray(array)
+    if name == "mean":
+      weights[f"{module}.num_batches_tracked"] = np.zeros([], np.int64)  # torch wants it; nothing depends on it
+  return weights
+
+
+def _torch_module(modules: list[str]) -> str:
+  """torchvision's name of a layer, e.g. ``layer1.0.bn2`` of ``backbone/layer1_0/bn2/bn``."""
+  if modules == ["head"]:
+    return "fc"
+  names = modules[1:-1] if modules[-1] == "bn" else modules[1:]
+  name = re.sub(r"^layer(\d)_(\d+)\.", r"layer\1.\2.", ".".join(names))
+  return name.replace("downsample_conv", "downsample.0").replace("downsample_bn", "downsample.1")
+
+
+def _embedder(network: network_lib.Network, *, pool: bool, dtype: str = "") -> Callable[[Any], Any]:
+  """Images ``[b, S, S, 3]`` uint8 to embeddings ``[b, D]``, of operations that any device and converter knows.
+
+  Args:
+    network: of a run.
+    pool: see `convolutions.plain`.
+    dtype: that is computed in, instead of ``model.dtype``.
+  """
+  config = config_lib.ConfigDict(network.config.to_dict())
+  config.model.dtype = dtype or config.model.dtype
+  model = build.make_model(config, freeze_bn=True)
+
+  def embed(images: Any) -> Any:
+    with convolutions.plain(pool=pool):
+      return model.apply(network.variables, images, train=False)
+
+  return embed
+
+
+def _stablehlo(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
+  from jax import export
+
+  size = network.image_size
+  (batch,) = export.symbolic_shape("b")
+  images = jax.ShapeDtypeStruct((batch, size, size, 3), jnp.uint8)
+  exported = export.export(jax.jit(_embedder(network, pool=True)), platforms=PLATFORMS)(images)
+  more = {
+    "platforms": list(exported.platforms),
+    "calling_convention_version": exported.calling_convention_version,
+    "load": "jax.export.deserialize(bytearray(open(FILE, 'rb').read())).call(images)",
+  }
+  return bytes(exported.serialize()), more
+
+
+def _onnx(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
+  try:
+    import jax2onnx
+  except ImportError:
+    raise ValueError("--format=onnx needs the package jax2onnx (pip install jax2onnx)") from None
+  size = network.image_size
+  images = jax.ShapeDtypeStruct(("b", size, size, 3), jnp.uint8)  # type: ignore[arg-type]
+  # Runtimes have few operations in bfloat16.
+  embed = _embedder(network, pool=False, dtype="float32")
+  model = jax2onnx.to_onnx(
+    embed, inputs=[images], model_name="soprc_jax", input_names=["images"], output_names=["embeddings"]
+  )
+  more = {
+    "computed_in": "float32",
+    "opset": max(entry.version for entry in model.opset_import if entry.domain == ""),
+    "load": "onnxruntime.InferenceSession(FILE).run(['embeddings'], {'images': images})[0]",
+  }
+  return model.SerializeToString(), more
+
+
+def _safetensors(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
+  from safetensors import numpy as safetensors
+
+  model = network.config.model
+  wanted = {"model.width": (model.width, 64), "model.stem": (model.stem, "imagenet")}
+  wrong = [f"{name} is {found}, not {want}" for name, (found, want) in wanted.items() if found != want]
+  if model.name not in _TORCHVISION:
+    wrong.insert(0, f"model.name is {model.name}, none of {', '.join(_TORCHVISION)}")
+  if wrong:
+    raise ValueError(f"this network is no ResNet of torchvision ({'; '.join(wrong)}): --format=stablehlo takes any network")
+  more = {
+    "input": _input(network) | {"dtype": "float32", "shape": ["b", 3, network.image_size, network.image_size]},
+    "normalisation": {
+      "where": "to be done by the caller: (pixels / 255 - mean) / std, then channels first",
+      "mean": list(embedding.IMAGE_MEAN),
+      "std": list(embedding.IMAGE_STD),
+    },
+    "output": {
+      "shape": ["b", int(model.embedding_dim)],
+      "dtype": "float32",
+      "norm": "none yet: divide by it, torch.nn.functional.normalize(model(images))",
+    },
+    "head": "fc.weight [D, F] and fc.bias [D] in the same file: torchvision's last layer, with num_classes = D",
+    "load": f"model = torchvision.models.{model.name}(num_classes={model.embedding_dim}).eval(); "
+    "model.load_state_dict(safetensors.torch.load_file(FILE))",
+  }
+  return safetensors.save(to_torchvision(network.variables), metadata={"format": "pt"}), more
+
+
+def _input(network: network_lib.Network) -> dict[str, Any]:
+  size = network.image_size
+  return {"shape": ["b", size, size, 3], "dtype": "uint8", "values": "RGB, 0 to 255"}
+
+
+def _description(network: network_lib.Network) -> dict[str, Any]:
+  return {
+    "input": _input(network),
+    "preprocessing": [
+      "turn the picture upright by its EXIF orientation; what is transparent becomes white; 8-bit RGB",
+      f"resize the shorter side to {network.resize} pixels, bilinear with antialiasing (Pillow's BILINEAR)",
+      f"take the middle {network.image_size} x {network.image_size} pixels",
+    ],
+    "normalisation": {"where": "inside", "mean": list(embedding.IMAGE_MEAN), "std": list(embedding.IMAGE_STD)},
+    "output": {
+      "shape": ["b", int(network.config.model.embedding_dim)],
+      "dtype": "float32",
+      "norm": "1: inner products are cosine similarities",
+    },
+    "network": {
+      "workdir": str(network.workdir),
+      "step": network.step,
+      "digest": network.digest,
+      "model": json.loads(network.architecture),
+    },
+    "versions": {"soprc_jax": version.__version__, "jax": jax.__version__},
+  }
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+  """Writes a file that is there whole or not at all."""
+  aside = path.with_name(f".{path.name}.tmp")
+  try:
+    aside.write_bytes(data)
+    os.replace(aside, path)
+  finally:
+    aside.unlink(missing_ok=True)

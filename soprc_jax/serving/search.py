@@ -1,0 +1,151 @@
+"""The images of an index that are nearest to query images."""
+
+from collections.abc import Sequence
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soprc_jax.data import pictures
+from soprc_jax.serving import images
+from soprc_jax.serving import index as index_lib
+from soprc_jax.serving import network as network_lib
+
+BACKENDS = ("exact", "faiss")
+_BLOCK = 1 << 24  # float32 similarities at a time
+
+
+class Neighbour(NamedTuple):
+  """An image near a query.
+
+  Attributes:
+    place: of the image in the index.
+    id: of the image.
+    class_name: its class, as the data call it; empty if unknown.
+    similarity: cosine to the query.
+  """
+
+  place: int
+  id: str
+  class_name: str
+  similarity: float
+
+
+def embed_queries(
+  network: network_lib.Network, paths: Sequence[str], embed: network_lib.EmbedFn | None = None
+) -> np.ndarray:
+  """``[Q, D]`` embeddings of image files.
+
+  Raises:
+    ValueError: one of them is no image, whatever ``data.on_broken`` says.
+    OSError: one of them cannot be read.
+  """
+  source = images.Named(Path.cwd(), paths)
+  for i in range(len(source)):
+    pictures.pixels(pictures.as_picture(source[i].image))
+  embed = embed or network_lib.make_embed(network, at_most=len(source))
+  return embed(source).embeddings
+
+
+def nearest(index: index_lib.Index, queries: np.ndarray, *, top: int, backend: str = "exact") -> list[list[Neighbour]]:
+  """For each query the images that are nearest to it, the nearest first; of equally near ones the one that comes first.
+
+  A similarity is the float64 product of two vectors, rounded to float32. Float32 products, of numpy or of faiss, only leave out what by their
+  rounding errors cannot be among the nearest, so that both give the same.
+
+  Args:
+    index: where to search.
+    queries: ``[Q, D]`` of norm 1 or 0.
+    top: number of images >= 1; all, if there are fewer.
+    backend: one of `BACKENDS`.
+
+  Raises:
+    ValueError: another width, or faiss is not installed.
+  """
+  if queries.shape[1] != index.embeddings.shape[1]:
+    raise ValueError(f"the queries have {queries.shape[1]} numbers, the index {index.embeddings.shape[1]}")
+  if backend not in BACKENDS:
+    raise ValueError(f"the backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
+  top = min(top, len(index.embeddings))
+  queries = np.ascontiguousarray(queries, np.float32)
+  shortlists = (_by_faiss if backend == "faiss" else _by_products)(index.embeddings, queries, top)
+  return [_ranked(index, query, places, top) for query, places in zip(queries, shortlists, strict=True)]
+
+
+def _ranked(index: index_lib.Index, query: np.ndarray, places: np.ndarray, top: int) -> list[Neighbour]:
+  places = np.sort(places)
+  exact = index.embeddings[places].astype(np.float64) @ query.astype(np.float64)
+  # Rounded, equal vectors are equally near, whatever the order of a sum was.
+  similarities = exact.astype(np.float32)
+  order = np.argsort(-similarities, kind="stable")[:top]
+  return [
+    Neighbour(int(places[i]), str(index.ids[places[i]]), str(index.class_names[places[i]]), float(similarities[i]))
+    for i in order
+  ]
+
+
+def _margin(width: int) -> float:
+  """Twice the largest error of a float32 product of two vectors of norm 1, and of the rounding of the float64 one."""
+  return 2 * (width + 2) * float(np.finfo(np.float32).eps)
+
+
+def _by_products(gallery: np.ndarray, queries: np.ndarray, top: int) -> list[np.ndarray]:
+  """Places that hold the nearest, of each query."""
+  found, margin = [], _margin(gallery.shape[1])
+  rows = max(_BLOCK // len(gallery), 1)
+  for start in range(0, len(queries), rows):
+    for products in queries[start : start + rows] @ gallery.T:
+      least = np.partition(products, len(products) - top)[len(products) - top]
+      found.append(np.flatnonzero(products >= least - margin))
+  return found
+
+
+def _by_faiss(gallery: np.ndarray, queries: np.ndarray, top: int) -> list[np.ndarray]:
+  """The same by faiss: the similarity of the last of the nearest, then all that may be as near."""
+  try:
+    import faiss
+  except ImportError:
+    raise ValueError("--backend=faiss needs the package faiss (pip install faiss-cpu); exact gives the same") from None
+  flat = faiss.IndexFlatIP(gallery.shape[1])
+  flat.add(np.ascontiguousarray(gallery))
+  least = flat.search(queries, top)[0][:, -1]
+  margin = _margin(gallery.shape[1])
+  found = []
+  for query, limit in zip(queries, least, strict=True):
+    # What range_search returns is above the limit, never at it.
+    found.append(flat.range_search(query[None], float(limit) - margin)[2].astype(np.int64))
+  return found
+
+
+def table(found: Sequence[Neighbour], *, classes: bool) -> str:
+  """Lines of similarity, class and image; without the class where none is known."""
+  width = max(len("class"), *(len(neighbour.class_name) for neighbour in found)) if classes else 0
+  lines = [f"similarity  {'class':<{width}}  image" if classes else "similarity  image"]
+  for neighbour in found:
+    name = f"{neighbour.class_name:<{width}}  " if classes else ""
+    lines.append(f"{neighbour.similarity:10.4f}  {name}{neighbour.id}")
+  return "\n".join(lines)
+
+
+def to_json(index: index_lib.Index, paths: Sequence[str], found: Sequence[Sequence[Neighbour]]) -> str:
+  """The same as JSON, in ASCII; a class that is not known is null."""
+  content: dict[str, Any] = {
+    "network": {"workdir": index.workdir, "step": index.step, "digest": index.digest},
+    "gallery": {
+      "images": len(index.ids),
+      "split": index.split or None,
+      "root": index.root,
+      "broken": index.broken_ids.tolist(),
+    },
+    "queries": [
+      {
+        "query": path,
+        "neighbours": [
+          {"id": one.id, "class": one.class_name or None, "similarity": one.similarity, "place": one.place} for one in row
+        ],
+      }
+      for path, row in zip(paths, found, strict=True)
+    ],
+  }
+  return json.dumps(content, indent=1)

@@ -1,0 +1,37 @@
+"""A run that was never trained: the folder of a small network with random weights, in a fraction of a second."""
+
+import jax
+import numpy as np
+import runs
+
+from soprc_jax.training import build, checkpoints, workdir
+from soprc_jax.training.state import TrainState
+
+NUM_CLASSES = 20
+
+
+def config(root="", **values):
+  """The resolved config of a small network on a folder of 20 classes or more."""
+  small = {"data.source": "folder", "data.root": str(root), "data.train_share": 0.5, "data.val_share": 0.1}
+  small |= {"eval.batch_size": 2, "model.embedding_dim": 8, "log.progress": False}
+  return runs.tiny_config(**(small | values))
+
+
+def make(folder, root="", *, seed=0, step=3, **values):
+  """Writes the run into a new folder, and returns that."""
+  made = config(root, **values)
+  rng = np.random.default_rng(seed)
+  variables = jax.tree_util.tree_map_with_path(
+    lambda path, leaf: _draw(path[-1].key, leaf, rng), build.abstract_network(made)
+  )
+  workdir.claim(folder, made)
+  store = checkpoints.Store(folder / checkpoints.BEST)
+  store.save(TrainState(step=np.int32(step), opt_state=(), **variables), {})
+  store.close()
+  return folder
+
+
+def _draw(name, leaf, rng):
+  if name == "kernel":
+    return np.float32(rng.normal(size=leaf.shape) * np.sqrt(2 / np.prod(leaf.shape[:-1])))
+  return np.float32(rng.uniform(0.5, 1.5, leaf.shape) if name in ("scale", "var") else rng.normal(size=leaf.shape) / 10)
