@@ -655,7 +655,7 @@ _PROBLEMS = """() => {
     texts.forEach(([name, a], i) => texts.slice(i + 1).forEach(([other, b]) => { if (overlap(a, b)) found.push('labels overlap: ' + name + ', ' + other); }));
   }
   const overlap = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
-  for (const list of document.querySelectorAll('.tiles, .strip, .charts, .pairs, .cards, main, .legend')) {
+  for (const list of document.querySelectorAll('.tiles, .strip, .charts, .pairs, .cards, .side, main, .legend')) {
     const boxes = [...list.children].map(child => child.getBoundingClientRect());
     boxes.forEach((a, i) => boxes.slice(i + 1).forEach(b => { if (overlap(a, b)) found.push('overlap in ' + list.className); }));
   }

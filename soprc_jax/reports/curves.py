@@ -14,7 +14,7 @@ def convergence(run: reading.Run) -> Markup:
   marked = (float(warmup), "end of the warm-up") if warmup else None
   steps, losses = run.column("loss")
   x, y, size = charts.thinned(steps, losses)
-  smooths = size == 1 and len(steps) >= 100
+  smooths = len(steps) >= 100
   loss = [charts.Series("each step" if size == 1 else f"mean of {size} steps", x, y, faint=smooths)]
   if smooths:
     smooth = charts.thinned(steps, losses, most=50)

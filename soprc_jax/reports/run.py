@@ -94,8 +94,12 @@ def _classes(found: tested.Tested) -> Markup:
         + (f", {alone:,} without: a single image has nothing to find." if alone else ".")
       ),
       tag("div", curves.by_class(by_class), class_="charts"),
-      panel.class_table(found, by_class, worst[:count], f"The {count} classes with the lowest mean AP"),
-      panel.class_table(found, by_class, best[:count], f"The {count} classes with the highest mean AP"),
+      tag(
+        "div",
+        panel.class_table(found, by_class, worst[:count], f"The {count} classes with the lowest mean AP"),
+        panel.class_table(found, by_class, best[:count], f"The {count} classes with the highest mean AP"),
+        class_="side",
+      ),
     ]
   )
 

@@ -42,10 +42,13 @@ th, td { padding: 6px 12px; text-align: left; border-top: 1px solid var(--edge);
 td.number, th.number { text-align: right; white-space: nowrap; }
 thead th { border-top: 0; }
 tbody th { font-weight: 600; }
-th .name, td .name { display: inline-block; min-width: 13ch; max-width: 34ch; }
+th .name, td .name { display: inline-block; max-width: 34ch; overflow-wrap: break-word; }
+th code { overflow-wrap: normal; white-space: nowrap; }
 thead th { background: var(--card); vertical-align: bottom; }
-thead th.number { white-space: normal; min-width: 9ch; }
+thead th.number { white-space: normal; }
 tr.own th, tr.own td { background: var(--changed); }
+.side { display: flex; flex-wrap: wrap; gap: 0 32px; }
+.side > figure { max-width: 100%; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 364px), 1fr)); gap: 16px; margin: 12px 0; }
 figure { margin: 0; min-width: 0; }
 .chart { background: var(--card); border: 1px solid var(--edge); border-radius: 8px; padding: 10px; }
@@ -88,7 +91,7 @@ circle.curve { stroke-dasharray: none; }
 td .strip { min-width: 156px; }
 details { margin: 12px 0; } summary { cursor: pointer; padding: 6px 0; color: var(--link); }
 footer { margin-top: 40px; padding-top: 12px; border-top: 1px solid var(--edge); color: var(--soft); font-size: 0.85rem; }
-@media (max-width: 480px) { .tiles { grid-template-columns: repeat(auto-fill, minmax(72px, 1fr)); } body { padding: 12px; } th, td { padding: 6px 8px; }
+@media (max-width: 480px) { .tiles { grid-template-columns: repeat(auto-fill, minmax(72px, 1fr)); } body { padding: 12px; } th, td { padding: 6px 8px; } th .name, td .name { max-width: 18ch; }
   .tile b { font-size: 0.7rem; }
   td .strip { min-width: 122px; } td .strip img { width: 38px; height: 38px; } }
 @media (min-width: 800px) { .chart text { font-size: 10.5px; } }
