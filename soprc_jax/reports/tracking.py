@@ -55,7 +55,7 @@ def by_class(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def distance(entry: dict[str, Any]) -> float:
-  """Mean over the points of |v - true|; NaN for a class that was not seen yet.
+  """Mean over the points of ``|v - true|``; NaN for a class that was not seen yet.
 
   >>> distance({"weight": 1.0, "v": [0.0, 0.5], "true": [0.25, 0.75]})
   0.25
