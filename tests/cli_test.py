@@ -137,6 +137,7 @@ class TestRun:
     lines = runs.finished().stdout.splitlines()
     assert f"test: mAUPRC {_results()['test']['mAUPRC']:.4f}, recall@1 {_results()['test']['recall@1']:.4f}" in lines[0]
     assert str(runs.finished().workdir / workdir.RESULTS) in lines[1]
+    assert lines[2] == f"Report: python -m experiments.report --workdir={runs.finished().workdir}"
     assert "\r" not in runs.finished().stderr  # plain lines where there is no terminal
     assert "step 24/24" in runs.finished().stderr
 
@@ -172,6 +173,15 @@ class TestRun:
     assert list((runs.finished().workdir / "tensorboard").glob("events.out.tfevents.*"))
     with np.load(runs.finished().workdir / "pr_curve.npz") as curve:
       assert np.all(np.diff(curve["recall"]) <= 0)
+
+  def test_the_command_that_it_names_makes_a_report(self, tmp_path):
+    program, *flags = runs.finished().stdout.splitlines()[-1].removeprefix("Report: python -m ").split()
+    done = runs.call(program, *flags, f"--output={tmp_path / 'page.html'}")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert f"<dd>{_results()['test']['mAUPRC']:.4f}</dd>" in page
+    for absent in ("Left out", "have changed since", "did not note"):
+      assert absent not in page
 
   def test_other_config_is_refused_and_nothing_changes(self):
     folder = runs.finished().workdir

@@ -369,6 +369,12 @@ class TestPageOfARun:
     assert kinds.count("tile is-right") + kinds.count("tile is-wrong") == 10 * queries
     assert kinds.count("tile is-right") > 0
     assert found.text.count("✓ right") == kinds.count("tile is-right")
+    for query in whole_page.split('<div class="query"><p>Query ')[1:]:
+      own = re.search(r'alt="query: class (.*?), image', query)[1]
+      classes_of = re.findall(r'alt="\d+ . (right|wrong): class (.*?), image', query)
+      assert len(classes_of) == 10
+      assert all((kind == "right") == (name == own) for kind, name in classes_of)
+      assert f" {sum(kind == 'right' for kind, _ in classes_of)} of its " in query
 
   def test_config_and_versions(self, finished, whole_page):
     own = about.flat(workdir.read_config(finished))
