@@ -403,7 +403,9 @@ class TestPageOfARun:
     shutil.copytree(workdir.read_config(finished)["data"]["root"], tmp_path / "moved")
     shutil.copytree(finished, tmp_path / "run")
     _change(tmp_path / "run" / workdir.CONFIG, lambda content: content["data"].update(root="/gone"))
-    assert len(_Page(run_report.make(tmp_path / "run", data_root=tmp_path / "moved")).all("img")) > 100
+    text = run_report.make(tmp_path / "run", data_root=tmp_path / "moved")
+    assert len(_Page(text).all("img")) > 100
+    assert _cells(text, "data.root")[0] == "/gone"
     # One class more, and the split is another one: what was trained on might be shown as unseen.
     trees.write(tmp_path / "moved" / "new" / "0.png", 1, 0)
     trees.write(tmp_path / "moved" / "new" / "1.png", 1, 1)

@@ -59,7 +59,7 @@ def rank(run: reading.Run, *, data_root: Path | None = None) -> Tested:
     OSError: the data or the checkpoint are not there.
     ArithmeticError: embeddings are not finite.
   """
-  config = run.config
+  config = run.config.copy_and_resolve_references()  # the page shows that of the run
   if data_root is not None:
     with config.unlocked():
       config.data.root = str(data_root)
