@@ -192,7 +192,7 @@ def test_the_digest_knows_every_array(loaded):
   kernel.view(np.uint8)[0, 0] ^= 1
   for changed in (
     {**params, "head": {**params["head"], "kernel": kernel}},
-    {**params, "head": {**params["head"], "kernel": params["head"]["kernel"].T}},
+    {**params, "head": {**params["head"], "kernel": params["head"]["kernel"].reshape(8, -1)}},
     {**params, "tail": params["head"]},
   ):
     assert network.digest({**loaded.variables, "params": changed}) != loaded.digest

@@ -93,10 +93,9 @@ def stored_config(workdir: Path) -> Any:
 def digest(variables: Mapping[str, Any]) -> str:
   """SHA-256 of the names, types, shapes and values of the arrays of a network."""
   found = hashlib.sha256()
-  leaves = jax.tree_util.tree_leaves_with_path(dict(variables))
-  named = {jax.tree_util.keystr(path, simple=True, separator="/"): np.ascontiguousarray(leaf) for path, leaf in leaves}
-  for name, array in sorted(named.items()):
-    found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+  for path, leaf in jax.tree_util.tree_leaves_with_path(dict(variables)):  # by their sorted names
+    array = np.ascontiguousarray(leaf)
+    found.update(f"{jax.tree_util.keystr(path, simple=True, separator='/')} {array.dtype.str} {array.shape}\n".encode())
     found.update(array.tobytes())
   return found.hexdigest()
 
