@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
-import zipfile
 
 import numpy as np
 
@@ -32,6 +31,7 @@ _ARRAYS = {
   "resize": ("i", 0),
   "soprc_jax_version": ("U", 0),
 }
+_ARCHIVE = b"PK\x03\x04"
 _KINDS = {"U": "text", "i": "integers", "f": "float32"}
 
 
@@ -122,11 +122,12 @@ def read(path: Path) -> Index:
     raise FileNotFoundError(f"--index={path}: there is no such file; experiments.embed writes one")
   try:
     with path.open("rb") as stream:
+      if stream.read(len(_ARCHIVE)) != _ARCHIVE:  # numpy would take it for a pickle, and say how to load that
+        raise ValueError("no .npz file")
+      stream.seek(0)
       file = np.load(stream, allow_pickle=False)
-      if not isinstance(file, np.lib.npyio.NpzFile):
-        raise ValueError("one array, and no .npz file")
       arrays = {name: file[name] for name in _ARRAYS if name in file.files}
-  except (ValueError, EOFError, OSError, KeyError, NotImplementedError, zipfile.BadZipFile, zipfile.LargeZipFile) as error:
+  except Exception as error:  # of zip, of zlib, of headers: whatever a damaged file makes them raise
     raise ValueError(f"--index={path} is no index that can be read ({error}): {_REMEDY}") from error
   problem = _problem(arrays)
   if problem:
