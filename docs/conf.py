@@ -1,0 +1,86 @@
+"""The documentation: ``python -m sphinx -W --keep-going -b html docs docs/_build/html``, without a network connection."""
+
+from pathlib import Path
+import re
+import runpy
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[1]
+
+project = "soprc_jax"
+author = "the authors of soprc_jax"
+release = runpy.run_path(str(_ROOT / "soprc_jax" / "version.py"))["__version__"]
+version = release
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon", "myst_nb"]
+exclude_patterns = ["_build"]
+# The pages read without a network connection; only formulas need one, since MathJax draws them: without it they stay TeX.
+html_theme = "furo"
+html_title = f"soprc_jax {release}"
+html_show_sphinx = False
+html_copy_source = False
+
+# Single backticks in docstrings: a link where the name is documented, code where it is not.
+default_role = "py:obj"
+autodoc_member_order = "bysource"
+# Docstrings tell shapes and ranges, which Any does not.
+autodoc_typehints = "none"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+
+myst_enable_extensions = ["dollarmath", "html_image"]
+# So that links to headings of other pages are checked: errors of the build if there is no such heading.
+myst_heading_anchors = 3
+
+# Notebooks are stored without outputs; a build runs those that have changed since the last one.
+nb_execution_mode = "cache"
+nb_execution_timeout = 120
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+# Files of the repository that are pages here, by the name of the page; they stay the only source.
+_PAGES = {"readme": "README.md", "results": "results/README.md"}
+
+
+def _from_repository(app: Any, page: str, source: list[str]) -> None:
+  """Puts a file of the repository in the place of its page, and the modules of a package where ``[modules NAME]`` stands."""
+  del app
+  if page in _PAGES:
+    path = _ROOT / _PAGES[page]
+    source[0] = _moved(path.read_text(), path.parent)
+  source[0] = re.sub(r"^\[modules (\w+)\]$", lambda match: _modules(match[1]), source[0], flags=re.M)
+
+
+def _modules(package: str) -> str:
+  """A section for each public module of ``soprc_jax.PACKAGE``, so that none is forgotten."""
+  names = sorted(path.stem for path in (_ROOT / "soprc_jax" / package).glob("[!_]*.py"))
+  section = "## {name}\n\n```{{eval-rst}}\n.. automodule:: soprc_jax.{package}.{name}\n   :members:\n```\n"
+  return "\n".join(section.format(name=name, package=package) for name in names)
+
+
+def _moved(text: str, folder: Path) -> str:
+  """The text of a file in ``folder`` with its relative links and pictures as they must stand in docs/."""
+
+  def place(path: str) -> str:
+    return str((folder / path).resolve().relative_to(_ROOT))
+
+  def link(match: re.Match[str]) -> str:
+    path, anchor = place(match[1]), match[2] or ""
+    pages = [page for page, file in _PAGES.items() if file == path]
+    return f"]({pages[0]}.md{anchor})" if pages else f"](path:../{path})"
+
+  text = re.sub(r"\]\((?!https?:)([^)#\s]+)(#[^)\s]+)?\)", link, text)
+  return re.sub(r'src="(?!https?:)([^"]+)"', lambda match: f'src="../{place(match[1])}"', text)
+
+
+def _skip_fields(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
+  """Fields of named tuples are in their class's docstring, with their shapes; what collections says of them is of no use."""
+  del app, what, name, skip, options
+  return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
+
+
+def setup(app: Any) -> None:
+  app.connect("source-read", _from_repository)
+  app.connect("autodoc-skip-member", _skip_fields)

@@ -1,0 +1,113 @@
+"""The documentation builds without a warning, has every public name, and leads where it says."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+import runpy
+import subprocess
+import sys
+
+import pytest
+import runs
+
+import soprc_jax
+from soprc_jax.training import config
+
+inventory = pytest.importorskip("sphinx.util.inventory", reason="pip install -e '.[docs]'")
+pytest.importorskip("myst_nb", reason="pip install -e '.[docs]'")
+
+_DOCS = runs.ROOT / "docs"
+_PAGES = sorted(path for path in _DOCS.rglob("*.md") if "_build" not in path.parts)
+_DOCUMENTED = ("data", "models", "reports", "serving", "training")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+  """The pages, without running the notebooks (`notebooks_test`)."""
+  folder = tmp_path_factory.mktemp("html")
+  command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-D", "nb_execution_mode=off"]
+  done = subprocess.run(
+    [*command, "-d", folder / "doctrees", _DOCS, folder / "html"],
+    cwd=runs.ROOT,
+    env=runs.environment(),
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  assert done.returncode == 0, done.stderr
+  return folder / "html"
+
+
+def _public(module):
+  """Functions and classes without an underscore that a module defines."""
+  for name, value in vars(module).items():
+    made_here = (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
+    if made_here and not name.startswith("_") and value.__doc__:
+      yield f"{module.__name__}.{name}"
+
+
+def test_every_public_name_is_in_the_interface(built):
+  with (built / "objects.inv").open("rb") as file:
+    found = inventory.InventoryFile.load(file, "", lambda base, path: path)
+  documented = {name for kind, names in found.items() if kind.startswith("py:") for name in names}
+  wanted = [f"soprc_jax.{name}" for name in soprc_jax.__all__ if name != "__version__"]
+  wanted += [f"soprc_jax.losses.{name}" for name in soprc_jax.losses.__all__]
+  modules = [importlib.import_module(f"soprc_jax.{name}") for name in ("metrics", "testing")]
+  for package in _DOCUMENTED:
+    folder = importlib.import_module(f"soprc_jax.{package}").__path__
+    modules += [importlib.import_module(f"soprc_jax.{package}.{module.name}") for module in pkgutil.iter_modules(folder)]
+  wanted += [name for module in modules for name in _public(module)]
+  assert [name for name in wanted if name not in documented] == []
+
+
+def test_no_package_is_forgotten(built):
+  packages = {module.name for module in pkgutil.iter_modules(soprc_jax.__path__) if module.ispkg}
+  assert packages == {*_DOCUMENTED, "losses", "benchmarks", "studies"}
+  layout = (_DOCS / "layout.md").read_text()
+  assert [name for name in packages if f"  {name}/ " not in layout] == []
+  modules = {module.name for module in pkgutil.iter_modules(soprc_jax.__path__) if not module.ispkg}
+  assert [name for name in modules if name[0] != "_" and name != "version" and f"  {name}.py " not in layout] == []
+
+
+def test_every_program_is_named():
+  text = (_DOCS / "programs.md").read_text()
+  files = {path.stem for path in (runs.ROOT / "experiments").glob("[!_]*.py")}
+  named = set(re.findall(r"experiments[./](\w+)", text)) - {"NAME"}
+  assert named == files
+
+
+@pytest.mark.parametrize("path", _PAGES, ids=lambda path: str(path.relative_to(_DOCS)))
+def test_commands_name_what_exists(path):
+  """Sphinx checks links between pages; this checks files, programs, configs and their arguments, and config keys."""
+  text = path.read_text()
+  for target in re.findall(r"\]\((?!https?:|path:)([^)#\s]+)", text):
+    assert (path.parent / target).is_file(), target
+  for program in re.findall(r"python -m experiments\.(\w+)", text):
+    assert program == "NAME" or (runs.ROOT / "experiments" / f"{program}.py").is_file(), program
+  for name, arguments in re.findall(r"--config=(configs/\w+\.py)(?::([\w,]+))?", text):
+    known = runpy.run_path(str(runs.ROOT / name))["ARGUMENTS"]
+    assert [argument for argument in filter(None, arguments.split(",")) if argument not in known] == []
+  for key in re.findall(r"--config\.([\w.]+\w)[=`]", text):
+    _value(config.default_config(), key)
+  for name in re.findall(r"`((?:soprc_jax|tests|configs|experiments)/[\w/.]+\.\w+)`", text):
+    assert (runs.ROOT / name).is_file() or name.endswith("/NAME.py"), name
+
+
+def _value(tree, key):
+  """The value of a key with dots; an AttributeError names one that does not exist."""
+  for part in key.split("."):
+    tree = getattr(tree, part)
+  return tree
+
+
+def test_pages_of_the_repository_are_not_copies():
+  """README.md and results/README.md are put in the place of their pages by conf.py."""
+  for name in ("readme", "results"):
+    assert len((_DOCS / f"{name}.md").read_text()) < 200
+
+
+def test_the_build_is_one_command():
+  command = "python -m sphinx -W --keep-going -b html docs docs/_build/html"
+  assert command in (_DOCS / "layout.md").read_text()
+  assert "docs/_build/" in (runs.ROOT / ".gitignore").read_text().splitlines()
