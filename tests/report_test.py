@@ -476,6 +476,13 @@ class TestRunsOfOtherKinds:
     (folder / workdir.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert len(run_report.make(folder)) < 300_000
 
+  def test_a_class_that_was_not_seen_has_no_v(self):
+    unseen = _v(3, 0, "x", visits=0)
+    assert np.isnan(tracking_part.distance(unseen))
+    assert tracking_part.distance(_v(3, 0, "x")) == pytest.approx(0.1)
+    assert "v, median (no values)" in tracking_part._over_time("x", [{"step": 3, **unseen}], 6.0)
+    assert "v (no values)" in tracking_part._profile("x", [{"step": 3, **unseen}])
+
   def test_classes_of_one_name_stay_apart(self):
     found = tracking_part.by_class([{"step": 1, "classes": [_v(1, 0, "x"), _v(1, 7, "x")]}])
     assert list(found) == ["x (row 0)", "x (row 7)"]

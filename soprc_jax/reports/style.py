@@ -72,7 +72,7 @@ circle.curve { stroke-dasharray: none; }
 .legend li { display: flex; align-items: center; gap: 6px; min-width: 0; }
 .chart .legend svg.sample { width: 26px; height: 12px; flex: none; }
 .query { border: 1px solid var(--edge); border-radius: 8px; padding: 10px; margin: 12px 0; background: var(--card); }
-.query > p { margin: 0 0 8px; font-size: 0.9rem; }
+.query > p { margin: 0 0 8px; max-width: none; font-size: 0.9rem; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); gap: 8px; list-style: none; margin: 0; padding: 0; }
 .tile { min-width: 0; font-size: 0.75rem; line-height: 1.3; }
 .tile .picture { position: relative; display: block; width: 100%; max-width: 96px; aspect-ratio: 1; background: #8080801f; border: 3px solid var(--soft);
