@@ -58,6 +58,7 @@ def main(argv: Sequence[str]) -> None:
     if picture is not None:
       index.check_output(picture, flag="--contact_sheet", suffix=".png")
       sheet.check_size(len(paths), _TOP.value)
+    search.check_queries(paths)
     if _INDEX.value and absl_flags.FLAGS["split"].present:
       raise ValueError("--index and --split: give one of them")
     found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value)

@@ -113,6 +113,14 @@ def test_queries_are_files_folders_and_patterns(tmp_path, monkeypatch):
       images.queries(["b.jpg", given], flag="--query")
 
 
+def test_a_broken_query_is_named(tmp_path):
+  Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
+  (tmp_path / "bad.png").write_bytes(b"x")
+  search.check_queries([str(tmp_path / "good.png")])
+  with pytest.raises(ValueError, match=r"bad\.png: this is no image that can be read$"):
+    search.check_queries([str(tmp_path / "good.png"), str(tmp_path / "bad.png")])
+
+
 def _found(gallery, queries, top=2):
   return search.nearest(gallery, np.asarray(queries, np.float32), top=top)
 

@@ -32,20 +32,24 @@ class Neighbour(NamedTuple):
   similarity: float
 
 
-def embed_queries(
-  network: network_lib.Network, paths: Sequence[str], embed: network_lib.EmbedFn | None = None
-) -> np.ndarray:
-  """``[Q, D]`` embeddings of image files.
+def check_queries(paths: Sequence[str]) -> None:
+  """Raises an error that names the first file that is no image, whatever ``data.on_broken`` says.
 
   Raises:
-    ValueError: one of them is no image, whatever ``data.on_broken`` says.
+    ValueError: one of them is no image.
     OSError: one of them cannot be read.
   """
   source = images.Named(Path.cwd(), paths)
   for i in range(len(source)):
     pictures.pixels(pictures.as_picture(source[i].image))
-  embed = embed or network_lib.make_embed(network, at_most=len(source))
-  return embed(source).embeddings
+
+
+def embed_queries(
+  network: network_lib.Network, paths: Sequence[str], embed: network_lib.EmbedFn | None = None
+) -> np.ndarray:
+  """``[Q, D]`` embeddings of image files that `check_queries` has looked at."""
+  embed = embed or network_lib.make_embed(network, at_most=len(paths))
+  return embed(images.Named(Path.cwd(), paths)).embeddings
 
 
 def nearest(index: index_lib.Index, queries: np.ndarray, *, top: int, backend: str = "exact") -> list[list[Neighbour]]:
