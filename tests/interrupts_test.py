@@ -12,6 +12,14 @@ from experiments import flags
 from soprc_jax.training import interrupts
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_interrupts():
+  """As in a terminal: a shell lets commands in the background ignore it, and so the tests of such a command."""
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
+  yield
+  signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", interrupts.SIGNALS)
 def test_a_signal_is_noted_until_the_step_is_done(number, capfd):
   before = signal.getsignal(number)
@@ -37,6 +45,7 @@ def test_a_signal_that_the_process_ignores_stays_ignored():
 _TWICE = """
 import os, signal, time
 from soprc_jax.training import interrupts
+signal.signal(signal.SIGINT, signal.default_int_handler)
 with interrupts.Requests():
   for _ in range(2):
     os.kill(os.getpid(), signal.{name})

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 import time
 
-from tensorboardX import event_file_writer, summary
-from tensorboardX.proto import event_pb2
+from tensorboardX import event_file_writer
+from tensorboardX.proto import event_pb2, summary_pb2
 
 
 class Board:
@@ -30,8 +30,8 @@ class Board:
 
   def add(self, values: Mapping[str, float], step: int) -> None:
     """The scalars of a step."""
-    parts = [part for name, value in values.items() for part in summary.scalar(name, value).value]
-    self._write(event_pb2.Event(summary=summary.Summary(value=parts)), step)
+    parts = [summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+    self._write(event_pb2.Event(summary=summary_pb2.Summary(value=parts)), step)
 
   def sync(self) -> None:
     """Hands all events to the system."""
