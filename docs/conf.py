@@ -18,6 +18,9 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"soprc_jax {release}"
 html_show_sphinx = False
+html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 html_copy_source = False
 
 # Single backticks in docstrings: a link where the name is documented, code where it is not.
@@ -25,6 +28,7 @@ default_role = "py:obj"
 autodoc_member_order = "bysource"
 # Docstrings tell shapes and ranges, which Any does not.
 autodoc_typehints = "none"
+autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
