@@ -1,17 +1,19 @@
-"""Every kind of data, from files on disk through `experiments.train` and `experiments.evaluate`."""
+"""Every kind of data, from files on disk through training and evaluation: one by their commands, the others in this process."""
 
 import io
 import json
 import math
+import runpy
 
 from PIL import Image
 import pytest
+from quick import quick_compilation  # noqa: F401
 import runs
 import trees
 
 from soprc_jax.data import datasets
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import loop, workdir
+from soprc_jax.training import evaluation, loop, workdir
 
 _TINY = {
   "model.name": "resnet8",
@@ -40,7 +42,14 @@ def _flags(config, root, folder, **values):
   ]
 
 
-def _train(flags, folder):
+def _config(config, root, **values):
+  path, _, argument = config.partition(":")
+  found = runpy.run_path(str(runs.ROOT / "configs" / path))["get_config"](argument)
+  found.update_from_flattened_dict(_TINY | {"data.root": str(root)} | values)
+  return config_lib.resolve(found)
+
+
+def _train_by_command(flags, folder):
   done = runs.call("experiments.train", *flags)
   assert done.returncode == 0, done.stderr
   return json.loads((folder / workdir.RESULTS).read_text())
@@ -57,34 +66,44 @@ _CASES = {
 }
 
 
-@pytest.mark.parametrize("config", list(_CASES))
-def test_train_and_evaluate(tmp_path, config):
-  root = _CASES[config](tmp_path / "data")
-  flags = _flags(config, root, tmp_path / "run")
-  results = _train(flags, tmp_path / "run")
+def _evaluate_by_command(flags, folder, split):
+  done = runs.call("experiments.evaluate", *flags, f"--split={split}")
+  assert done.returncode == 0, done.stderr
+  return json.loads((folder / f"evaluation_{split}.json").read_text())
+
+
+def test_the_commands_train_and_evaluate(tmp_path):
+  flags = _flags("folder.py", trees.folder(tmp_path / "data", 24), tmp_path / "run")
+  results = _train_by_command(flags, tmp_path / "run")
+  values = _evaluate_by_command(flags, tmp_path / "run", "test")
+  assert values.pop("checkpoint_step") == results["tested_step"]
+  assert values == results["test"]
+  assert values["num_queries"] == trees.PER_CLASS * 6
+
+
+@pytest.mark.parametrize("name", list(_CASES))
+def test_train_and_evaluate(tmp_path, name):
+  config = _config(name, _CASES[name](tmp_path / "data"))
+  results = loop.train(config, tmp_path / "run")
   assert results["steps"] == 2
-  splits = ["test", "test_medium", "test_small"] if config == "vehicle_id.py" else ["test"]
+  splits = ["test", "test_medium", "test_small"] if name == "vehicle_id.py" else ["test"]
   for split in ["val", *splits]:
     assert 0 < results[split]["mAUPRC"] <= 1
     assert results[split]["num_broken"] == 0
-  assert results["test"]["num_queries"] == trees.PER_CLASS * {"folder.py": 6, "folder.py:csv": 6, "vehicle_id.py": 6}.get(
-    config, 3
-  )
+  num_classes = {"folder.py": 6, "folder.py:csv": 6, "vehicle_id.py": 6}.get(name, 3)
+  assert results["test"]["num_queries"] == trees.PER_CLASS * num_classes
   ks = results["config"]["eval"]["ks"]
   assert all(f"recall@{k}" in results["test"] for k in ks)
-  if config == "vehicle_id.py":
+  if name == "vehicle_id.py":
     assert results["test_small"]["num_queries"] == 2 * trees.PER_CLASS
     single = results["test_one_per_class"]
     assert single["num_repeats"] == 10
     assert single["num_queries"] == 6 * (trees.PER_CLASS - 1)
     assert single["mAUPRC_std"] >= 0
     assert results["test_small_one_per_class"]["num_queries"] == 2 * (trees.PER_CLASS - 1)
-  split = splits[-1]
-  done = runs.call("experiments.evaluate", *flags, f"--split={split}")
-  assert done.returncode == 0, done.stderr
-  values = json.loads((tmp_path / "run" / f"evaluation_{split}.json").read_text())
+  values = evaluation.evaluate_workdir(config, tmp_path / "run", split=splits[-1], newest=False)
   assert values.pop("checkpoint_step") == results["tested_step"]
-  assert values == results[split]
+  assert values == results[splits[-1]]
 
 
 def test_a_folder_of_png_gives_the_result_of_the_source_in_memory(tmp_path):
@@ -143,11 +162,10 @@ class TestBrokenImages:
     assert ".png: " in done.stderr
     assert "data.on_broken=skip" in done.stderr
     # The way out works on the same folder: nothing that the run has done hangs on the policy.
-    _train(_flags("folder.py", root, tmp_path / "run", **{"data.on_broken": "skip"}), tmp_path / "run")
+    loop.train(_config("folder.py", root, **{"data.on_broken": "skip"}), tmp_path / "run")
 
   def test_f29_skip_counts_and_goes_on(self, tmp_path, root):
-    flags = _flags("folder.py", root, tmp_path / "run", **{"data.on_broken": "skip", "train.steps": 6})
-    results = _train(flags, tmp_path / "run")
+    results = loop.train(_config("folder.py", root, **{"data.on_broken": "skip", "train.steps": 6}), tmp_path / "run")
     lines = list(workdir.read_metrics(tmp_path / "run"))
     assert sum(line["num_broken"] for line in lines) > 0
     assert all(line["num_broken"] == int(line["num_broken"]) for line in lines)
@@ -169,8 +187,7 @@ def test_comparison_on_other_data(tmp_path):
 
 
 def test_a_network_searches_in_other_images(tmp_path):
-  flags = _flags("folder.py", trees.folder(tmp_path / "data", 24), tmp_path / "run")
-  _train(flags, tmp_path / "run")
+  loop.train(_config("folder.py", trees.folder(tmp_path / "data", 24)), tmp_path / "run")
   other = trees.folder(tmp_path / "other", 20)  # fewer classes than rows of v
   query = other / "class_003" / "1.png"
   done = runs.call(
@@ -188,18 +205,16 @@ def test_files_in_two_processes_change_nothing(tmp_path):
   trees.folder(tmp_path / "data", 24)
   for workers in (0, 2):
     folder = tmp_path / str(workers)
-    _train(_flags("folder.py", tmp_path / "data", folder, **{"data.workers": workers, "train.steps": 6}), folder)
+    _train_by_command(_flags("folder.py", tmp_path / "data", folder, **{"data.workers": workers, "train.steps": 6}), folder)
   assert runs.metrics(tmp_path / "0") == runs.metrics(tmp_path / "2")
 
 
 def test_trainval_has_no_val_and_tests_the_last_network(tmp_path):
-  flags = _flags("folder.py", trees.folder(tmp_path / "data", 24), tmp_path / "run", **{"data.trainval": True})
-  results = _train(flags, tmp_path / "run")
+  config = _config("folder.py", trees.folder(tmp_path / "data", 24), **{"data.trainval": True})
+  results = loop.train(config, tmp_path / "run")
   assert results["val"] == {}
   assert results["tested_step"] == 2
-  done = runs.call("experiments.evaluate", *flags)
-  assert done.returncode == 0, done.stderr
-  values = json.loads((tmp_path / "run" / "evaluation_test.json").read_text())
+  values = evaluation.evaluate_workdir(config, tmp_path / "run", split="test", newest=False)
   assert values["mAUPRC"] == results["test"]["mAUPRC"]
 
 

@@ -94,7 +94,10 @@ def _measure(seed=0, **change):
 
 
 class TestMeasurement:
-  @pytest.mark.parametrize("algorithm", stability.ALGORITHMS)
+  @pytest.mark.parametrize(
+    "algorithm",
+    [pytest.param(name, marks=[] if name in ("SOPRC", "AP loss") else pytest.mark.slow) for name in stability.ALGORITHMS],
+  )
   def test_equals_a_slow_loop_over_all_examples(self, algorithm):
     # T = 4 draws 8 positives and 12 negatives: with one T and 24 replaced each draw is chosen equally often, so nothing is left to chance.
     setting = _SMALL._replace(algorithm=algorithm, steps=(4,), decays=algorithm == "AP loss")
