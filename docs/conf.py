@@ -5,6 +5,9 @@ import re
 import runpy
 from typing import Any
 
+from docutils import nodes
+from latex2mathml import converter
+
 _ROOT = Path(__file__).resolve().parents[1]
 
 project = "soprc_jax"
@@ -12,9 +15,10 @@ author = "the authors of soprc_jax"
 release = runpy.run_path(str(_ROOT / "soprc_jax" / "version.py"))["__version__"]
 version = release
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon", "myst_nb"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb"]
 exclude_patterns = ["_build"]
-# The pages read without a network connection; only formulas need one, since MathJax draws them: without it they stay TeX.
+# Formulas as MathML, which browsers draw themselves: MathJax would be fetched from the network.
+html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = f"soprc_jax {release}"
 html_show_sphinx = False
@@ -85,6 +89,17 @@ def _skip_fields(app: Any, what: str, name: str, obj: Any, skip: bool, options: 
   return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
 
 
+def _inline_math(translator: Any, node: Any) -> None:
+  translator.body.append(converter.convert(node.astext()))
+  raise nodes.SkipNode
+
+
+def _block_math(translator: Any, node: Any) -> None:
+  translator.body.append(f'<div class="math">{converter.convert(node.astext(), display="block")}</div>')
+  raise nodes.SkipNode
+
+
 def setup(app: Any) -> None:
+  app.add_html_math_renderer("mathml", (_inline_math, None), (_block_math, None))
   app.connect("source-read", _from_repository)
   app.connect("autodoc-skip-member", _skip_fields)
