@@ -140,6 +140,7 @@ def _embeddings_and_gradients(net, variables, images):
   return embeddings, grads
 
 
+@pytest.mark.slow
 def test_resnet50_has_the_gradient_of_plain_convolutions(monkeypatch):
   # In float64: in float32 fifty layers of random weights turn rounding into other signs of relu, whatever the convolutions.
   with jax.enable_x64(True):

@@ -103,6 +103,7 @@ def _temporaries(batch_size, microbatch, *, side=224):
   return compiled.compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_memory_of_resnet50_is_that_of_a_microbatch():
   want = _temporaries(64, 0)
   assert _temporaries(1024, 64) <= 1.2 * want

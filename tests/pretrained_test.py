@@ -154,7 +154,7 @@ def _names(blocks, convolutions):
     ("resnet18", (2, 2, 2, 2), 2),
     ("resnet34", (3, 4, 6, 3), 2),
     ("resnet50", (3, 4, 6, 3), 3),
-    ("resnet101", (3, 4, 23, 3), 3),
+    pytest.param("resnet101", (3, 4, 23, 3), 3, marks=pytest.mark.slow),
   ],
 )
 def test_every_weight_of_every_architecture_has_its_place(arch, blocks, convolutions):

@@ -176,6 +176,7 @@ class TestBrokenImages:
     assert 0 <= total <= 8 + 4
 
 
+@pytest.mark.slow
 def test_comparison_on_other_data(tmp_path):
   flags = _flags("folder.py", trees.folder(tmp_path / "data", 24), tmp_path / "run")
   done = runs.call("experiments.compare", *flags, "--methods=soprc,triplet", "--rates=0.01", "--seeds=0")
