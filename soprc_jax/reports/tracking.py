@@ -22,7 +22,8 @@ def section(run: reading.Run) -> Markup:
   about = paragraph(
     "Eq. 10 keeps a moving average v of the scores of the positive pairs of each class, interpolated to "
     f"{run.config.loss.num_points} points. Here it stands beside the scores of all positive pairs of the class among the training images, by the network of the "
-    "same step. A solid line is v, a dashed one the true scores: the closer they are, the better the loss sees the whole class. A class that no batch has held yet has no v."
+    "same step. A solid line is v, a dashed one the true scores: the closer they are, the better the loss sees the whole class. v is made of training images, augmented and with the batch's own statistics where batch norm is not frozen, and lags "
+    "behind; the true scores are of the images and the network as in evaluation. A class that no batch has held yet has no v."
   )
   pictures = [
     picture for name, lines in shown.items() for picture in (_over_time(name, lines, last), _profile(name, lines))
