@@ -1,8 +1,8 @@
 r"""Evaluates the network of a finished or running training: retrieval metrics of one split.
 
-python -m experiments.evaluate --config=configs/glyphs.py --workdir=runs/glyphs [--split=test] [--checkpoint=best]
+python -m experiments.evaluate --workdir=runs/glyphs [--split=test] [--checkpoint=best]
 
-Give the same --config flags as in training. The metrics are printed and written to WORKDIR/evaluation_SPLIT.json.
+The config is that of the run; a --config that is given, with the same flags as in training, must agree with it, but for where the data are and the like. The metrics are printed and written to WORKDIR/evaluation_SPLIT.json.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,16 @@ _CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "
 
 
 def main(argv: Sequence[str]) -> None:
-  run = flags.read(argv, several_processes=True)
+  run = flags.read(argv, several_processes=True, without_config="--workdir=runs/glyphs")
+  from soprc_jax.serving import network
   from soprc_jax.training import config as config_lib
   from soprc_jax.training import evaluation, parallel, workdir
 
   with flags.errors_as_messages():
-    parallel.check_equal("the config", config_lib.to_json(run.config))
+    config = network.stored_config(run.workdir) if run.config is None else run.config
+    parallel.check_equal("the config", config_lib.to_json(config))
     parallel.check_equal("one of --workdir, --split, --checkpoint", f"{run.workdir} {_SPLIT.value} {_CHECKPOINT.value}")
-    values = evaluation.evaluate_workdir(run.config, run.workdir, split=_SPLIT.value, newest=_CHECKPOINT.value == "newest")
+    values = evaluation.evaluate_workdir(config, run.workdir, split=_SPLIT.value, newest=_CHECKPOINT.value == "newest")
   if not parallel.is_main():
     return
   path = run.workdir / f"evaluation_{_SPLIT.value}.json"

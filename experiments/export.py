@@ -5,7 +5,7 @@ python -m experiments.export --workdir=runs/mine --format=onnx --output=network.
 python -m experiments.export --workdir=runs/mine --format=safetensors --output=network.safetensors
 
 * stablehlo: [b, S, S, 3] uint8 RGB pixels to [b, D] embeddings, any b, for CPUs, GPUs and TPUs. jax.export.deserialize reads it; nothing of this library is needed;
-* onnx: the same function for onnxruntime; needs jax2onnx (pip install jax2onnx);
+* onnx: the same function for onnxruntime; needs jax2onnx (pip install -e '.[onnx]');
 * safetensors: the weights of a ResNet-18, -34, -50 or -101 under torchvision's names, the embedding head as its last layer, fc.
 """
 

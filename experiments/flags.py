@@ -23,7 +23,9 @@ _CONFIG = config_flags.DEFINE_config_file(
   "Any key can be overridden: --config.optim.learning_rate=0.002. The keys, with their meaning, are in "
   "soprc_jax/training/config.py (of experiments.train_binary in soprc_jax/studies/binary_config.py).",
 )
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run: new, or of the same config to go on with.")
+_WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Folder of the run. Programs that train: new, or of the same config to go on with."
+)
 _DISTRIBUTED = flags.DEFINE_bool(
   "distributed",
   False,

@@ -250,7 +250,7 @@ def binary_lists(scores: Any, labels: Any, *, where: Any = None) -> RetrievalLis
   """One list of scores with binary labels: masks instead of a fixed split, so shapes are static.
 
   Args:
-    scores: ``[L]`` or ``[..., L]`` scores of any mixture of positives and negatives.
+    scores: ``[L]`` or ``[..., L]`` scores of any mixture of positives and negatives; of K labels a list each, ``[K, L]``.
     labels: like ``scores``; > 0 (or True) is positive.
     where: like ``scores``: mask of the valid entries.
 

@@ -91,6 +91,7 @@ def score_ema(
     ValueError: a size, beta or ``initial_v`` is out of range; concrete ``list_ids`` are outside [0, C). Traced ids outside
       give NaN rows in ``lookahead``, never another list's row.
     TypeError: ``update`` is called without the scores.
+    AssertionError: shapes do not fit, or ``list_ids`` are no integers.
 
   >>> tracker = score_ema(num_lists=2, num_points=4, beta=0.1)
   >>> state = tracker.init(params=None)

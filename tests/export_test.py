@@ -174,5 +174,5 @@ def test_onnx(loaded, want, tmp_path):
 
 def test_what_onnx_needs_is_told(loaded, tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "jax2onnx", None)
-  with pytest.raises(ValueError, match=r"needs the package jax2onnx \(pip install jax2onnx\)"):
+  with pytest.raises(ValueError, match=r"needs the package jax2onnx \(pip install -e '\.\[onnx\]'\)"):
     export.write(tmp_path / "net.onnx", loaded, "onnx")

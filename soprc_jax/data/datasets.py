@@ -73,12 +73,13 @@ def _subsets(source: sources.Source, shares: dict[str, float], seed: int) -> Spl
 
 def _check(splits: Splits) -> None:
   """Raises a ValueError for a split in which no query has a positive, or none a negative."""
+  total = len(np.unique(np.concatenate([source.labels for source in splits.values()])))
   for name, source in splits.items():
     counts = np.unique(source.labels, return_counts=True)[1]
     if counts.max(initial=0) < 2:
       raise ValueError(f"every class of split {name!r} has one image: there is nothing to retrieve")
     if len(counts) < 2:
       raise ValueError(
-        f"split {name!r} has one class, whose images are all there is to find: give it more (data.train_share, data.val_share), or for val "
-        "set data.trainval=True, which does without"
+        f"split {name!r} has one class, whose images are all there is to find, of {total} classes in all (the default shares want 32): add classes, give the "
+        "split more of them (data.train_share, data.val_share), or for val set data.trainval=True, which does without"
       )

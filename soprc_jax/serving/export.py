@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import json
+import logging
 import os
 from pathlib import Path
 import re
@@ -116,14 +117,21 @@ def _onnx(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
   try:
     import jax2onnx
   except ImportError:
-    raise ValueError("--format=onnx needs the package jax2onnx (pip install jax2onnx)") from None
+    raise ValueError("--format=onnx needs the package jax2onnx (pip install -e '.[onnx]')") from None
   size = network.image_size
   images = jax.ShapeDtypeStruct(("b", size, size, 3), jnp.uint8)  # type: ignore[arg-type]
   # Runtimes have few operations in bfloat16.
   embed = _embedder(network, pool=False, dtype="float32")
-  model = jax2onnx.to_onnx(
-    embed, inputs=[images], model_name="soprc_jax", input_names=["images"], output_names=["embeddings"]
-  )
+  # It logs, with a traceback, each plugin of its own that does not know this jax; what the network needs and does not find raises.
+  logger = logging.getLogger("jax2onnx")
+  level = logger.level
+  logger.setLevel(logging.CRITICAL)
+  try:
+    model = jax2onnx.to_onnx(
+      embed, inputs=[images], model_name="soprc_jax", input_names=["images"], output_names=["embeddings"]
+    )
+  finally:
+    logger.setLevel(level)
   more = {
     "computed_in": "float32",
     "opset": max(entry.version for entry in model.opset_import if entry.domain == ""),

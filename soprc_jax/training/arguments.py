@@ -1,6 +1,7 @@
 """The arguments of the config files, ``--config=FILE:ARGUMENT[,ARGUMENT...]``: what each changes."""
 
 from collections.abc import Callable, Mapping
+import difflib
 import functools
 from typing import Any
 
@@ -18,7 +19,9 @@ def apply(config: Any, text: str, arguments: Mapping[str, Change]) -> Any:
   """
   for name in filter(None, text.split(",")):
     if name not in arguments:
-      raise ValueError(f"arguments are {', '.join(arguments)}; got {name!r}")
+      close = difflib.get_close_matches(name, arguments, n=1)
+      hint = f", did you mean {close[0]!r}?" if close else ""
+      raise ValueError(f"arguments are {', '.join(arguments)}; got {name!r}{hint}")
     arguments[name](config)
   return config
 

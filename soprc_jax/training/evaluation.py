@@ -160,7 +160,10 @@ def load(config: Any, workdir: Path, *, newest: bool = False) -> Trained:
   """
   lines = workdir_lib.config_differences(workdir, config)
   if lines:
-    raise ValueError("this is not the config of the run in --workdir:\n" + "\n".join(f"  {line}" for line in lines))
+    raise ValueError(
+      "this is not the config of the run in --workdir (without --config its own is taken):\n"
+      + "\n".join(f"  {line}" for line in lines)
+    )
   network, step, meta = restore(config, workdir, newest=newest)
   splits = datasets.make_splits(config.data)
   embed = make_embed(build.make_model(config, freeze_bn=True), config)
