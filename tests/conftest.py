@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import pathlib
 import shutil
 import tempfile
 
@@ -17,6 +18,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import hypothesis
 import jax
+import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -26,3 +28,24 @@ hypothesis.settings.register_profile("soprc", derandomize=True, max_examples=25,
 # HYPOTHESIS_PROFILE=thorough: random examples, others each time or those of --hypothesis-seed; tests/properties_*_test.py have as many as it says.
 hypothesis.settings.register_profile("thorough", derandomize=False, max_examples=1000, print_blob=True, **_ANY_SPEED)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "soprc"))
+
+_PAGES = pathlib.Path(__file__).parents[1] / "docs"
+
+
+class _Pages:
+  """For the examples of docs/, where a second conftest.py would clash with this one: readers may promote ranks, and little is computed that is worth optimizing."""
+
+  @pytest.fixture(autouse=True)
+  def _as_for_a_reader(self, request):
+    if _PAGES not in request.path.parents:
+      yield
+      return
+    jax.config.update("jax_numpy_rank_promotion", "allow")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def pytest_configure(config):
+  config.pluginmanager.register(_Pages(), "pages")
