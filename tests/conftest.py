@@ -1,6 +1,7 @@
 """Strict session: two CPU devices, rank promotion raises, warnings are errors (setup.cfg), reproducible hypothesis."""
 
 import atexit
+import gc
 import os
 import pathlib
 import shutil
@@ -28,6 +29,18 @@ hypothesis.settings.register_profile("soprc", derandomize=True, max_examples=25,
 # HYPOTHESIS_PROFILE=thorough: random examples, others each time or those of --hypothesis-seed; tests/properties_*_test.py have as many as it says.
 hypothesis.settings.register_profile("thorough", derandomize=False, max_examples=1000, print_blob=True, **_ANY_SPEED)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "soprc"))
+
+# Every compiled function maps memory, a system allows a process 65,530 maps, and beyond them XLA crashes. A worker of the suite comes near.
+_MAPS, _MANY_MAPS = pathlib.Path("/proc/self/maps"), 20_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_functions_are_let_go():
+  yield
+  if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MANY_MAPS:
+    jax.clear_caches()
+    gc.collect()
+
 
 _PAGES = pathlib.Path(__file__).parents[1] / "docs"
 
