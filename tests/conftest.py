@@ -1,7 +1,6 @@
 """Strict session: two CPU devices, rank promotion raises, warnings are errors (setup.cfg), reproducible hypothesis."""
 
 import atexit
-import gc
 import os
 import pathlib
 import shutil
@@ -39,7 +38,6 @@ def _compiled_functions_are_let_go():
   yield
   if _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MANY_MAPS:
     jax.clear_caches()
-    gc.collect()
 
 
 _PAGES = pathlib.Path(__file__).parents[1] / "docs"
