@@ -7,7 +7,7 @@ import numpy as np
 
 from soprc_jax._text import shown
 from soprc_jax.data import arrays
-from soprc_jax.training import config as config_lib
+from soprc_jax.serving import network
 from soprc_jax.training import files, reproduction, v_history
 from soprc_jax.training import workdir as workdir_lib
 
@@ -60,7 +60,7 @@ def read(workdir: Path) -> Run:
     ValueError: there is no run, it has not finished, or a file is damaged.
     OSError: a file may not be read.
   """
-  config = config_lib.from_json(workdir_lib.read_config(workdir))
+  config = network.stored_config(workdir)
   path = workdir / workdir_lib.RESULTS
   lines = list(workdir_lib.read_metrics(workdir))
   if not path.exists():

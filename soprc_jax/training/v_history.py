@@ -40,6 +40,7 @@ class VHistory:
     follows = config.loss.name == "soprc" and config.loss.v == "carried"
     self._classes = choose(self._train.labels, config.log.v_classes) if follows else []
     self._counted, self._visits = config.warmup.steps, np.zeros((2, len(self._classes)), int)
+    self._images = {label: images(self._train.labels, label) for label in self._classes}
     self._log: workdir_lib.JsonLines | None = None
     if self._classes:
       path = workdir / FILE
@@ -60,7 +61,7 @@ class VHistory:
       return
     self._count_visits(step)
     state = parallel.unreplicate(tracking.find_state(opt_state))
-    positions = np.concatenate([images(self._train.labels, label) for label in self._classes])
+    positions = np.concatenate(list(self._images.values()))
     embedded = embed(variables, sources.Subset(self._train, positions))
     found = [self._class(label, place, state, embedded) for place, label in enumerate(self._classes)]
     self._log.write({"step": step, "classes": found})
@@ -97,7 +98,7 @@ class VHistory:
   def _class(self, label: int, place: int, state: tracking.ScoreEmaState, embedded: evaluation.Embedded) -> dict[str, Any]:
     row = self._rows[label]
     own = embedded.labels == label
-    example = self._train[int(images(self._train.labels, label)[0])]
+    example = self._train[int(self._images[label][0])]
     return {
       "class": example.class_name or str(label),
       "row": row,
