@@ -3,7 +3,6 @@
 from collections.abc import Callable
 import json
 import logging
-import os
 from pathlib import Path
 import re
 from typing import Any
@@ -46,8 +45,9 @@ def write(path: Path, network: network_lib.Network, kind: str) -> Path:
     index_lib.check_output(output, suffix=".safetensors" if kind == "safetensors" and output is path else "")
   data, more = {"stablehlo": _stablehlo, "safetensors": _safetensors, "onnx": _onnx}[kind](network)
   content = {"format": kind, "file": path.name, **_description(network), **more}
-  _write_whole(path, data)
-  _write_whole(described, (json.dumps(content, indent=2) + "\n").encode())
+  for output, written in ((path, data), (described, (json.dumps(content, indent=2) + "\n").encode())):
+    with index_lib.whole(output) as file:
+      file.write(written)
   return described
 
 
@@ -196,13 +196,3 @@ def _description(network: network_lib.Network) -> dict[str, Any]:
     },
     "versions": {"soprc_jax": version.__version__, "jax": jax.__version__},
   }
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-  """Writes a file that is there whole or not at all."""
-  aside = path.with_name(f".{path.name}.tmp")
-  try:
-    aside.write_bytes(data)
-    os.replace(aside, path)
-  finally:
-    aside.unlink(missing_ok=True)
