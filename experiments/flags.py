@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import difflib
+import functools
 import logging
 import os
 from pathlib import Path
@@ -38,6 +39,10 @@ _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processe
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.", lower_bound=0)
 
 
+# What a key of a config holds, by the type of its value.
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a tuple"}
+
+
 class Run(NamedTuple):
   """What the flags say: a checked config and an absolute folder."""
 
@@ -54,7 +59,7 @@ def parse(argv: Sequence[str]) -> list[str]:
       _CONFIG.value.to_dict()
     return rest
   except Exception as error:  # of a config file that a user has written, anything
-    _exit(_config_mistake(argv) or f"{error}\nTry --help.")
+    _exit(_config_mistake(argv, error) or f"{error}\nTry --help.")
 
 
 def require(argv: Sequence[str], example: str, **values: Any) -> None:
@@ -125,7 +130,7 @@ def _workdir() -> Path:
   return path
 
 
-def _config_mistake(argv: Sequence[str]) -> str | None:
+def _config_mistake(argv: Sequence[str], error_of_flags: Exception) -> str | None:
   """What is wrong with ``--config=FILE[:ARGUMENT]`` or ``--config.KEY``, told better than the flags library does."""
   for name in _values(argv, "--config"):
     path, *argument = name.split(":", 1)
@@ -147,7 +152,8 @@ def _config_mistake(argv: Sequence[str]) -> str | None:
       )
     for override in argv:
       if override.startswith("--config."):
-        message = _unknown_key(config, override.removeprefix("--config.").split("=")[0].split("."))
+        key = override.removeprefix("--config.").split("=")[0]
+        message = _unknown_key(config, key.split(".")) or _wrong_value(config, key, path, error_of_flags)
         if message:
           return message
     return None
@@ -175,6 +181,16 @@ def _unknown_key(config: Any, path: Sequence[str]) -> str | None:
       return f"--config: unknown key {'.'.join(path)!r}.{hint}\nKeys of {parent}: {', '.join(keys) or 'none'}"
     node = node[part]
   return None
+
+
+def _wrong_value(config: Any, key: str, path: str, error: Exception) -> str | None:
+  """The message for a value that cannot be read as what the key holds, if that is what the flags library tells."""
+  told = str(error)
+  if f"--config.{key}=" not in told:
+    return None
+  value = functools.reduce(lambda node, part: node[part], key.split("."), config)
+  kind = _KINDS.get(type(value), type(value).__name__)
+  return f"--config.{key} must be {kind}, as {value!r} in {path}: {told.removeprefix('flag ')}"
 
 
 def _values(argv: Sequence[str], flag: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import runs
@@ -30,6 +31,29 @@ def test_a_signal_is_noted_until_the_step_is_done(number, capfd):
     assert requests.number == number
   assert signal.getsignal(number) is before
   assert "stopping after this step" in capfd.readouterr().err
+
+
+def _terminate_and_wait():
+  os.kill(os.getpid(), signal.SIGTERM)
+  time.sleep(10)
+
+
+def test_work_that_can_be_done_again_is_cut_short(capfd):
+  with interrupts.Requests() as requests:
+    with pytest.raises(interrupts.CutShort), requests.may_cut():
+      _terminate_and_wait()
+    assert requests.due(1)
+    with pytest.raises(interrupts.CutShort), requests.may_cut():
+      raise AssertionError("it begins no more")
+  assert "the evaluation is left for later" in capfd.readouterr().err
+
+
+def test_nothing_is_cut_where_signals_are_not_taken():
+  """As with several processes, of which jax tells that one is to stop."""
+  requests = interrupts.Requests()
+  requests.number = signal.SIGTERM
+  with requests.may_cut():
+    pass
 
 
 def test_a_signal_that_the_process_ignores_stays_ignored():

@@ -3,8 +3,11 @@
 import ast
 import functools
 import json
+import os
+import signal
 
 import chex
+import crashes
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +19,7 @@ import runs
 from soprc_jax import metrics, tracking
 from soprc_jax.data import sources
 from soprc_jax.models import EmbeddingNet, ResNet
-from soprc_jax.training import build, evaluation, loop, objectives, optimizers, parallel
+from soprc_jax.training import build, checkpoints, evaluation, interrupts, loop, objectives, optimizers, parallel
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import state as state_lib
 from soprc_jax.training import step as step_lib
@@ -381,6 +384,48 @@ class TestRun:
     with pytest.raises(ValueError, match="is not divisible by 2 devices: use 6 or 12"):
       loop.train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def _and_terminate(function, due):
+  """A function that sends SIGTERM to this process when it begins, if that is due."""
+
+  def terminating(*args, **kwargs):
+    if due(*args, **kwargs):
+      os.kill(os.getpid(), signal.SIGTERM)
+    return function(*args, **kwargs)
+
+  return terminating
+
+
+def test_an_evaluation_is_cut_short_by_a_pre_emption_and_done_later(run, tmp_path, monkeypatch):
+  config, folder = run[0], tmp_path / "run"
+  newest = checkpoints.NEWEST
+
+  def stopped(after, owner, name, due=lambda *args: True):
+    with monkeypatch.context() as patch:
+      patch.setattr(owner, name, _and_terminate(getattr(owner, name), due))
+      with pytest.raises(interrupts.InterruptedRunError, match=f"Stopped by SIGTERM after step {after} of 8"):
+        loop.train(config, folder)
+    assert (folder / newest / str(after)).is_dir()
+    last = list(workdir_lib.read_metrics(folder))[-1]
+    assert last["step"] == after
+    assert "val_mAUPRC" not in last
+
+  stopped(3, evaluation, "evaluate")
+  stopped(3, evaluation, "evaluate")  # amid the one that makes up for it
+  # A kill when its network is kept and its line is not there yet.
+  with monkeypatch.context() as patch:
+    patch.setattr(workdir_lib.MetricsLog, "replace_last", None)
+    with pytest.raises(TypeError):
+      loop.train(config, folder)
+  assert (folder / checkpoints.BEST / "3").is_dir()
+  # A signal amid the steps, before an evaluation begins.
+  stopped(6, workdir_lib.MetricsLog, "write", lambda log, line: line["step"] == 5)
+  stopped(8, workdir_lib.MetricsLog, "write", lambda log, line: line["step"] == 7)
+  loop.train(config, folder)
+  crashes.assert_same_run(folder, run[1])
+  keys = [list(line) for line in workdir_lib.read_metrics(folder)]
+  assert keys == [list(line) for line in workdir_lib.read_metrics(run[1])]
 
 
 def test_a_process_that_is_not_the_main_one_writes_checkpoints_only(tmp_path, monkeypatch):

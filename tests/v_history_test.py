@@ -125,7 +125,8 @@ def test_lines_of_later_steps_are_dropped(tmp_path, data):
 @pytest.mark.parametrize("values", [{"loss.name": "triplet"}, {"loss.v": "batch"}, {"log.v_classes": 0}])
 def test_runs_without_v_write_nothing(tmp_path, data, values):
   history = v_history.VHistory(tmp_path, runs.tiny_config(**values), data, last_step=0)
-  history.add(3, None, None, None)
+  assert history.measure(3, None, None, None) is None
+  history.write(None)
   history.sync()
   history.close()
   assert list(tmp_path.iterdir()) == []

@@ -23,6 +23,11 @@ class Example(NamedTuple):
   id: str
   class_name: str = ""
 
+  @property
+  def shown_class(self) -> str:
+    """What names the class for people, its label where it has no name."""
+    return self.class_name or str(self.label)
+
 
 class Source(Protocol):
   """Random access to examples, with all labels known without reading an image."""

@@ -80,7 +80,7 @@ def _query(tested: Tested, position: int) -> Markup:
     "Query ",
     page.label(example.id, _LONG),
     ", class ",
-    tag("b", page.label(_class_of(tested, position), _LONG)),
+    tag("b", page.label(example.shown_class, _LONG)),
     f": AP {ap:.3f}; {int(right.sum())} of its {total} other images among the first {len(found)}.",
   )
   tiles = [_tile(tested, position, "is-query", "query", None)]
@@ -93,7 +93,7 @@ def _query(tested: Tested, position: int) -> Markup:
 
 def _tile(tested: Tested, position: int, kind: str, badge: str, score: float | None) -> Markup:
   example = tested.source[position]
-  name = _class_of(tested, position)
+  name = example.shown_class
   image = tag("img", src=thumbnail(example.image), alt=f"{badge}: class {name}, image {example.id}", title=example.id)
   shown = page.label(name, _SHORT) if kind == "is-wrong" else None  # the others are of the class that is named above
   similarity = None if score is None else tag("span", f"cosine {score:.3f}")
@@ -130,10 +130,5 @@ def _pair(tested: Tested, pair: ranking.Pair) -> Markup:
 
 def _image(tested: Tested, position: int) -> Markup:
   example = tested.source[position]
-  alt = f"class {_class_of(tested, position)}, image {example.id}"
+  alt = f"class {example.shown_class}, image {example.id}"
   return tag("img", src=thumbnail(example.image), alt=alt, title=example.id)
-
-
-def _class_of(tested: Tested, position: int) -> str:
-  example = tested.source[position]
-  return example.class_name or str(example.label)

@@ -43,8 +43,7 @@ class Tested(NamedTuple):
 
   def class_name(self, label: int) -> str:
     """What the data call a class."""
-    example = self.source[int(np.flatnonzero(self.labels == label)[0])]
-    return example.class_name or str(example.label)
+    return self.source[int(np.flatnonzero(self.labels == label)[0])].shown_class
 
 
 def rank(run: reading.Run, *, data_root: Path | None = None) -> Tested:

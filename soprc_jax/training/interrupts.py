@@ -1,5 +1,7 @@
-"""SIGTERM (a pre-emption) and Ctrl-C amid the steps: the step is finished and a checkpoint written before the process ends."""
+"""SIGTERM (a pre-emption) and Ctrl-C amid the steps: the step is finished and a checkpoint written before the process ends; an evaluation is left for later."""
 
+from collections.abc import Iterator
+import contextlib
 import os
 import signal
 import sys
@@ -24,6 +26,10 @@ class InterruptedRunError(Exception):
     self.exit_status = 128 + number
 
 
+class CutShort(BaseException):
+  """A signal has come within `Requests.may_cut`. No ``except Exception`` on its way keeps it."""
+
+
 class Requests:
   """Context in which SIGTERM and SIGINT are noted instead of obeyed; a second one is obeyed.
 
@@ -35,6 +41,7 @@ class Requests:
 
   def __init__(self) -> None:
     self.number: int | None = None
+    self._cuts = False
     self._before: dict[int, Any] = {}
 
   def __enter__(self) -> "Requests":
@@ -56,6 +63,20 @@ class Requests:
       self.number = signal.SIGTERM
     return self.number is not None
 
+  @contextlib.contextmanager
+  def may_cut(self) -> Iterator[None]:
+    """Context of work that can be done again: a signal, noted before or coming within, ends it by a `CutShort`.
+
+    A pre-emption leaves half a minute, and an evaluation may take longer. Of several processes none is cut: they would not agree where.
+    """
+    if self.number is not None and self._before:
+      raise CutShort
+    self._cuts = True
+    try:
+      yield
+    finally:
+      self._cuts = False
+
   def _note(self, number: int, frame: FrameType | None) -> None:
     del frame
     if self.number is not None:
@@ -65,7 +86,7 @@ class Requests:
     self.number = number
     name = signal.Signals(number).name
     # Not by logging, which the handler may have broken into.
-    os.write(
-      sys.__stderr__.fileno() if sys.__stderr__ else 2,
-      f"\n{name}: stopping after this step; once more stops at once.\n".encode(),
-    )
+    where = "the evaluation is left for later" if self._cuts else "stopping after this step"
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\n{name}: {where}; once more stops at once.\n".encode())
+    if self._cuts:
+      raise CutShort

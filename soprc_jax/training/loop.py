@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 import signal
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -90,6 +90,14 @@ class _Step:
   fetched: dict[str, float] | None = None
 
 
+class _Evaluation(NamedTuple):
+  """What an evaluation has found; nothing where a signal has cut it short."""
+
+  v: dict[str, Any] | None = None
+  val: dict[str, Any] | None = None
+  cut: bool = False
+
+
 class _Run:
   """The open files and compiled functions of one run."""
 
@@ -131,9 +139,11 @@ class _Run:
     self.state = parallel.replicate(parallel.from_main(state))
     self.log = workdir_lib.MetricsLog(workdir, last_step=self.start, writes=parallel.is_main())
     opened.callback(self.log.close)
-    self.board = board.Board(workdir / "tensorboard", last_step=self.start, writes=parallel.is_main())
+    # Events and lines of v of the step whose evaluation is missing come with it.
+    kept = self.start - self._evaluation_is_missing()
+    self.board = board.Board(workdir / "tensorboard", last_step=kept, writes=parallel.is_main())
     opened.callback(self.board.close)
-    self.v_history = v_history.VHistory(workdir, config, self.data, last_step=self.start, writes=parallel.is_main())
+    self.v_history = v_history.VHistory(workdir, config, self.data, last_step=kept, writes=parallel.is_main())
     opened.callback(self.v_history.close)
     self.best_value = max((line["val_mAUPRC"] for line in self.log.lines if "val_mAUPRC" in line), default=-1.0)
     describe.start(config, self.data, self.like.params, self.start, self.num_steps, workdir)
@@ -146,24 +156,26 @@ class _Run:
     )
     progress = progress_lib.Progress(self.config, self.start, self.num_steps)
     pending: _Step | None = None
-    began = time.perf_counter()
     with interrupts.Requests() as requests:
+      if self._evaluation_is_missing():
+        self._evaluate_late(requests)
+      began = time.perf_counter()
       for number in range(self.start + 1, self.num_steps + 1):
         step = self._start_step(number, stream)
         if pending is not None:
           self._write(pending, progress)
         pending = step
         evaluates = _due(number, self.config.eval.every, self.num_steps)
-        stops = requests.due(number)
+        stops = requests.due(number) and number < self.num_steps
         saves = stops or _due(number, self.config.checkpoint.every, self.num_steps)
         if evaluates or saves:
           jax.block_until_ready(self.state)
         pending.seconds = time.perf_counter() - began
         # Where steps may be left out, nothing is started before it is known whether this one was.
         if evaluates or saves or self.config.train.on_nonfinite == "skip":
-          self._evaluate_and_save(pending, progress, evaluates, saves)
-          pending = None
-        if stops and number < self.num_steps:
+          done = self._evaluate_and_save(pending, progress, requests, evaluates, saves)
+          stops, pending = stops or not done, None
+        if stops:
           self._stop(requests, number)
         began = time.perf_counter()
     progress.close()
@@ -197,42 +209,83 @@ class _Run:
       name = self.data.splits["train"][position].id
       _log.warning("Broken image %s: another one of its class takes its place (data.on_broken=skip).", name)
 
-  def _evaluate_and_save(self, step: _Step, progress: progress_lib.Progress, evaluates: bool, saves: bool) -> None:
+  def _evaluate_and_save(
+    self, step: _Step, progress: progress_lib.Progress, requests: interrupts.Requests, evaluates: bool, saves: bool
+  ) -> bool:
+    """What is due after a step; False if a signal has cut its evaluation short: the step is saved then, and evaluated when the run goes on."""
     self._fetch(step)  # before anything is evaluated or saved that no run should go on from
-    improved = False
-    if evaluates:
-      variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
-      self.v_history.add(step.number, self.embed, variables, self.state.opt_state)
-      if "val" in self.data.splits:
-        step.val = evaluation.evaluate(self.embed(variables, self.data.splits["val"]), self.config)
-        improved = step.val["mAUPRC"] > self.best_value
+    found = self._evaluate(step.number, requests) if evaluates else _Evaluation()
+    step.val = found.val or {}
     self._write(step, progress)
     if not (evaluates or saves):
-      return
+      return True
+    self.v_history.write(found.v)
     state = parallel.unreplicate(self.state)
     # This order makes a kill between any two lines harmless: what a checkpoint stands for is on disk before it is.
     self.log.sync()
     self.board.sync()
     self.v_history.sync()
-    if improved:
-      self.best_value = step.val["mAUPRC"]
-      self.best.save(state, self.meta)
-    if saves:
+    self._keep_if_best(found, state)
+    if saves or found.cut:
       self.newest.save(state, self.meta)
+    return not found.cut
+
+  def _evaluate(self, number: int, requests: interrupts.Requests) -> _Evaluation:
+    """v and the metrics on val of the network after a step."""
+    variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
+    if "val" not in self.data.splits:
+      return _Evaluation(v=self.v_history.measure(number, self.embed, variables, self.state.opt_state))
+    try:
+      with requests.may_cut():
+        v = self.v_history.measure(number, self.embed, variables, self.state.opt_state)
+        val = evaluation.evaluate(self.embed(variables, self.data.splits["val"]), self.config)
+    except interrupts.CutShort:
+      return _Evaluation(cut=True)
+    return _Evaluation(v, val)
+
+  def _evaluation_is_missing(self) -> bool:
+    """Whether the step that the run goes on from is still to be evaluated."""
+    due = self.start > 0 and _due(self.start, self.config.eval.every, self.num_steps)
+    return due and "val" in self.data.splits and "val_mAUPRC" not in self.log.lines[-1]
+
+  def _evaluate_late(self, requests: interrupts.Requests) -> None:
+    """Evaluates the step that the run goes on from, as if it had been in time."""
+    found = self._evaluate(self.start, requests)
+    if found.cut:
+      self._stop(requests, self.start)
+    last = dict(self.log.lines[-1])
+    clock = {name: last.pop(name) for name in CLOCK_FIELDS}
+    line = last | _val_fields(found.val or {}) | clock
+    self._tell_board(line)
+    self.v_history.write(found.v)
+    self.board.sync()
+    self.v_history.sync()
+    self._keep_if_best(found, parallel.unreplicate(self.state))
+    # At last: a kill before it leaves the evaluation missing.
+    self.log.replace_last(line)
+    self.log.sync()
+    _log.info("Step %d is evaluated: val_mAUPRC %.4g", self.start, line["val_mAUPRC"])
+
+  def _keep_if_best(self, found: _Evaluation, state: TrainState) -> None:
+    if found.val is not None and found.val["mAUPRC"] > self.best_value:
+      self.best_value = found.val["mAUPRC"]
+      self.best.save(state, self.meta)
 
   def _write(self, step: _Step, progress: progress_lib.Progress) -> None:
     scalars = self._fetch(step)
     # Rate of the update that made this step: the schedule is called with the number of steps before it.
     line: dict[str, Any] = {"step": step.number, **scalars, "learning_rate": float(self.parts.schedule(step.number - 1))}
-    line |= {f"val_{name}": value for name, value in step.val.items() if not isinstance(value, list)}
-    line |= {name: round(getattr(step, name), 4) for name in CLOCK_FIELDS}
-    # JSON has no NaN.
-    line = {name: value if math.isfinite(value) else None for name, value in line.items()}
+    line |= _val_fields(step.val) | {name: round(getattr(step, name), 4) for name in CLOCK_FIELDS}
+    line = _json(line)
     self.log.write(line)
+    progress.show(self._tell_board(line))
+
+  def _tell_board(self, line: dict[str, Any]) -> dict[str, Any]:
+    """Puts a line of the log among TensorBoard's events; returns what of it is finite."""
     shown = {name: value for name, value in line.items() if value is not None}
     tags = {name.replace("val_", "val/").replace("@", "_at_"): value for name, value in shown.items() if name != "step"}
-    self.board.add(tags, step.number)
-    progress.show(shown)
+    self.board.add(tags, line["step"])
+    return shown
 
   def _fetch(self, step: _Step) -> dict[str, float]:
     """The scalars of a step as numbers, the first device's; with ``train.on_nonfinite=skip`` also whether it was skipped.
@@ -298,6 +351,16 @@ class _Run:
       state, which = self.best.restore(self.like)[0], "best on val"
     _log.info("Testing the network of step %d (%s).", int(state.step), which)
     return results.write(self.workdir, self.config, self.data.splits, self.embed, state, self.log.lines)
+
+
+def _val_fields(val: dict[str, Any]) -> dict[str, Any]:
+  """Metrics on val as fields of a line of the log."""
+  return _json({f"val_{name}": value for name, value in val.items() if not isinstance(value, list)})
+
+
+def _json(line: dict[str, Any]) -> dict[str, Any]:
+  """A line of numbers for JSON, which has no NaN."""
+  return {name: value if math.isfinite(value) else None for name, value in line.items()}
 
 
 def _due(step: int, every: int, last: int) -> bool:

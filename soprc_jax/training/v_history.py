@@ -48,8 +48,8 @@ class VHistory:
       self._take_counts(lines)
       self._log = workdir_lib.JsonLines(path, lines, writes=writes)
 
-  def add(self, step: int, embed: evaluation.EmbedFn, variables: Any, opt_state: Any) -> None:
-    """The line of a step.
+  def measure(self, step: int, embed: evaluation.EmbedFn, variables: Any, opt_state: Any) -> dict[str, Any] | None:
+    """The line of a step, None where nothing is followed.
 
     Args:
       step: >= 1.
@@ -58,13 +58,18 @@ class VHistory:
       opt_state: with the state of the tracker, on all devices.
     """
     if self._log is None:
-      return
+      return None
     self._count_visits(step)
     state = parallel.unreplicate(tracking.find_state(opt_state))
     positions = np.concatenate(list(self._images.values()))
     embedded = embed(variables, sources.Subset(self._train, positions))
     found = [self._class(label, place, state, embedded) for place, label in enumerate(self._classes)]
-    self._log.write({"step": step, "classes": found})
+    return {"step": step, "classes": found}
+
+  def write(self, line: dict[str, Any] | None) -> None:
+    """Keeps a line of `measure`."""
+    if self._log is not None and line is not None:
+      self._log.write(line)
 
   def sync(self) -> None:
     """Puts all lines on disk."""
@@ -98,9 +103,8 @@ class VHistory:
   def _class(self, label: int, place: int, state: tracking.ScoreEmaState, embedded: evaluation.Embedded) -> dict[str, Any]:
     row = self._rows[label]
     own = embedded.labels == label
-    example = self._train[int(self._images[label][0])]
     return {
-      "class": example.class_name or str(label),
+      "class": self._train[int(self._images[label][0])].shown_class,
       "row": row,
       "weight": round(float(state.weight[row]), 6),
       "visits": int(self._visits[0][place]),

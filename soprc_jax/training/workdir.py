@@ -117,15 +117,25 @@ class JsonLines:
   """
 
   def __init__(self, path: Path, lines: list[dict[str, Any]], *, writes: bool = True):
-    self.lines, self._writes = lines, writes
-    if writes:
-      write_atomically(path, "".join(_dump(line) for line in lines))
-    self._file = (path if writes else Path(os.devnull)).open("a")
+    self.lines, self._path, self._writes = lines, path, writes
+    self._open()
+
+  def _open(self) -> None:
+    """Puts the lines into the file, and goes on at its end."""
+    if self._writes:
+      write_atomically(self._path, "".join(_dump(line) for line in self.lines))
+    self._file = (self._path if self._writes else Path(os.devnull)).open("a")
 
   def write(self, line: dict[str, Any]) -> None:
     """Appends a line."""
     self.lines.append(line)
     self._file.write(_dump(line))
+
+  def replace_last(self, line: dict[str, Any]) -> None:
+    """Puts another line in the place of the last one; the file holds either of them whenever the process is killed."""
+    self.lines[-1] = line
+    self._file.close()
+    self._open()
 
   def sync(self) -> None:
     """Puts all lines on disk; done before a checkpoint, so that none of its steps can be missing."""
