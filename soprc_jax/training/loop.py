@@ -1,14 +1,14 @@
 """The run: resume, train, evaluate, keep checkpoints, test the best one, leave results."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import itertools
 import logging
-import math
 from pathlib import Path
 import signal
 import time
+import types
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,6 @@ import numpy as np
 
 from soprc_jax.data import pipeline
 from soprc_jax.training import (
-  board,
   build,
   checkpoints,
   classes,
@@ -27,9 +26,9 @@ from soprc_jax.training import (
   interrupts,
   lock,
   parallel,
+  records,
   reproduction,
   results,
-  v_history,
 )
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import progress as progress_lib
@@ -39,8 +38,6 @@ from soprc_jax.training.state import TrainState
 _log = logging.getLogger(__name__)
 
 DivergedError = guard.DivergedError
-# Wall-clock fields of a line of metrics.jsonl; all others repeat exactly.
-CLOCK_FIELDS = ("seconds", "data_wait")
 
 
 def train(config: Any, workdir: Path) -> dict[str, Any]:
@@ -86,7 +83,7 @@ class _Step:
   scalars: Any
   data_wait: float
   seconds: float = 0.0
-  val: dict[str, Any] = dataclasses.field(default_factory=dict)
+  val: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   fetched: dict[str, float] | None = None
 
 
@@ -94,7 +91,7 @@ class _Evaluation(NamedTuple):
   """What an evaluation has found; nothing where a signal has cut it short."""
 
   v: dict[str, Any] | None = None
-  val: dict[str, Any] | None = None
+  val: Mapping[str, Any] = types.MappingProxyType({})
   cut: bool = False
 
 
@@ -137,15 +134,8 @@ class _Run:
     self.broken = set[int]()
     self.empty = empty.EmptyBatches()
     self.state = parallel.replicate(parallel.from_main(state))
-    self.log = workdir_lib.MetricsLog(workdir, last_step=self.start, writes=parallel.is_main())
-    opened.callback(self.log.close)
-    # Events and lines of v of the step whose evaluation is missing come with it.
-    kept = self.start - self._evaluation_is_missing()
-    self.board = board.Board(workdir / "tensorboard", last_step=kept, writes=parallel.is_main())
-    opened.callback(self.board.close)
-    self.v_history = v_history.VHistory(workdir, config, self.data, last_step=kept, writes=parallel.is_main())
-    opened.callback(self.v_history.close)
-    self.best_value = max((line["val_mAUPRC"] for line in self.log.lines if "val_mAUPRC" in line), default=-1.0)
+    self.records = records.Records(workdir, config, self.data, last_step=self.start, opened=opened)
+    self.best_value = self.records.best_value()
     describe.start(config, self.data, self.like.params, self.start, self.num_steps, workdir)
 
   def train(self) -> None:
@@ -157,7 +147,7 @@ class _Run:
     progress = progress_lib.Progress(self.config, self.start, self.num_steps)
     pending: _Step | None = None
     with interrupts.Requests() as requests:
-      if self._evaluation_is_missing():
+      if self.records.lacks_evaluation:
         self._evaluate_late(requests)
       began = time.perf_counter()
       for number in range(self.start + 1, self.num_steps + 1):
@@ -165,9 +155,9 @@ class _Run:
         if pending is not None:
           self._write(pending, progress)
         pending = step
-        evaluates = _due(number, self.config.eval.every, self.num_steps)
+        evaluates = records.is_due(number, self.config.eval.every, self.config)
         stops = requests.due(number) and number < self.num_steps
-        saves = stops or _due(number, self.config.checkpoint.every, self.num_steps)
+        saves = stops or records.is_due(number, self.config.checkpoint.every, self.config)
         if evaluates or saves:
           jax.block_until_ready(self.state)
         pending.seconds = time.perf_counter() - began
@@ -215,16 +205,14 @@ class _Run:
     """What is due after a step; False if a signal has cut its evaluation short: the step is saved then, and evaluated when the run goes on."""
     self._fetch(step)  # before anything is evaluated or saved that no run should go on from
     found = self._evaluate(step.number, requests) if evaluates else _Evaluation()
-    step.val = found.val or {}
+    step.val = found.val
     self._write(step, progress)
     if not (evaluates or saves):
       return True
-    self.v_history.write(found.v)
+    self.records.v.write(found.v)
     state = parallel.unreplicate(self.state)
     # This order makes a kill between any two lines harmless: what a checkpoint stands for is on disk before it is.
-    self.log.sync()
-    self.board.sync()
-    self.v_history.sync()
+    self.records.sync()
     self._keep_if_best(found, state)
     if saves or found.cut:
       self.newest.save(state, self.meta)
@@ -234,58 +222,37 @@ class _Run:
     """v and the metrics on val of the network after a step."""
     variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
     if "val" not in self.data.splits:
-      return _Evaluation(v=self.v_history.measure(number, self.embed, variables, self.state.opt_state))
+      return _Evaluation(self.records.v.measure(number, self.embed, variables, self.state.opt_state))
     try:
       with requests.may_cut():
-        v = self.v_history.measure(number, self.embed, variables, self.state.opt_state)
+        v = self.records.v.measure(number, self.embed, variables, self.state.opt_state)
         val = evaluation.evaluate(self.embed(variables, self.data.splits["val"]), self.config)
     except interrupts.CutShort:
       return _Evaluation(cut=True)
     return _Evaluation(v, val)
-
-  def _evaluation_is_missing(self) -> bool:
-    """Whether the step that the run goes on from is still to be evaluated."""
-    due = self.start > 0 and _due(self.start, self.config.eval.every, self.num_steps)
-    return due and "val" in self.data.splits and "val_mAUPRC" not in self.log.lines[-1]
 
   def _evaluate_late(self, requests: interrupts.Requests) -> None:
     """Evaluates the step that the run goes on from, as if it had been in time."""
     found = self._evaluate(self.start, requests)
     if found.cut:
       self._stop(requests, self.start)
-    last = dict(self.log.lines[-1])
-    clock = {name: last.pop(name) for name in CLOCK_FIELDS}
-    line = last | _val_fields(found.val or {}) | clock
-    self._tell_board(line)
-    self.v_history.write(found.v)
-    self.board.sync()
-    self.v_history.sync()
+    self.records.v.write(found.v)
+    self.records.sync()
     self._keep_if_best(found, parallel.unreplicate(self.state))
-    # At last: a kill before it leaves the evaluation missing.
-    self.log.replace_last(line)
-    self.log.sync()
-    _log.info("Step %d is evaluated: val_mAUPRC %.4g", self.start, line["val_mAUPRC"])
+    self.records.complete(found.val)
+    _log.info("Step %d is evaluated: val_mAUPRC %.4g", self.start, found.val["mAUPRC"])
 
   def _keep_if_best(self, found: _Evaluation, state: TrainState) -> None:
-    if found.val is not None and found.val["mAUPRC"] > self.best_value:
+    if found.val and found.val["mAUPRC"] > self.best_value:
       self.best_value = found.val["mAUPRC"]
       self.best.save(state, self.meta)
 
   def _write(self, step: _Step, progress: progress_lib.Progress) -> None:
     scalars = self._fetch(step)
     # Rate of the update that made this step: the schedule is called with the number of steps before it.
-    line: dict[str, Any] = {"step": step.number, **scalars, "learning_rate": float(self.parts.schedule(step.number - 1))}
-    line |= _val_fields(step.val) | {name: round(getattr(step, name), 4) for name in CLOCK_FIELDS}
-    line = _json(line)
-    self.log.write(line)
-    progress.show(self._tell_board(line))
-
-  def _tell_board(self, line: dict[str, Any]) -> dict[str, Any]:
-    """Puts a line of the log among TensorBoard's events; returns what of it is finite."""
-    shown = {name: value for name, value in line.items() if value is not None}
-    tags = {name.replace("val_", "val/").replace("@", "_at_"): value for name, value in shown.items() if name != "step"}
-    self.board.add(tags, line["step"])
-    return shown
+    rate = float(self.parts.schedule(step.number - 1))
+    clock = {name: round(getattr(step, name), 4) for name in records.CLOCK_FIELDS}
+    progress.show(self.records.add(step.number, {**scalars, "learning_rate": rate}, step.val, clock))
 
   def _fetch(self, step: _Step) -> dict[str, float]:
     """The scalars of a step as numbers, the first device's; with ``train.on_nonfinite=skip`` also whether it was skipped.
@@ -313,7 +280,7 @@ class _Run:
     """
     rate, images = float(self.parts.schedule(step.number - 1)), self.data.splits["train"]
     skips = self.config.train.on_nonfinite == "skip"
-    in_a_row = 1 + _trailing_skips(self.log.lines)
+    in_a_row = 1 + _trailing_skips(self.records.lines)
     goes_on = skips and in_a_row <= self.config.train.max_skipped
     # The state stands as it was before the step; only its count may have moved on. Of those that are skipped the first one is kept.
     state = dataclasses.replace(parallel.unreplicate(self.state), step=np.int32(step.number - 1))
@@ -350,21 +317,7 @@ class _Run:
     else:
       state, which = self.best.restore(self.like)[0], "best on val"
     _log.info("Testing the network of step %d (%s).", int(state.step), which)
-    return results.write(self.workdir, self.config, self.data.splits, self.embed, state, self.log.lines)
-
-
-def _val_fields(val: dict[str, Any]) -> dict[str, Any]:
-  """Metrics on val as fields of a line of the log."""
-  return _json({f"val_{name}": value for name, value in val.items() if not isinstance(value, list)})
-
-
-def _json(line: dict[str, Any]) -> dict[str, Any]:
-  """A line of numbers for JSON, which has no NaN."""
-  return {name: value if math.isfinite(value) else None for name, value in line.items()}
-
-
-def _due(step: int, every: int, last: int) -> bool:
-  return step == last or (every > 0 and step % every == 0)
+    return results.write(self.workdir, self.config, self.data.splits, self.embed, state, self.records.lines)
 
 
 def _trailing_skips(lines: list[dict[str, Any]]) -> int:

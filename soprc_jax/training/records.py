@@ -1,0 +1,100 @@
+"""What a run notes as it goes: a line a step in its log and TensorBoard, v of some classes at each evaluation."""
+
+from collections.abc import Mapping
+import contextlib
+import math
+from pathlib import Path
+from typing import Any
+
+from soprc_jax.training import board, build, parallel, v_history
+from soprc_jax.training import workdir as workdir_lib
+
+# Wall-clock fields of a line of metrics.jsonl; all others repeat exactly.
+CLOCK_FIELDS = ("seconds", "data_wait")
+
+
+class Records:
+  """The open files of a run, but for its checkpoints.
+
+  Args:
+    workdir: of the run.
+    config: resolved.
+    data: of the run.
+    last_step: step of the checkpoint that the run goes on from: what stands there of later ones is dropped, since those steps come again.
+    opened: closes the files.
+
+  Attributes:
+    lines: of ``metrics.jsonl``.
+    v: see `v_history`.
+    lacks_evaluation: whether the last step was due to be evaluated, and a signal has cut that short: see `complete`.
+  """
+
+  def __init__(self, workdir: Path, config: Any, data: build.Data, *, last_step: int, opened: contextlib.ExitStack):
+    writes = parallel.is_main()
+    self._log = workdir_lib.MetricsLog(workdir, last_step=last_step, writes=writes)
+    opened.callback(self._log.close)
+    self.lines = self._log.lines
+    due = last_step > 0 and is_due(last_step, config.eval.every, config)
+    self.lacks_evaluation = due and "val" in data.splits and "val_mAUPRC" not in self.lines[-1]
+    # Events and v of the step whose evaluation is missing come with it.
+    kept = last_step - self.lacks_evaluation
+    self._board = board.Board(workdir / "tensorboard", last_step=kept, writes=writes)
+    opened.callback(self._board.close)
+    self.v = v_history.VHistory(workdir, config, data, last_step=kept, writes=writes)
+    opened.callback(self.v.close)
+
+  def best_value(self) -> float:
+    """The largest mAUPRC on val so far, -1 without any."""
+    return max((line["val_mAUPRC"] for line in self.lines if "val_mAUPRC" in line), default=-1.0)
+
+  def add(
+    self, step: int, values: Mapping[str, float], val: Mapping[str, Any], clock: Mapping[str, float]
+  ) -> dict[str, Any]:
+    """Notes a step, and returns what of its line is finite.
+
+    Args:
+      step: >= 1.
+      values: scalars of the step.
+      val: metrics on val, if it was evaluated.
+      clock: seconds of each of `CLOCK_FIELDS`.
+    """
+    line = {"step": step, **_json(values), **_val_fields(val), **_json(clock)}
+    self._log.write(line)
+    return self._tell_board(line)
+
+  def complete(self, val: Mapping[str, Any]) -> None:
+    """Gives the last line the evaluation that it lacks; the last thing to be done of it, since a kill before leaves it missing."""
+    line = dict(self.lines[-1])
+    clock = {name: line.pop(name) for name in CLOCK_FIELDS}
+    line |= _val_fields(val) | clock
+    self._tell_board(line)
+    self._board.sync()
+    self._log.replace_last(line)
+    self._log.sync()
+    self.lacks_evaluation = False
+
+  def sync(self) -> None:
+    """Puts everything on disk; done before a checkpoint, so that nothing that it stands for can be missing."""
+    self._log.sync()
+    self._board.sync()
+    self.v.sync()
+
+  def _tell_board(self, line: dict[str, Any]) -> dict[str, Any]:
+    shown = {name: value for name, value in line.items() if value is not None}
+    tags = {name.replace("val_", "val/").replace("@", "_at_"): value for name, value in shown.items() if name != "step"}
+    self._board.add(tags, line["step"])
+    return shown
+
+
+def is_due(step: int, every: int, config: Any) -> bool:
+  """Whether something that is done every so many steps, and after the last one, is done after a step; 0 is the last one only."""
+  return step == config.warmup.steps + config.train.steps or (every > 0 and step % every == 0)
+
+
+def _val_fields(val: Mapping[str, Any]) -> dict[str, Any]:
+  return _json({f"val_{name}": value for name, value in val.items() if not isinstance(value, list)})
+
+
+def _json(values: Mapping[str, float]) -> dict[str, Any]:
+  """Numbers for JSON, which has no NaN."""
+  return {name: value if math.isfinite(value) else None for name, value in values.items()}
