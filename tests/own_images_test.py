@@ -7,6 +7,7 @@ import shlex
 
 import numpy as np
 from PIL import Image
+import pytest
 import runs
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -24,7 +25,9 @@ def _draw(path, label, rng):
   Image.fromarray(np.clip(image, 0, 255).astype(np.uint8)).save(path)
 
 
-def test_train_evaluate_and_search(tmp_path):
+# As they stand there the slow way; else with fewer steps, which these easy classes need no more of.
+@pytest.mark.parametrize("shortened", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_train_evaluate_and_search(tmp_path, shortened):
   rng = np.random.default_rng(0)
   for label in range(40):
     for index in range(6):
@@ -37,6 +40,8 @@ def test_train_evaluate_and_search(tmp_path):
   for command in commands:
     words = shlex.split(command.replace("runs/mine", str(tmp_path / "mine")))
     assert words[:2] == ["python", "-m"]
+    if shortened and words[2] == "experiments.train":
+      words += ["--config.train.steps=50", "--config.eval.every=25"]
     done = runs.call(words[2], *words[3:], env=runs.environment())
     assert done.returncode == 0, done.stderr
     outputs.append(done.stdout)
