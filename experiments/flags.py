@@ -188,9 +188,11 @@ def _wrong_value(config: Any, key: str, path: str, error: Exception) -> str | No
   told = str(error)
   if f"--config.{key}=" not in told:
     return None
-  value = functools.reduce(lambda node, part: node[part], key.split("."), config)
-  kind = _KINDS.get(type(value), type(value).__name__)
-  return f"--config.{key} must be {kind}, as {value!r} in {path}: {told.removeprefix('flag ')}"
+  *parents, last = key.split(".")
+  node = functools.reduce(lambda node, part: node[part], parents, config)
+  kind = _KINDS.get(node.get_type(last), node.get_type(last).__name__)
+  example = "" if node[last] is None else f", as {node[last]!r} in {path}"
+  return f"--config.{key} must be {kind}{example}: {told.removeprefix('flag ')}"
 
 
 def _values(argv: Sequence[str], flag: str) -> Iterator[str]:

@@ -1,9 +1,9 @@
 r"""Makes a step again that was not finite, and shows where the first numbers broke.
 
-python -m experiments.replay --workdir=runs/glyphs [--step=N]
+python -m experiments.replay --workdir=runs/glyphs [--step=N] [--own_loss=package.module:function]
 
 A training that meets a NaN or an infinity stops, or skips the step (train.on_nonfinite), and keeps the state before it and its batch in
-WORKDIR/diverged/N. Nothing else is needed here: neither the data nor the config file. Exit status 0, whatever the step shows.
+WORKDIR/diverged/N. Nothing else is needed here: neither the data nor the config file; a loss of your own must be named, since a folder alone may not run code. Exit status 0, whatever the step shows.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,10 @@ absl_flags.adopt_module_key_flags(flags)
 
 _STEP = absl_flags.DEFINE_integer("step", None, "The step; by default the last one that the run keeps.", lower_bound=1)
 
+_OWN_LOSS = absl_flags.DEFINE_multi_string(
+  "own_loss", [], "package.module:function, the loss of your own (loss.name, warmup.loss) that the run was trained with."
+)
+
 
 def main(argv: Sequence[str]) -> None:
   workdir = flags.existing_folder(argv, "--workdir=runs/glyphs")
@@ -24,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
 
   flags.prepare_jax(workdir)
   with flags.errors_as_messages():
-    print(replay.describe(workdir, _STEP.value))
+    print(replay.describe(workdir, _STEP.value, trusted=_OWN_LOSS.value))
 
 
 if __name__ == "__main__":

@@ -87,6 +87,24 @@ class TestStore:
     assert sorted(int(path.name) for path in (tmp_path / "store").iterdir() if path.name.isdigit()) == [9, 12]
     _assert_same(store.restore(_state(step=0), step=9)[0], _state(9))
 
+  def test_chosen_ones_are_removed(self, tmp_path):
+    store = _open(tmp_path / "store", keep=None)
+    for step in (3, 6, 9):
+      store.save(_state(step), {})
+    (tmp_path / "store" / "1.removed").mkdir()  # of a process that was killed on the way
+    store.remove([9, 3])
+    assert store.steps() == [6]
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["6"]
+    store.save(_state(9), {})
+    assert store.latest_step() == 9
+    store.close()
+
+  def test_a_folder_that_is_a_link_is_refused(self, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "best").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(checkpoints.DamagedError, match="best is a link"):
+      _open(tmp_path / "best")
+
   def test_f16_best_is_kept_apart_from_the_newest(self, tmp_path):
     newest, best = _open(tmp_path / checkpoints.NEWEST, keep=1), _open(tmp_path / checkpoints.BEST)
     best.save(_state(3), {})
@@ -200,6 +218,14 @@ class TestClaim:
     workdir.claim(tmp_path, _config())
     workdir.claim(tmp_path, _config(data__workers=4))  # changes no result
     assert (tmp_path / workdir.CONFIG).read_text() == before
+
+  def test_a_config_of_an_older_version_goes_on(self, tmp_path):
+    tree = json.loads(config_lib.to_json(_config()))
+    del tree["loss"]["prior"]["until"], tree["log"]
+    (tmp_path / workdir.CONFIG).write_text(json.dumps(tree))
+    assert not workdir.check(tmp_path, _config())
+    with pytest.raises(ValueError, match=r"loss\.prior\.until: 1\.0 there, 0\.5 here"):
+      workdir.check(tmp_path, _config(loss__prior__until=0.5))
 
   def test_other_config_is_refused_with_the_keys(self, tmp_path):
     workdir.claim(tmp_path, _config())

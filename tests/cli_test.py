@@ -65,6 +65,7 @@ class TestMistakes:
       ("--config.model.wdith=8", ["model.wdith", "Did you mean 'model.width'", "embedding_dim"]),
       ("--config.optin.name=adam", ["optin.name", "Did you mean 'optim"]),
       ("--config.train.steps=1.5", ["--config.train.steps must be a whole number, as 600 in", "invalid literal", "'1.5'"]),
+      ("--config.loss.prior.value=much", ["--config.loss.prior.value must be a number: ", "'much'"]),
       ("--config.log.progress=maybe", ["--config.log.progress must be true or false, as True in", "maybe"]),
       ("--config.model.width=wide", ["width", "wide"]),
       ("--config.model.width=0", ["model.width", ">= 1", "0"]),

@@ -85,6 +85,24 @@ def rows(trainer, tmp_path):
   return comparison.run_all(plans.read_plan(_settings()), _make_config, tmp_path)
 
 
+def test_a_run_that_broke_down_goes_on_with_more_patience(tmp_path, monkeypatch):
+  name, config = plans.RunName("soprc", 0.2, 0), runs.tiny_config()
+  folder = tmp_path / name.folder()
+  made = []
+
+  def train(config, folder):
+    made.append((config.train.on_nonfinite, config.train.max_skipped))
+    workdir.claim(folder, config)
+    raise loop.DivergedError("training broke down at step 3")
+
+  monkeypatch.setattr(loop, "train", train)
+  for values in ({}, {}, *2 * ({"train.on_nonfinite": "skip", "train.max_skipped": 3},), {}):
+    comparison.run_one(runs.tiny_config(**values), tmp_path, name, comparison.Progress(1))
+  assert made == [(config.train.on_nonfinite, config.train.max_skipped), ("skip", 3)]
+  assert comparison.finished(tmp_path, name)["diverged"] == "training broke down at step 3"
+  assert json.loads((folder / "diverged.json").read_text())["patience"] == 3
+
+
 class TestPlan:
   @pytest.mark.parametrize(
     ("changes", "message"),

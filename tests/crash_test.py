@@ -53,7 +53,10 @@ def test_killed_again_and_again(tmp_path, seed):
   rng, folder, kills = np.random.default_rng([99, seed]), tmp_path / "run", 0
   for _ in range(6):
     moment = crashes.draw_moment(rng, rng.choice(["compiling", "syncing", "saving", "after saving", "evaluating"]))
-    status, _ = crashes.stop_at(runs.tiny_flags(folder), moment._replace(nth=min(moment.nth, 2)), folder)
+    moment = moment._replace(
+      nth=min(moment.nth, 2), delay=min(moment.delay, 2.0)
+    )  # or a fast machine is done before the third
+    status, _ = crashes.stop_at(runs.tiny_flags(folder), moment, folder)
     kills += status == -signal.SIGKILL
     print(f"\nseed {seed}: {moment}, status {status}, left {crashes.left(folder)}")
   assert kills >= 3
@@ -74,6 +77,20 @@ def test_asked_to_stop(tmp_path, phase, number, status):
   assert f"Stopped by {signal.Signals(number).name} after step {left['checkpoints'][-1]} of 24" in output.splitlines()[-1]
   assert left["lines"] == left["checkpoints"][-1]
   _finish(folder, message=f"Going on from step {left['checkpoints'][-1]} of 24")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_asked_to_stop_with_the_processes_that_load_images(tmp_path, number, status):
+  """Ctrl-C in a terminal and some schedulers tell the whole group: those that load images too."""
+  folder = tmp_path / "run"
+  flags = runs.tiny_flags(folder, steps=500, **{"data.workers": 1})
+  found, output = crashes.stop_at(flags, crashes.Moment("after saving", 4, 0.5), folder, number=number)
+  print(f"\n{signal.Signals(number).name}: left {crashes.left(folder)}; {output}")
+  assert found == status, output
+  assert "Traceback" not in output
+  newest = crashes.left(folder)["checkpoints"][-1]
+  assert f"Stopped by {signal.Signals(number).name} after step {newest} of 506" in output
+  assert crashes.left(folder)["lines"] == newest
 
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "deleted"])

@@ -71,7 +71,7 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monk
     loop.train(config, folder)
   message = str(stopped.value)
   assert "training broke down at step 4 of 10: not finite: loss, gradient" in message
-  assert f"python -m experiments.replay --workdir={folder}" in message
+  assert f"python -m experiments.replay --workdir={folder} --own_loss=broken_losses:soprc; try" in message
 
   # What is kept: the state before the step, untouched by it and by the step that was under way behind it; and its batch.
   report = json.loads((folder / "diverged" / "4" / "report.json").read_text())
@@ -79,11 +79,15 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monk
   _assert_same(_state(folder / "diverged" / "4" / "state", 3), _state(folder / checkpoints.NEWEST, 3))
   data = build.make_data(config)
   batch = build.make_batches(config, data)[3]
-  found = reproduction.load(folder)
+  with pytest.raises(
+    ValueError, match=r"a folder alone may not run it: if it is yours, add --own_loss=broken_losses:soprc$"
+  ):
+    reproduction.load(folder)
+  found = reproduction.load(folder, trusted=["broken_losses:soprc"])
   np.testing.assert_array_equal(found.batch["image"], batch["image"])
   assert found.ids == [data.splits["train"][position].id for position in batch["position"]]
   assert found.ids[0] in message
-  shown = replay.describe(folder)
+  shown = replay.describe(folder, trusted=["broken_losses:soprc"])
   assert "Step 4" in shown
   assert "now:  not finite: loss, gradient" in shown
   assert "0 of 16 images" in shown

@@ -26,6 +26,17 @@ def _holder(folder):
   return process
 
 
+def test_a_link_is_not_followed(tmp_path):
+  (tmp_path / "mine").write_text("mine")
+  (tmp_path / lock.LOCK).symlink_to(tmp_path / "mine")
+  with (
+    pytest.raises(ValueError, match=r"\.lock is a link, which the lock of a run never is: remove it"),
+    lock.hold(tmp_path),
+  ):
+    pass
+  assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_the_second_is_refused_until_the_first_is_gone_however_it_went(tmp_path):
   process = _holder(tmp_path)
   try:

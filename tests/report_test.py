@@ -495,6 +495,11 @@ class TestRunsOfOtherKinds:
     assert "Not computed by this run (eval.ks): recall@100, recall@1000" in text
 
 
+def _with(folder, key, value):
+  """The results of a run with another value."""
+  return json.loads((folder / workdir.RESULTS).read_text()) | {key: value}
+
+
 class TestRefusals:
   def _refused(self, folder, message, **options):
     with pytest.raises((OSError, ValueError), match=message):
@@ -522,6 +527,15 @@ class TestRefusals:
   def test_damaged_files(self, folder):
     for name, content, message in (
       (workdir.RESULTS, '{"steps": 6}', "val is missing"),
+      *(
+        (workdir.RESULTS, json.dumps(_with(folder, key, value)), message)
+        for key, value, message in (
+          ("versions", ["x"], "versions must be an object"),
+          ("data_wait_share", None, "data_wait_share must be a number"),
+          ("tested_step", "x", "tested_step must be an integer"),
+          ("val", {"mAUPRC": 0.5, "num_queries": "x"}, "val.num_queries must be an integer"),
+        )
+      ),
       (workdir.METRICS, '{"step": 1, "loss": "high"}\n', "step 1.loss must be a number"),
       (v_history.FILE, '{"step": 3, "classes": [{"class": 1}]}\n', "v.jsonl is damaged"),
       (

@@ -20,7 +20,8 @@ import trees
 from experiments import flags
 from soprc_jax.data import arrays, glyphs, image_folder, lists, pictures, tfds_source
 from soprc_jax.models import pretrained
-from soprc_jax.training import build, checkpoints, heap, manifest, workdir
+from soprc_jax.serving import network
+from soprc_jax.training import build, checkpoints, heap, manifest, reproduction, workdir
 from soprc_jax.training import config as config_lib
 
 try:
@@ -291,6 +292,31 @@ class TestFoldersOfOthers:
       workdir.check(foreign, runs.tiny_config())
     build.check_unseen(runs.tiny_config(**{"model.init_from": str(foreign)}))
     assert "soprc_jax_evil" not in sys.modules
+
+  def test_nothing_is_imported_where_the_folder_alone_is_asked(self, foreign):
+    assert network.stored_config(foreign).loss.name == "soprc_jax_evil:loss"
+    kept = foreign / reproduction.FOLDER / "3"
+    kept.mkdir(parents=True)
+    config = json.loads((foreign / workdir.CONFIG).read_text())
+    report = {"step": 3, "arrays": ["ids"], "class_counts": [2], "config": config}
+    (kept / reproduction.REPORT).write_text(json.dumps(report))
+    with pytest.raises(ValueError, match="a folder alone may not run it"):
+      reproduction.load(foreign)
+    assert "soprc_jax_evil" not in sys.modules
+
+  def test_nothing_is_written_through_a_link(self, foreign, tmp_path):
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    for name in (".report.html.tmp", "report.html"):
+      (foreign / name).symlink_to(mine)
+    workdir.write_atomically(foreign / "report.html", "theirs")
+    assert (foreign / "report.html").read_text() == "theirs"
+    assert not (foreign / "report.html").is_symlink()
+    assert mine.read_text() == "mine"
+    (foreign / "tensorboard").mkdir()
+    (foreign / "tensorboard" / "events").symlink_to(mine)
+    with pytest.raises(ValueError, match="events is a link, and a run does not write through links"):
+      workdir.check(foreign, runs.tiny_config())
 
   @pytest.mark.parametrize("content", ["[]", "3", '"x"', "{}", '{"data": 3}', '{"data": {}}', "["])
   def test_a_config_that_is_none_is_told(self, foreign, content):

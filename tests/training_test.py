@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import itertools
 import json
 import os
 import signal
@@ -17,9 +18,9 @@ from quick import quick_compilation  # noqa: F401
 import runs
 
 from soprc_jax import metrics, tracking
-from soprc_jax.data import sources
+from soprc_jax.data import pipeline, sources
 from soprc_jax.models import EmbeddingNet, ResNet
-from soprc_jax.training import build, checkpoints, evaluation, interrupts, loop, objectives, optimizers, parallel
+from soprc_jax.training import build, checkpoints, evaluation, interrupts, loop, objectives, optimizers, parallel, records
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import state as state_lib
 from soprc_jax.training import step as step_lib
@@ -397,6 +398,45 @@ def _and_terminate(function, due):
   return terminating
 
 
+def _dying_after(count):
+  """`pipeline.iterate` whose workers die of a SIGTERM after some batches."""
+  iterate = pipeline.iterate
+
+  def dying(*args, **kwargs):
+    yield from itertools.islice(iterate(*args, **kwargs), count)
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise RuntimeError("Worker process was terminated unexpectedly")
+
+  return dying
+
+
+def test_what_was_best_beyond_the_newest_checkpoint_is_forgotten(tmp_path, monkeypatch):
+  """As on other devices, whose bits are others: the steps come again, and the network that was best of them is not the one that was."""
+  config, folder = runs.tiny_config(warmup_steps=0, steps=8), tmp_path / "run"
+  evaluate, write = evaluation.evaluate, workdir_lib.MetricsLog.write
+
+  def train(*values):
+    left = list(values)
+    monkeypatch.setattr(evaluation, "evaluate", lambda *args: evaluate(*args) | {"mAUPRC": left.pop(0) if left else 0.0})
+    return loop.train(config, folder)
+
+  def dies(log, line):
+    if line["step"] == 7:
+      raise RuntimeError("killed")
+    write(log, line)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(workdir_lib.MetricsLog, "write", dies)
+    with pytest.raises(RuntimeError, match="killed"):
+      train(0.1, 0.3)
+  best = folder / checkpoints.BEST
+  assert sorted(path.name for path in best.iterdir()) == ["3", "6"]  # a checkpoint is of step 4
+  results = train(0.05, 0.06)
+  assert results["tested_step"] == 3
+  assert results["val"]["mAUPRC"] == 0.1
+  assert [path.name for path in best.iterdir()] == ["3"]
+
+
 def test_an_evaluation_is_cut_short_by_a_pre_emption_and_done_later(run, tmp_path, monkeypatch):
   config, folder = run[0], tmp_path / "run"
   newest = checkpoints.NEWEST
@@ -411,6 +451,13 @@ def test_an_evaluation_is_cut_short_by_a_pre_emption_and_done_later(run, tmp_pat
     assert last["step"] == after
     assert "val_mAUPRC" not in last
 
+  # The processes that load images die of the same signal, before the first step and amid the steps.
+  for count, told in ((0, "before the first of 8 steps"), (2, "after step 2 of 8")):
+    with monkeypatch.context() as patch:
+      patch.setattr(pipeline, "iterate", _dying_after(count))
+      with pytest.raises(interrupts.InterruptedRunError, match=f"Stopped by SIGTERM {told}"):
+        loop.train(config, folder)
+  assert (folder / newest / "2").is_dir()
   stopped(3, evaluation, "evaluate")
   stopped(3, evaluation, "evaluate")  # amid the one that makes up for it
   # A kill when its network is kept and its line is not there yet.
@@ -422,6 +469,12 @@ def test_an_evaluation_is_cut_short_by_a_pre_emption_and_done_later(run, tmp_pat
   # A signal amid the steps, before an evaluation begins.
   stopped(6, workdir_lib.MetricsLog, "write", lambda log, line: line["step"] == 5)
   stopped(8, workdir_lib.MetricsLog, "write", lambda log, line: line["step"] == 7)
+  # A signal when the last step is done.
+  with monkeypatch.context() as patch:
+    patch.setattr(records.Records, "complete", _and_terminate(records.Records.complete, lambda *args: True))
+    with pytest.raises(interrupts.InterruptedRunError, match="Stopped by SIGTERM after step 8 of 8"):
+      loop.train(config, folder)
+  assert not (folder / workdir_lib.RESULTS).exists()
   loop.train(config, folder)
   crashes.assert_same_run(folder, run[1])
   keys = [list(line) for line in workdir_lib.read_metrics(folder)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 import os
+import signal
 from typing import Any
 
 from absl import flags
@@ -127,8 +128,15 @@ def iterate(batches: TrainBatches, *, start: int, workers: int = 0, prefetch: in
     # Grain's workers read absl flags, which only an absl program has parsed.
     if not flags.FLAGS.is_parsed():
       flags.FLAGS.mark_as_parsed()
-    data = data.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch))
+    options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
+    data = data.mp_prefetch(options, worker_init_fn=_ignore_interrupts)
   return iter(data)
+
+
+def _ignore_interrupts(worker: int, count: int) -> None:
+  """Ctrl-C goes to all processes of a terminal: it is for the one that trains, which ends these."""
+  del worker, count
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _read_options(prefetch: int, *, processes: int = 1) -> grain.ReadOptions:

@@ -13,6 +13,8 @@ from soprc_jax.training import workdir as workdir_lib
 
 _METRICS = {"mAUPRC": float}
 _RESULTS = {"steps": int, "val": dict, "test": _METRICS}
+# What older versions did not note.
+_NOTED = {"tested_step": int, "versions": {str: str}, "device": str, "images_per_second": float, "data_wait_share": float}
 _V_ENTRY = {
   "class": str,
   "row": int,
@@ -70,10 +72,21 @@ def read(workdir: Path) -> Run:
       "command of experiments.train that began it, and make the report then"
     )
   results = files.read(path, _RESULTS, remedy="remove it, and the command of experiments.train writes it again")
+  for key, shape in _NOTED.items():
+    if key in results:
+      _raise_if(path, files.problem(results[key], shape, key))
   for split in splits(results):
     _raise_if(path, files.problem(results[split], _METRICS if split != "val" else dict, split))
+    for name, value in results[split].items():
+      _raise_if(path, _metric_problem(name, value, f"{split}.{name}"))
   _raise_if(workdir / workdir_lib.METRICS, _lines_problem(lines))
   return Run(workdir, config, results, lines, _curve(workdir), read_v(workdir), reproduction.steps(workdir))
+
+
+def _metric_problem(name: str, value: Any, place: str) -> str:
+  if name == "ks_beyond_gallery":
+    return "" if value == [] else files.problem(value, [int], place)
+  return files.problem(value, int if name.startswith("num_") else (None, float), place)
 
 
 def splits(results: dict[str, Any]) -> list[str]:

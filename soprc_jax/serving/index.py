@@ -1,14 +1,11 @@
 """Embeddings of many images with all that a search among them needs, in one ``.npz`` file that numpy reads without pickle."""
 
-from collections.abc import Iterator
-import contextlib
-import os
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from soprc_jax import version
+from soprc_jax import _files, version
 from soprc_jax._text import shown
 from soprc_jax.serving import network as network_lib
 
@@ -104,20 +101,8 @@ def write(path: Path, index: Index) -> None:
   """
   check_output(path, suffix=".npz")
   arrays = {name: np.asarray(value) for name, value in index._asdict().items()}
-  with whole(path) as file:
+  with _files.whole(path) as file:
     np.savez(file, allow_pickle=False, format=np.asarray(FORMAT), **arrays)
-
-
-@contextlib.contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
-  """A binary file to write, which is in its place whole or not at all."""
-  aside = path.with_name(f".{path.name}.tmp")
-  try:
-    with aside.open("wb") as file:
-      yield file
-    os.replace(aside, path)
-  finally:
-    aside.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Index:

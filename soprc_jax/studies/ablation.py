@@ -117,7 +117,8 @@ def seconds_a_run(plan: Plan, make_config: MakeConfig) -> Callable[[Option], flo
     config = run_config(plan, make_config, option, None, plan.seeds[0])
     an_image = step / base.train.batch_size
     trained = config.train.batch_size * config.train.steps
-    evaluated = sizes["val"] * (config.train.steps // config.eval.every + 1) + sizes["test"]
+    evaluations = 1 + (config.train.steps // config.eval.every if config.eval.every else 0)
+    evaluated = sizes["val"] * evaluations + sizes["test"]
     return starting + an_image * (trained + _FORWARD_SHARE * evaluated)
 
   return seconds

@@ -1,5 +1,6 @@
 """Checkpoints with Orbax: the newest ones for resuming, the best on val kept apart."""
 
+from collections.abc import Collection
 import errno
 import hashlib
 import logging
@@ -19,6 +20,7 @@ _log = logging.getLogger(__name__)
 
 _OVERHEAD = 1 << 20  # bytes of a checkpoint beside its arrays, generously
 _SHOWN = 4  # arrays that a message names
+_REMOVED = ".removed"  # ending of a checkpoint on its way out
 NEWEST = "checkpoints"
 BEST = "best"
 # Where checkpoints go whose files are not those that were written.
@@ -40,10 +42,15 @@ class Store:
 
   Args:
     folder: absolute path; made if it is missing.
-    keep: number of checkpoints to keep.
+    keep: number of checkpoints to keep; None keeps all that `remove` does not take.
+
+  Raises:
+    DamagedError: the folder is a link.
   """
 
-  def __init__(self, folder: Path, *, keep: int = 1):
+  def __init__(self, folder: Path, *, keep: int | None = 1):
+    if folder.is_symlink():  # see `manifest.problem`
+      raise DamagedError(f"{folder} is a link, and checkpoints are not read through links: put the folder itself there")
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
     self._manager = ocp.CheckpointManager(folder, options=options)
     self._folder = folder
@@ -51,6 +58,21 @@ class Store:
   def latest_step(self) -> int | None:
     """Step of the newest checkpoint, None if there is none."""
     return self._manager.latest_step()
+
+  def steps(self) -> list[int]:
+    """Steps of the checkpoints, ascending."""
+    return sorted(self._manager.all_steps())
+
+  def remove(self, steps: Collection[int]) -> None:
+    """Deletes checkpoints; all processes name the same ones. A kill on the way leaves none half deleted among those that are listed."""
+    if parallel.is_main():
+      for step in steps:
+        (self._folder / str(step)).rename(self._folder / f"{step}{_REMOVED}")
+      for left in self._folder.glob(f"*{_REMOVED}"):
+        shutil.rmtree(left)
+    if steps:
+      parallel.wait_for_all("checkpoints are removed")
+      self._manager.reload()
 
   def save(self, state: TrainState, meta: dict[str, Any]) -> None:
     """Writes ``state`` (numpy leaves) and the JSON-able ``meta``; nothing if its step is there already.

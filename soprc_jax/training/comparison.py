@@ -227,19 +227,27 @@ def run_one(config: Any, folder: Path, name: plans.RunName, progress: "Progress"
   """
   workdir_lib.check(folder / name.folder(), config)  # a finished run of another config must not enter the table
   began = time.perf_counter()
-  is_new = finished(folder, name) is None
+  found = finished(folder, name)
+  # With another patience than it had, a run that broke down may go on.
+  is_new = found is None or ("diverged" in found and _patience(config) not in (0, found.get("patience")))
   if is_new:
     _log.info("Run %s", name.folder())
     try:
       loop.train(config, folder / name.folder())
     except loop.DivergedError as error:
       # Too high a rate is a result like another: remembered, so that the same command does not repeat it.
-      workdir_lib.write_atomically(folder / name.folder() / _DIVERGED, json.dumps({"diverged": str(error)}) + "\n")
+      note = {"diverged": str(error), "patience": _patience(config)}
+      workdir_lib.write_atomically(folder / name.folder() / _DIVERGED, json.dumps(note) + "\n")
   results = finished(folder, name) or {}
   told = (
     results.get("diverged") or f"val mAUPRC {results['val']['mAUPRC']:.4f}, test mAUPRC {results['test']['mAUPRC']:.4f}"
   )
   progress.tell(name, told, time.perf_counter() - began if is_new else None)
+
+
+def _patience(config: Any) -> int:
+  """How many steps in a row that are not finite a run leaves out before it breaks down."""
+  return int(config.train.max_skipped) if config.train.on_nonfinite == "skip" else 0
 
 
 def _check_alike(first: Any, config: Any, method: str) -> None:

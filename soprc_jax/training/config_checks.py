@@ -32,8 +32,13 @@ _AT_MOST = {
 }
 
 
-def check(config: Any) -> list[str]:
-  """What is wrong with a resolved config: one line each, naming the key, the value and what is allowed."""
+def check(config: Any, *, imports: bool = True) -> list[str]:
+  """What is wrong with a resolved config: one line each, naming the key, the value and what is allowed.
+
+  Args:
+    config: resolved.
+    imports: whether a loss of one's own may be imported: not for a config that a folder has brought.
+  """
   rules = rules_lib.Rules(config)
   problems, choice, number = rules.problems, rules.choice, rules.number
   choice("data.source", tuple(datasets.SOURCES))
@@ -45,7 +50,7 @@ def check(config: Any) -> list[str]:
   choice("model.dtype", DTYPES)
   choice("model.stem_stride", (1, 2))
   for key in ("loss.name", "warmup.loss"):
-    problem = objectives.name_problem(rules_lib.value_of(config, key))
+    problem = objectives.name_problem(rules_lib.value_of(config, key), imports=imports)
     if problem:
       problems.append(f"{key} {problem}")
   choice("loss.v", ("carried", "batch"))

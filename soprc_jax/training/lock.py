@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 import contextlib
 import datetime
+import errno
 import logging
 import os
 from pathlib import Path
@@ -18,6 +19,20 @@ _log = logging.getLogger(__name__)
 LOCK = ".lock"
 
 
+def _open(path: Path) -> int:
+  """The lock file, made if it is missing; a link there is not followed.
+
+  Raises:
+    ValueError: it is a link.
+  """
+  try:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+  except OSError as error:
+    if error.errno == errno.ELOOP:
+      raise ValueError(f"{path} is a link, which the lock of a run never is: remove it") from error
+    raise
+
+
 @contextlib.contextmanager
 def hold(workdir: Path) -> Iterator[None]:
   """Holds the lock of a folder that exists; the system releases it when the process ends, in whatever way.
@@ -30,7 +45,7 @@ def hold(workdir: Path) -> Iterator[None]:
     yield
     return
   # The file stays: deleting it would let a third process lock another file of the same name.
-  with (workdir / LOCK).open("a+") as file:
+  with os.fdopen(_open(workdir / LOCK), "r+") as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -9,7 +9,7 @@ from pathlib import Path
 import signal
 import time
 import types
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -115,12 +115,11 @@ class _Run:
     workdir_lib.read_config(workdir)  # a folder of the same name on another disk would be found out at the end
     self.newest = checkpoints.Store(workdir / checkpoints.NEWEST, keep=config.checkpoint.keep)
     opened.callback(self.newest.close)
-    self.best = checkpoints.Store(workdir / checkpoints.BEST)
+    self.best = checkpoints.Store(workdir / checkpoints.BEST, keep=None)
     opened.callback(self.best.close)
     self.embed = evaluation.make_embed(self.parts.model, config)
     self.like = build.abstract_state(config, self.parts)
     self.meta = classes.describe(self.data.splits["train"])
-    self.best.check()
     found = self.newest.restore_intact(self.like)
     if found is None:
       state = build.starting_state(config, self.parts) if start is None else start
@@ -131,11 +130,14 @@ class _Run:
           f"the classes of the data are not those that the run in {workdir} was trained on: give it the data of before, or choose another --workdir"
         )
     self.start = int(state.step)
+    # These steps come again, with other bits if the devices are others.
+    self.best.remove([step for step in self.best.steps() if step > self.start])
+    self.best.check()
     self.broken = set[int]()
     self.empty = empty.EmptyBatches()
     self.state = parallel.replicate(parallel.from_main(state))
     self.records = records.Records(workdir, config, self.data, last_step=self.start, opened=opened)
-    self.best_value = self.records.best_value()
+    self.best_value = self.records.val_at(self.best.latest_step())
     describe.start(config, self.data, self.like.params, self.start, self.num_steps, workdir)
 
   def train(self) -> None:
@@ -151,12 +153,18 @@ class _Run:
         self._evaluate_late(requests)
       began = time.perf_counter()
       for number in range(self.start + 1, self.num_steps + 1):
-        step = self._start_step(number, stream)
+        try:
+          step = self._start_step(number, stream)
+        except Exception:
+          if requests.number is None:
+            raise
+          # Where a whole group of processes is told to stop, those that load images obey before this one.
+          self._save_and_stop(pending, progress, requests, number - 1)
         if pending is not None:
           self._write(pending, progress)
         pending = step
         evaluates = records.is_due(number, self.config.eval.every, self.config)
-        stops = requests.due(number) and number < self.num_steps
+        stops = requests.due(number)
         saves = stops or records.is_due(number, self.config.checkpoint.every, self.config)
         if evaluates or saves:
           jax.block_until_ready(self.state)
@@ -168,6 +176,8 @@ class _Run:
         if stops:
           self._stop(requests, number)
         began = time.perf_counter()
+      if requests.number is not None:  # it came when all was done
+        self._stop(requests, self.num_steps)
     progress.close()
 
   def _start_step(self, number: int, stream: Iterator[dict[str, np.ndarray]]) -> _Step:
@@ -183,14 +193,26 @@ class _Run:
     self.state, scalars = step_fn(self.state, parallel.shard(batch) | {"step": parallel.same_everywhere(np.int32(number))})
     return _Step(number, batch, positions, scalars, wait)
 
-  def _stop(self, requests: interrupts.Requests, number: int) -> None:
-    """Ends the run after a step whose checkpoint is written."""
+  def _stop(self, requests: interrupts.Requests, number: int) -> NoReturn:
+    """Ends the run after a step whose checkpoint is written, or before the first one."""
     signum = requests.number or 0
-    raise interrupts.InterruptedRunError(
-      signum,
-      f"Stopped by {signal.Signals(signum).name} after step {number} of {self.num_steps}: its checkpoint is in {self.workdir}; "
-      "the same command goes on from there.",
-    )
+    what = f"Stopped by {signal.Signals(signum).name}"
+    if number:
+      after = f"after step {number} of {self.num_steps}: its checkpoint is in {self.workdir}; the same command goes on from there."
+    else:
+      after = f"before the first of {self.num_steps} steps: the same command begins again."
+    raise interrupts.InterruptedRunError(signum, f"{what} {after}")
+
+  def _save_and_stop(
+    self, pending: _Step | None, progress: progress_lib.Progress, requests: interrupts.Requests, number: int
+  ) -> NoReturn:
+    """Ends the run after its newest step, of which nothing may be written yet."""
+    if pending is not None:
+      self._write(pending, progress)
+    if number > self.start:
+      self.records.sync()
+      self.newest.save(parallel.unreplicate(self.state), self.meta)
+    self._stop(requests, number)
 
   def _note_broken(self, positions: np.ndarray, broken: np.ndarray) -> None:
     """Names each broken image once (``data.on_broken=skip``)."""
@@ -216,6 +238,7 @@ class _Run:
     self._keep_if_best(found, state)
     if saves or found.cut:
       self.newest.save(state, self.meta)
+      self._prune_best()
     return not found.cut
 
   def _evaluate(self, number: int, requests: interrupts.Requests) -> _Evaluation:
@@ -246,6 +269,12 @@ class _Run:
     if found.val and found.val["mAUPRC"] > self.best_value:
       self.best_value = found.val["mAUPRC"]
       self.best.save(state, self.meta)
+      self._prune_best()
+
+  def _prune_best(self) -> None:
+    """Leaves the best network so far, and the one that was best at the newest checkpoint: a run that goes on from there may need that."""
+    steps, saved = self.best.steps(), self.newest.latest_step() or 0
+    self.best.remove(sorted({*steps} - {*steps[-1:], *[step for step in steps if step <= saved][-1:]}))
 
   def _write(self, step: _Step, progress: progress_lib.Progress) -> None:
     scalars = self._fetch(step)
@@ -304,9 +333,10 @@ class _Run:
       _log.warning("Skipped %s.", found)
       return
     before = f" after {in_a_row - 1} skipped steps in a row (train.max_skipped)" if skips else ""
+    own = "".join(f" --own_loss={name}" for name in reproduction.own_losses(self.config))
     raise guard.DivergedError(
       f"training broke down{before} at {found}. No checkpoint holds it; see it again with: python -m experiments.replay "
-      f"--workdir={self.workdir}; try a lower optim.learning_rate" + ("" if skips else ", or train.on_nonfinite=skip")
+      f"--workdir={self.workdir}{own}; try a lower optim.learning_rate" + ("" if skips else ", or train.on_nonfinite=skip")
     )
 
   def finish(self) -> dict[str, Any]:

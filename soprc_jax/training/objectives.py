@@ -61,12 +61,19 @@ def count_lists(inputs: Inputs, axis_name: str | None) -> jax.Array:
   return _arrays.psum(jnp.sum(valid), axis_name)
 
 
-def name_problem(name: str) -> str | None:
-  """What is wrong with the name of a loss, None if nothing is."""
+def name_problem(name: str, *, imports: bool = True) -> str | None:
+  """What is wrong with the name of a loss, None if nothing is.
+
+  Args:
+    name: of one of `LOSSES`, or ``package.module:function``.
+    imports: whether that may be imported; if not, only its form is looked at.
+  """
   if name in LOSSES:
     return None
   if ":" not in name:
     return f"must be one of {', '.join(LOSSES)}, or package.module:function for your own; got {name!r}"
+  if not imports:
+    return None
   try:
     factory = _factory(name)
   except Exception as error:  # whatever the import of a module of the user's raises

@@ -43,9 +43,10 @@ class Records:
     self.v = v_history.VHistory(workdir, config, data, last_step=kept, writes=writes)
     opened.callback(self.v.close)
 
-  def best_value(self) -> float:
-    """The largest mAUPRC on val so far, -1 without any."""
-    return max((line["val_mAUPRC"] for line in self.lines if "val_mAUPRC" in line), default=-1.0)
+  def val_at(self, step: int | None) -> float:
+    """mAUPRC on val after a step, -1 where there is none."""
+    found = next((line.get("val_mAUPRC") for line in self.lines if line["step"] == step), None)
+    return -1.0 if found is None else float(found)
 
   def add(
     self, step: int, values: Mapping[str, float], val: Mapping[str, Any], clock: Mapping[str, float]

@@ -1,5 +1,6 @@
 """What a step that was not finite looks like when it is made again."""
 
+from collections.abc import Collection
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,18 @@ from soprc_jax.training import build, guard, parallel, reproduction
 _SHOWN = 8
 
 
-def describe(workdir: Path, step: int | None = None) -> str:
+def describe(workdir: Path, step: int | None = None, *, trusted: Collection[str] = ()) -> str:
   """Makes a kept step again and tells what was finite: the state before it, the embeddings, the gradient, the state that the loss carries.
 
   Args:
     workdir: of a run that has kept one.
     step: which; None for the last.
+    trusted: see `reproduction.load`.
 
   Raises:
-    ValueError: there is none, or its files are damaged.
+    ValueError: as `reproduction.load`.
   """
-  found = reproduction.load(workdir, step)
+  found = reproduction.load(workdir, step, trusted=trusted)
   _, scalars = reproduction.run(found)
   parts = guard.names(scalars["nonfinite"])
   gradient, carried = _broken_state(found)

@@ -1,5 +1,6 @@
 """A step that was not finite, kept so that it can be made again: the state before it and its batch, in ``WORKDIR/diverged/STEP``."""
 
+from collections.abc import Collection
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,11 +93,16 @@ def steps(workdir: Path) -> list[int]:
   return sorted(int(path.parent.name) for path in (workdir / FOLDER).glob(f"*/{REPORT}") if path.parent.name.isdigit())
 
 
-def load(workdir: Path, step: int | None = None) -> Found:
+def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = ()) -> Found:
   """A step that is kept in the folder of a run; the newest if none is named.
 
+  Args:
+    workdir: of the run.
+    step: which.
+    trusted: losses of one's own, ``package.module:function``, that may be imported: the folder alone may not ask for it.
+
   Raises:
-    ValueError: there is none, or its files are damaged.
+    ValueError: there is none, its files are damaged, or its loss is not trusted.
   """
   there = steps(workdir)
   if not there:
@@ -111,6 +117,11 @@ def load(workdir: Path, step: int | None = None) -> Found:
     config = config_lib.from_json(report["config"])
   except ValueError as error:
     raise ValueError(f"{folder / REPORT} is damaged ({error}): {_REMEDY}") from error
+  own = [name for name in own_losses(config) if name not in trusted]
+  if own:
+    raise ValueError(
+      f"the loss of this run is code, {own[0]}, and a folder alone may not run it: if it is yours, add --own_loss={own[0]}"
+    )
   parts = build.make_parts(config, np.array(report["class_counts"]))
   store = checkpoints.Store(folder / _STATE)
   try:
@@ -120,6 +131,11 @@ def load(workdir: Path, step: int | None = None) -> Found:
   batch = _read_batch(folder, report["arrays"])
   ids = [str(name) for name in batch.pop("ids")]
   return Found(config, report, parts, state, batch, ids)
+
+
+def own_losses(config: Any) -> list[str]:
+  """The losses of a config that are not of this package, ``package.module:function``."""
+  return sorted({name for name in (config.loss.name, config.warmup.loss) if ":" in name})
 
 
 def run(found: Found) -> tuple[TrainState, dict[str, float]]:

@@ -1,12 +1,14 @@
 """The folder of a run: whose it is, its log lines and its result."""
 
 from collections.abc import Iterable, Iterator, Mapping
+import contextlib
 import errno
 import json
 import os
 from pathlib import Path
 from typing import Any
 
+from soprc_jax import _files
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import files
 
@@ -21,10 +23,11 @@ def check(workdir: Path, config: Any) -> bool:
   """Whether the folder is free, changing nothing; False if it holds a run of the same config, to go on with.
 
   Raises:
-    ValueError: it holds a run of another config, or other files.
+    ValueError: it holds a run of another config, other files, or a link.
   """
   if not workdir.exists():
     return True
+  refuse_links(workdir)
   if not (workdir / CONFIG).exists():
     others = sorted(entry.name for entry in workdir.iterdir() if not entry.name.startswith("."))
     if others:
@@ -39,6 +42,17 @@ def check(workdir: Path, config: Any) -> bool:
       + "\n".join(f"  {line}" for line in lines)
     )
   return False
+
+
+def refuse_links(workdir: Path) -> None:
+  """Raises a ValueError if there is a link in a folder that is to be written into: in somebody else's it could lead to any file of this machine."""
+  for folder, folders, names in os.walk(workdir):
+    for name in [*folders, *names]:
+      if os.path.islink(os.path.join(folder, name)):
+        raise ValueError(
+          f"{os.path.join(folder, name)} is a link, and a run does not write through links in its folder: put what it stands for in its place "
+          "(--workdir itself may be a link)"
+        )
 
 
 def claim(workdir: Path, config: Any) -> None:
@@ -71,7 +85,11 @@ def config_differences(workdir: Path, config: Any) -> list[str]:
   Raises:
     ValueError: as `read_config`.
   """
-  return config_lib.differences(json.loads(config_lib.to_json(config)), read_config(workdir))
+  there = read_config(workdir)
+  # What an older version did not note takes its default; what is no config at all is told as it stands.
+  with contextlib.suppress(ValueError):
+    there = json.loads(config_lib.to_json(config_lib.from_json(there)))
+  return config_lib.differences(json.loads(config_lib.to_json(config)), there)
 
 
 def find_config(workdir: Path) -> dict[str, Any] | None:
@@ -80,10 +98,9 @@ def find_config(workdir: Path) -> dict[str, Any] | None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-  """Writes a file that is either the old or the new one, whenever the process is killed."""
-  aside = path.with_name(f".{path.name}.tmp")
-  aside.write_text(text, encoding="utf-8")
-  os.replace(aside, path)
+  """Writes a text file, see `soprc_jax._files.whole`."""
+  with _files.whole(path) as file:
+    file.write(text.encode())
 
 
 def is_full(error: BaseException) -> bool:
