@@ -88,6 +88,11 @@ def folder(argv: Sequence[str], example: str, own: str) -> Path:
   """
   require(argv, example, workdir=_WORKDIR.value)
   path = _workdir()
+  if path.is_dir():
+    from soprc_jax.training import workdir
+
+    with errors_as_messages():
+      workdir.refuse_links(path)
   if path.is_dir() and not (path / own).exists():
     others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
     if others:

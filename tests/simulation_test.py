@@ -135,6 +135,15 @@ def test_command(tmp_path):
   assert "is of other settings: choose another --workdir" in other.stderr
 
 
+def test_a_link_in_the_folder_is_refused(tmp_path):
+  (tmp_path / "simulation.json").write_text("{}")
+  (tmp_path / "tracking.png").symlink_to(tmp_path / "elsewhere")
+  done = runs.call("experiments.simulate", f"--workdir={tmp_path}")
+  assert done.returncode == 1
+  assert "tracking.png is a link, and a run does not write through links" in done.stderr
+  assert "Traceback" not in done.stderr
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path):
   (tmp_path / "table.md").write_text("the table of another study")
   done = runs.call("experiments.simulate", f"--workdir={tmp_path}")

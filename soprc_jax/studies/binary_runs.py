@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 import json
 import logging
 import math
-import os
 from pathlib import Path
 import time
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from soprc_jax import _files
 from soprc_jax.data import arrays, tabular
 from soprc_jax.studies import binary, binary_losses, binary_peer
 from soprc_jax.training import files, plans, workdir
@@ -154,11 +154,8 @@ def _path(folder: Path, method: str, seed: int) -> Path:
 
 
 def _save(path: Path, found: binary.Found) -> None:
-  """Either the whole file or none, whenever the process is killed."""
-  aside = path.with_name(f".{path.name}")
-  with aside.open("wb") as file:
+  with _files.whole(path) as file:
     np.savez(file, **found._asdict())
-  os.replace(aside, path)
 
 
 def _load(path: Path, config: Any, num_test: int) -> binary.Found:

@@ -117,7 +117,7 @@ def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path) ->
     folder: of the comparison.
 
   Raises:
-    ValueError: the folder holds a comparison of another config, or its runs started from other networks.
+    ValueError: the folder holds a comparison of another config, its runs started from other networks, or there is a link in it.
   """
   prints = {str(seed): checkpoints.fingerprint(start) for seed, start in starts.items()}
   noted = {"shared": shared, "starts": prints}
@@ -126,6 +126,7 @@ def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path) ->
     folder.mkdir(parents=True, exist_ok=True)
     workdir_lib.write_atomically(path, json.dumps(noted, indent=2, default=list) + "\n")
     return
+  workdir_lib.refuse_links(folder)
   there = files.read(path, _NOTED, remedy="restore it from a copy, or choose another --workdir")
   lines = config_lib.differences(json.loads(json.dumps(noted["shared"], default=list)), there["shared"])
   if lines:
