@@ -258,6 +258,7 @@ class TestGradientThroughT:
     np.testing.assert_allclose(push[1:], want[1:])
     assert "| start | 0.5 | 0% | 33% | +1.67 | +0.67 | 1 |" in gradient_through_t.markdown([push], tau2=0.1)
 
+  @pytest.mark.slow
   def test_measured_on_a_run(self):
     folder = runs.finished().workdir
     config = runs.tiny_config()
@@ -276,6 +277,7 @@ class TestCommand:
   def _call(self, folder, *flags):
     return runs.call("experiments.ablate", *self._FLAGS, f"--workdir={folder}", *flags)
 
+  @pytest.mark.slow
   def test_a_run_its_report_and_what_is_left(self, tmp_path):
     done = self._call(tmp_path / "new", "--minutes=0")
     assert done.returncode == 0, done.stderr

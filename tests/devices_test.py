@@ -59,7 +59,11 @@ def _wanted():
 
 
 # One test a setup, since each starts a program.
-@pytest.mark.parametrize(("processes", "devices"), SETUPS, ids=_IDS)
+@pytest.mark.parametrize(
+  ("processes", "devices"),
+  [pytest.param(*setup, marks=pytest.mark.slow if setup == (1, 3) else ()) for setup in SETUPS],
+  ids=_IDS,
+)
 def test_f23_equals_one_device(processes, devices, subtests):
   found, wanted = _found(processes, devices), _wanted()
   assert found.keys() == wanted.keys()

@@ -105,6 +105,7 @@ def test_two_processes_of_two_devices(alone, tmp_path):
   assert {key: pytest.approx(value, abs=1e-6) for key, value in values.items()} == alone_values
 
 
+@pytest.mark.slow
 def test_goes_on_with_fewer_devices(alone, tmp_path):
   folder = tmp_path / "run"
 
