@@ -4,7 +4,7 @@ from collections.abc import Iterable
 import html
 from typing import Any
 
-_VOID = ("img", "meta", "line", "rect", "circle", "path")
+_VOID = ("img", "meta", "wbr", "line", "rect", "circle", "path")
 
 
 class Markup(str):

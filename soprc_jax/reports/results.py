@@ -97,11 +97,20 @@ def _table(table: paper.Reported, run: reading.Run, split: str, *, compares: boo
   return join(
     [
       page.table(
-        f"The paper's results in percent (Table 1 and its appendix): {table.title}", ["", *table.metrics], rows, own=marked
+        f"The paper's results in percent (Table 1 and its appendix): {table.title}",
+        ["", *map(_title, table.metrics)],
+        rows,
+        own=marked,
       ),
       *note,
     ]
   )
+
+
+def _title(metric: str) -> Markup:
+  """A metric's name that may break after its @, so that the table fits a phone."""
+  name, at, k = metric.partition("@")
+  return join([name + at, tag("wbr"), k]) if at else join([name])
 
 
 def _percent(value: float | None) -> page.Cell:

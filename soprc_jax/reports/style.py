@@ -91,7 +91,7 @@ circle.curve { stroke-dasharray: none; }
 td .strip { min-width: 156px; }
 details { margin: 12px 0; } summary { cursor: pointer; padding: 6px 0; color: var(--link); }
 footer { margin-top: 40px; padding-top: 12px; border-top: 1px solid var(--edge); color: var(--soft); font-size: 0.85rem; }
-@media (max-width: 480px) { .tiles { grid-template-columns: repeat(auto-fill, minmax(72px, 1fr)); } body { padding: 12px; } th, td { padding: 6px 8px; } th .name, td .name { max-width: 18ch; }
+@media (max-width: 480px) { .tiles { grid-template-columns: repeat(auto-fill, minmax(72px, 1fr)); } body { padding: 12px; } table { font-size: 0.72rem; } th, td { padding: 6px 3px; } tr > :first-child { padding-left: 6px; } tr > :last-child { padding-right: 6px; } th .name, td .name { max-width: 18ch; }
   .tile b { font-size: 0.7rem; }
   td .strip { min-width: 122px; } td .strip img { width: 38px; height: 38px; } }
 @media (min-width: 800px) { .chart text { font-size: 10.5px; } }
