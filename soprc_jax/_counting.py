@@ -1,7 +1,7 @@
 """Ranks in a large gallery: float32 products decide where they are sure, exact scores everywhere else.
 
-Let ``a`` be a query, ``b`` a candidate, ``u = 2^-24``, D the width, ``s`` the exact score (`_gallery`: the float64 product
-rounded to float32) and ``S`` the float32 product. Then ``|S - s| <= 1.01 (D + 8) u |a| |b| + tiny``:
+Let ``a`` be a query, ``b`` a candidate, ``u = 2^-24``, D the width, ``s`` the exact score (by the rule of `_gallery`: a float64
+sum, rounded to float32 unless an embedding is float64) and ``S`` the float32 product. Then ``|S - s| <= 1.01 (D + 8) u |a| |b| + tiny``:
 
 * rounding a and b to float32 changes ``sum |a_i b_i| <= |a| |b|`` (Cauchy-Schwarz) by ``(2 u + u^2) |a| |b|`` at most;
 * a float32 sum of D products, in whatever order, with or without fused multiply-add, is wrong by at most
@@ -59,8 +59,7 @@ class Counter:
     self._task = task
     # More candidates in doubt than this make exact scores of all the cheaper way.
     self._limit = len(task.gallery) // _PAIR_COST
-    norms, gallery_norms = _norms(task.queries), _norms(task.gallery)
-    largest, width = gallery_norms.max(initial=0.0), task.queries.shape[1]
+    (norms, largest), width = task.norms, task.queries.shape[1]
     self._is_fast = (
       len(norms) * task.gallery.size >= MIN_PRODUCTS
       and width <= _MAX_WIDTH
@@ -190,16 +189,11 @@ def _rank(positives: np.ndarray, scores: np.ndarray) -> tuple[float, int]:
   return float(np.mean(hits / retrieved)), int(retrieved[-1] - hits[-1])
 
 
-def _norms(vectors: np.ndarray) -> np.ndarray:
-  """``[n]`` float64."""
-  return np.sqrt(np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64))
-
-
 def _padded(place: np.ndarray, scores: np.ndarray, numbers: np.ndarray) -> np.ndarray:
   """``[n, P]`` ascending scores of the positives of each query, then infinity; ``place`` ascends."""
   # Powers of two, so that few different shapes are compiled.
   width = 1 << int(numbers.max(initial=1) - 1).bit_length()
-  padded = np.full((len(numbers), width), np.inf, np.float32)
+  padded = np.full((len(numbers), width), np.inf, scores.dtype)
   padded[place, np.arange(len(place)) - np.repeat(np.cumsum(numbers) - numbers, numbers)] = scores
   return np.sort(padded, axis=1)
 

@@ -1,14 +1,17 @@
-"""Queries and the gallery that they are ranked in: checked, grouped, and scored exactly.
+"""Queries and the gallery that they are ranked in: checked, grouped, and scored by one rule.
 
-The score of two vectors is their float64 product rounded to float32: equal vectors then have equal scores wherever they
-stand, and no result depends on how the queries are cut into blocks.
+The score of two vectors is the sum of the products of their entries in float64, added in an order that depends on the width
+only (`pair_scores`), then rounded to float32 unless an entry has more precision. Equal vectors then have equal scores wherever
+they stand. A matrix product adds in an order that depends on its shape and on the library, so it decides only what its error
+bound leaves no doubt about. The other pairs are scored one by one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from soprc_jax import _arrays
@@ -62,10 +65,20 @@ class Task:
   excluded: Groups | None
   excludes_itself: bool
 
+  @property
+  def dtype(self) -> np.dtype:
+    """Precision of the scores: float64 if an embedding has it, else float32."""
+    return np.result_type(self.queries, self.gallery)
+
   @functools.cached_property
   def gallery_in_float64(self) -> np.ndarray:
     """``[G, D]``, made when it is first asked for."""
     return self.gallery.astype(np.float64, copy=False)
+
+  @functools.cached_property
+  def norms(self) -> tuple[np.ndarray, float]:
+    """``[N]`` norms of the queries and the largest one of the gallery."""
+    return _norms(self.queries), float(_norms(self.gallery).max(initial=0.0))
 
   def positives(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """``[n], [n]``: each of ``rows``, by its place among them, with each of its positives."""
@@ -104,16 +117,17 @@ def make_task(
   if queries.shape[1] != gallery.shape[1]:
     raise ValueError(f"embeddings have width {queries.shape[1]}, the gallery {gallery.shape[1]}")
   _check_scores(queries, gallery)
-  _check_one_sign(labels, gallery_labels)
   if own and gallery_ids is None:
     gallery_ids = query_ids
   if (query_ids is None) != (gallery_ids is None):
     raise ValueError("query_ids and gallery_ids go together: one of them is missing")
   excluded = None
   if query_ids is not None:
-    query_ids, gallery_ids = np.asarray(query_ids), np.asarray(gallery_ids)
-    if any(ids.dtype.kind == "f" and np.isnan(ids).any() for ids in (query_ids, gallery_ids)):
-      raise ValueError("query_ids and gallery_ids must not be nan, which is not equal to itself")
+    query_ids, gallery_ids = _checked_ids("query_ids", query_ids), _checked_ids("gallery_ids", gallery_ids)
+    if query_ids.size and gallery_ids.size and (query_ids.dtype.kind in "US") != (gallery_ids.dtype.kind in "US"):
+      raise TypeError(
+        f"query_ids and gallery_ids must both be integers or both text, got {query_ids.dtype} and {gallery_ids.dtype}"
+      )
     if query_ids.shape != labels.shape or gallery_ids.shape != gallery_labels.shape:
       raise ValueError(
         f"ids must have one entry an image: {labels.shape} and {gallery_labels.shape}, "
@@ -132,8 +146,9 @@ def _checked(name: str, embeddings: Any, labels_name: str, labels: Any) -> tuple
     raise TypeError(f"{name} must be real numbers, got {embeddings.dtype}")
   if labels.size and labels.dtype.kind not in "biu":
     raise TypeError(f"{labels_name} must be integers, got {labels.dtype}")
-  if embeddings.dtype != np.float32:
-    embeddings = embeddings.astype(np.float64, copy=False)
+  # float32 holds every number of the shorter float types.
+  is_short = jnp.issubdtype(embeddings.dtype, np.floating) and embeddings.dtype.itemsize <= 4
+  embeddings = embeddings.astype(np.float32 if is_short else np.float64, copy=False)
   if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
     raise ValueError(f"{name} must be [N, D] and {labels_name} [N], got {embeddings.shape} and {labels.shape}")
   finite = np.isfinite(embeddings).all(axis=1)
@@ -142,23 +157,29 @@ def _checked(name: str, embeddings: Any, labels_name: str, labels: Any) -> tuple
   return embeddings, labels
 
 
+def _checked_ids(name: str, ids: Any) -> np.ndarray:
+  """Ids as an array of integers or text; floats are rejected, since ids that differ may be one float."""
+  ids = np.asarray(ids)
+  kinds = {type(value) for value in ids.flat} if ids.dtype == object else set()
+  if ids.size and ids.dtype.kind not in "biuUS" and not (kinds and all(issubclass(kind, int) for kind in kinds)):
+    raise TypeError(f"{name} must be integers or text, got {ids.dtype}: convert them, e.g. with .astype(np.int64)")
+  return ids
+
+
 def _check_scores(queries: np.ndarray, gallery: np.ndarray) -> None:
-  """Raises a ValueError where a score may be beyond float32: it would tie with others, or with what is left out."""
+  """Raises a ValueError where a score may be beyond its dtype: it would tie with others, or with what is left out."""
   largest, other = (float(np.abs(part).max(initial=0.0)) for part in (queries, gallery))
-  if largest and other > float(np.finfo(np.float32).max) / largest / max(queries.shape[1], 1):
+  dtype = np.result_type(queries, gallery)
+  if largest and other > float(np.finfo(dtype).max) / largest / max(queries.shape[1], 1):
     raise ValueError(
-      f"embeddings with entries up to {max(largest, other):g} have scores beyond float32: scale them, e.g. to unit norm"
+      f"embeddings with entries up to {max(largest, other):g} have scores beyond {dtype}: scale them, e.g. to unit norm"
     )
 
 
-def _check_one_sign(labels: np.ndarray, gallery_labels: np.ndarray) -> None:
-  """Raises a TypeError for uint64 beside signed labels: numpy compares them in float64, which takes neighbours for one label."""
-  if np.result_type(labels, gallery_labels).kind == "f" and labels.size and gallery_labels.size:
-    raise TypeError(f"labels and gallery_labels must be of one type, got {labels.dtype} and {gallery_labels.dtype}")
-
-
 def group(keys: np.ndarray, gallery_keys: np.ndarray) -> Groups:
-  """Positions in ``gallery_keys [G]`` of each of ``keys [N]``."""
+  """Positions in ``gallery_keys [G]`` of each of ``keys [N]``; keys of different integer types are compared as integers."""
+  if np.result_type(keys, gallery_keys).kind == "f":  # uint64 and signed: numpy would compare them in float64
+    keys, gallery_keys = keys.astype(object), gallery_keys.astype(object)
   order = np.argsort(gallery_keys, kind="stable")
   ordered = gallery_keys[order]
   starts = np.searchsorted(ordered, keys, side="left")
@@ -177,26 +198,69 @@ def blocks(task: Task, block_size: int) -> Iterator[np.ndarray]:
     yield np.arange(start, min(start + block_size, len(task.queries)))
 
 
-def all_scores(task: Task, rows: np.ndarray) -> np.ndarray:
-  """``[len(rows), G]`` float32 scores of all candidates of some queries; -inf where left out."""
-  scores = np.empty((len(rows), len(task.gallery)), np.float32)
+def all_scores(task: Task, rows: np.ndarray, limits: Sequence[float] | np.ndarray = ()) -> np.ndarray:
+  """Scores of all candidates of some queries.
+
+  Args:
+    task: queries and gallery.
+    rows: ``[n]`` queries.
+    limits: other numbers that the scores will be compared with.
+
+  Returns:
+    ``[n, G]``, -inf where left out, that compare with each other (in a row) and with the limits as those of `pair_scores` do.
+    float32 scores are those of `pair_scores`. A float64 score is, unless no other score and no limit is near it.
+  """
+  scores = np.empty((len(rows), len(task.gallery)), task.dtype)
+  norms, largest = task.norms
+  # Twice the error of a sum of D products in any order (`_counting`), and of what is too small for a normal number.
+  bounds = 2.02 * (task.queries.shape[1] + 2) * 2.0**-53 * norms[rows] * largest + 2.0**-1000
   # Fresh memory of the size of a block costs as much as the product in it.
   for start in range(0, len(rows), _ROWS):
-    part = slice(start, start + _ROWS)
-    scores[part] = task.queries[rows[part]].astype(np.float64) @ task.gallery_in_float64.T
+    part, bound = slice(start, start + _ROWS), bounds[start : start + _ROWS, None]
+    product = task.queries[rows[part]].astype(np.float64) @ task.gallery_in_float64.T
+    if task.dtype == np.float32:
+      low = _sum_in_float32(product, -bound, np.empty(product.shape, np.float32))
+      in_doubt = low != _sum_in_float32(product, bound, scores[part])
+    else:
+      scores[part] = product
+      in_doubt = np.stack([_near_others(*row, limits) for row in zip(product, 2 * bound)])
+    # One axis is searched twenty times as fast as two.
+    place, columns = np.divmod(np.flatnonzero(in_doubt), scores.shape[1])
+    scores[start + place, columns] = pair_scores(task, rows[part][place], columns)
   if task.excluded is not None:
     scores[task.excluded.pairs(rows)] = -np.inf
   return scores
 
 
-def pair_scores(task: Task, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-  """``[n]`` float32 scores of some pairs of a query and a candidate.
+def _sum_in_float32(product: np.ndarray, bound: np.ndarray, out: np.ndarray) -> np.ndarray:
+  """The float64 sum, rounded into ``out``."""
+  return np.add(product, bound, out=out, dtype=np.float64, casting="same_kind")
 
-  The order of each sum depends on the width only, so equal vectors have equal scores to the last bit.
+
+def _near_others(scores: np.ndarray, distance: np.ndarray, limits: Sequence[float] | np.ndarray) -> np.ndarray:
+  """``[G]`` which of some scores have another one, or a limit, within a distance."""
+  ordered = np.sort(np.concatenate([scores, limits]))
+  close = ordered[1:] - ordered[:-1] <= distance
+  if not close.any():
+    return np.zeros(scores.shape, bool)
+  return np.isin(scores, ordered[np.append(close, False) | np.append(False, close)])
+
+
+def pair_scores(task: Task, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+  """``[n]`` scores of some pairs of a query and a candidate.
+
+  The order of each sum depends on the width only: numpy adds the entries of a row pairwise. Its einsum would not do, since it cuts
+  its input into buffers wherever a row stands.
   """
-  scores = np.empty(len(rows), np.float32)
+  scores = np.empty(len(rows), task.dtype)
   for start in range(0, len(rows), _PAIRS):
     part = slice(start, start + _PAIRS)
-    queries, candidates = task.queries[rows[part]], task.gallery[columns[part]]
-    scores[part] = np.einsum("nd,nd->n", queries.astype(np.float64), candidates.astype(np.float64))
+    products = task.queries[rows[part]].astype(np.float64) * task.gallery[columns[part]]
+    scores[part] = np.add.reduce(products, axis=1)
   return scores
+
+
+def _norms(vectors: np.ndarray) -> np.ndarray:
+  """``[n]`` float64, not less than the norms: squares below the normal numbers are lost."""
+  squares = np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64)
+  return np.sqrt(squares) + 2.0**-500 * vectors.shape[1]

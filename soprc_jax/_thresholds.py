@@ -18,8 +18,8 @@ def grid(number: int) -> np.ndarray:
 
 
 def num_reached(scores: np.ndarray, number: int) -> np.ndarray:
-  """``[n, T]`` int64: for each row of ``scores [n, G]`` float32 how many are at least as high as each threshold of `grid`."""
-  if number > _MAX_THRESHOLDS:
+  """``[n, T]`` int64: for each row of ``scores [n, G]`` how many are at least as high as each threshold of `grid`."""
+  if number > _MAX_THRESHOLDS or scores.dtype != np.float32:
     return np.stack([len(row) - np.searchsorted(np.sort(row), grid(number), side="left") for row in scores])
   edges = jnp.asarray(_edges(number))
   # Calls return before they are done, so that all cores work on them.

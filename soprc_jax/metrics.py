@@ -1,11 +1,11 @@
 """Evaluation: empirical AUPRC (Eq. 2), retrieval metrics over a gallery, mean precision-recall curve.
 
-`auprc` is a JAX function. The retrieval metrics take numpy arrays and go block by block, so that no similarity matrix of a whole data
-set is ever held. Similarities are those of float64, rounded to float32: equal vectors then have equal scores wherever they stand, and no
-result depends on the block size. In a large gallery float32 products decide where they are sure (`_counting`), with the same result.
+`auprc` is a JAX function. The retrieval metrics take numpy arrays and work block by block, so that no similarity matrix of a whole
+data set is ever held. `retrieval_metrics` states the precision of similarities and when two of them are equal.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+import math
 from typing import Any
 
 import chex
@@ -28,7 +28,7 @@ def auprc(scores: Any, labels: Any, *, prior: Any = None, where: Any = None) -> 
   ``average_precision_score`` for the list's own prior.
 
   Args:
-    scores: ``[..., L]``, any finite range.
+    scores: ``[..., L]``, any range. A NaN in a valid entry makes the result of its list NaN.
     labels: ``[..., L]``; > 0 is positive.
     prior: positive rate pi in (0, 1], broadcastable to ``[...]``, to which precision is rescaled; ``None`` is the list's own. A traced one
       outside [0, 1] gives NaN.
@@ -39,17 +39,19 @@ def auprc(scores: Any, labels: Any, *, prior: Any = None, where: Any = None) -> 
 
   Raises:
     AssertionError: when traced, if shapes differ.
-    ValueError: ``prior`` is a plain number outside [0, 1].
+    ValueError: ``prior`` is a plain number outside [0, 1]; scores or labels on the host have a NaN in a valid entry.
 
   >>> print(auprc(jnp.array([0.9, 0.8, 0.7, 0.6]), jnp.array([1, 0, 1, 0])))
   0.8333334
   """
+  given, given_labels = scores, labels
   (scores,) = _arrays.promote(scores)
   labels = _arrays.is_positive(labels)
   chex.assert_equal_shape([scores, labels], custom_message="labels must have the shape of scores")
   _arrays.check_lists(scores=scores)
   _arrays.check_range("prior", prior, low=0.0, high=1.0)
   mask = _arrays.mask_like(where, scores)
+  _check_no_nan(given, where)
   axis = scores.ndim - 1
   codes = jnp.where(mask, jnp.where(labels, _POSITIVE, _NEGATIVE), 0)
   keys, codes = _sorted_together(jnp.where(mask, -scores, jnp.inf), codes)
@@ -70,11 +72,23 @@ def auprc(scores: Any, labels: Any, *, prior: Any = None, where: Any = None) -> 
     # Without negatives every precision is 1, whatever the prior.
     true_positives = jnp.where(jnp.any(negative > 0, axis=axis, keepdims=True), true_positives, 1.0)
   precision = _arrays.ratio(true_positives, true_positives + false_positives)
-  return _arrays.masked_mean(precision, positive > 0, axis=-1)
+  unknown = jnp.isnan(scores)
+  if isinstance(given_labels, jax.Array):
+    unknown |= given_labels != given_labels
+  return jnp.where(jnp.any(mask & unknown, axis=axis), jnp.nan, _arrays.masked_mean(precision, positive > 0, axis=-1))
+
+
+def _check_no_nan(scores: Any, where: Any) -> None:
+  """Raises a ValueError if scores on the host have a NaN in a valid entry; device values are not waited for."""
+  if isinstance(scores, jax.Array) or isinstance(where, jax.Array):
+    return
+  scores = np.asarray(scores)
+  if np.any((scores != scores) & (True if where is None else np.asarray(where, bool))):
+    raise ValueError("scores must be numbers, got nan: find out what computed it, or leave the entry out by where")
 
 
 def _sorted_together(keys: jax.Array, codes: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """``[..., L]`` numbers that are equal and ascend as ``keys`` do, NaN last, and ``codes`` of two bits, in the same order."""
+  """``[..., L]`` numbers that are equal and ascend as ``keys`` do, and ``codes`` of two bits, in the same order; NaN anywhere."""
   axis = keys.ndim - 1
   if keys.dtype != jnp.float32:
     keys, codes = jax.lax.sort((keys, codes), dimension=axis, num_keys=1)
@@ -88,11 +102,9 @@ def _sorted_together(keys: jax.Array, codes: jax.Array) -> tuple[jax.Array, jax.
 
 
 def _with_one_zero(keys: jax.Array) -> jax.Array:
-  """float32 numbers with one zero and one NaN, told by their bits: a comparison takes the smallest numbers for 0 too."""
+  """float32 numbers with one zero, found by its bits: a comparison takes the smallest numbers for 0 too."""
   bits = jax.lax.bitcast_convert_type(keys, jnp.int32)
-  magnitude, infinity = bits & jnp.iinfo(jnp.int32).max, np.float32(np.inf).view(np.int32)
-  bits = jnp.where(magnitude == 0, 0, jnp.where(magnitude > infinity, np.float32(np.nan).view(np.int32), bits))
-  return jax.lax.bitcast_convert_type(bits, jnp.float32)
+  return jax.lax.bitcast_convert_type(jnp.where(bits & jnp.iinfo(jnp.int32).max == 0, 0, bits), jnp.float32)
 
 
 def retrieval_metrics(
@@ -114,16 +126,21 @@ def retrieval_metrics(
   fewer than k negatives score at least as high as the best positive. The query is left out of its gallery by index (or by
   id), never by rank, so an exact duplicate of it stays a candidate.
 
+  The similarity of two vectors is the sum of the products of their entries. It is computed in float64, in an order of addition
+  that depends on D only, and is then rounded to float32, unless an embedding is float64 (or an integer type): then it stays
+  float64. Two similarities are equal if these numbers are. So exact duplicates tie, and no result depends on ``block_size``, on
+  the order of the gallery, on devices or on processes.
+
   Args:
-    embeddings: ``[N, D]`` queries, finite.
+    embeddings: ``[N, D]`` queries, finite; bfloat16 and float16 count as float32.
     labels: ``[N]`` integers.
     ks: cut-offs >= 1.
     gallery: ``[G, D]`` candidates; ``None``: the queries themselves.
     gallery_labels: ``[G]`` integers, with ``gallery``.
-    query_ids: ``[N]``: candidates with the id of the query are left out.
+    query_ids: ``[N]`` integers or text: candidates with the id of the query are left out.
     gallery_ids: ``[G]``, with ``query_ids`` and ``gallery``.
-    block_size: queries at a time; memory is at most about ``8 * block_size * G`` bytes beside the embeddings, in float64 too where all scores
-      are made exactly. It does not change the result.
+    block_size: queries at a time; memory is at most about ``8 * block_size * G`` bytes besides the embeddings and a float64 copy
+      of them. It does not change the result.
     per_query: adds ``"ap_per_query"`` ``[N]`` (NaN for skipped queries) and ``"negatives_above"`` ``[N]``, the number of negatives
       that score at least as high as the best positive (-1 for skipped queries).
     on_block: called after each block with its number of queries, e.g. to move a progress bar.
@@ -135,7 +152,7 @@ def retrieval_metrics(
     candidates, listed last, recall is 1 iff a positive exists. All values are 0 if every query is skipped.
 
   Raises:
-    TypeError: labels are no integers, or embeddings no real numbers.
+    TypeError: labels are no integers, ids neither integers nor text, or embeddings no real numbers.
     ValueError: shapes do not fit; a value is not finite, or so large that a score would not be; a k or ``block_size`` is no integer or below 1.
 
   >>> embeddings = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
@@ -184,7 +201,7 @@ def summarise_ranks(ap_per_query: Any, negatives_above: Any, *, ks: Sequence[int
   if np.isnan(ap[valid]).any():
     raise ValueError("ap_per_query is nan for a query that negatives_above does not skip")
   count = int(valid.sum())
-  result: dict[str, Any] = {"mAUPRC": float(ap[valid].mean()) if count else 0.0}
+  result: dict[str, Any] = {"mAUPRC": math.fsum(ap[valid]) / count if count else 0.0}  # in any order
   for k in ks:
     result[f"recall@{k}"] = float((above[valid] < k).mean()) if count else 0.0
   result["num_queries"] = count
@@ -223,7 +240,7 @@ def mean_pr_curve(
   task = _gallery.make_task(embeddings, labels, gallery, gallery_labels, None, None, block_size)
   precision, recall, count = np.zeros(thresholds), np.zeros(thresholds), 0
   for rows in _gallery.blocks(task, block_size):
-    scores = _gallery.all_scores(task, rows)
+    scores = _gallery.all_scores(task, rows, _thresholds.grid(thresholds))
     place, columns = task.positives(rows)
     numbers = np.bincount(place, minlength=len(rows))
     valid = numbers > 0

@@ -98,11 +98,34 @@ class AuprcTest(chex.TestCase):
       self.assertEqual(got.dtype, jnp.float32)
       np.testing.assert_allclose(got, 1 / 5001, rtol=1e-6)
 
-  def test_zeros_tie_and_nan_is_last(self):
+  def test_zeros_tie(self):
     for scores in (np.float32([0.0, -0.0]), np.float32([-0.0, 0.0])):
       np.testing.assert_allclose(metrics.auprc(scores, np.array([1, 0])), 0.5)
-    for nan in (np.float32(np.nan), -np.float32(np.nan)):
-      np.testing.assert_allclose(metrics.auprc(np.float32([nan, -1e38, 1.0]), np.array([1, 0, 0])), 1 / 3, rtol=1e-6)
+
+  @parameterized.product(nan=(np.nan, -np.nan), at=(0, 1, 2), dtype=("float16", "bfloat16", "float32", "float64"))
+  def test_f45_scores_of_nan(self, nan, at, dtype):
+    scores = np.array([3.0, 2.0, 1.0])
+    scores[at] = nan
+    scores, labels, where = scores.astype(jnp.dtype(dtype)), np.array([1, 0, 1]), np.arange(3) != at
+    for host in (scores, scores[None]):
+      with self.assertRaisesRegex(ValueError, "scores must be numbers, got nan"):
+        metrics.auprc(host, labels.reshape(host.shape))
+    with jax.enable_x64(True):
+      device = jnp.asarray(scores)
+      for function in (metrics.auprc, jax.jit(metrics.auprc)):
+        self.assertTrue(np.isnan(function(device, labels)))
+        both = function(jnp.stack([device, jnp.zeros_like(device)]), np.stack([labels, labels]), prior=jnp.array(0.1))
+        np.testing.assert_array_equal(np.isnan(both), [True, False])
+        # What is masked may hold anything.
+        expected = metrics.auprc(jnp.where(where, device, 5), labels, where=where)
+        np.testing.assert_array_equal(function(device, labels, where=where), expected)
+    np.testing.assert_array_equal(metrics.auprc(scores, labels, where=where), expected)
+
+  def test_f45_labels_of_nan(self):
+    labels = np.float32([1, np.nan, 0])
+    with self.assertRaisesRegex(ValueError, "nan"):
+      metrics.auprc(np.zeros(3), labels)
+    self.assertTrue(np.isnan(metrics.auprc(jnp.zeros(3), jnp.asarray(labels))))
 
   # Without numbers that compiled code may take for zero.
   @hypothesis.given(scores=st.one_of(_TIED, _NORMAL), labels=_LABELS, where=_MASKS)
@@ -142,11 +165,6 @@ def _data(seed, size, classes, distinct=None):
   return rows[rng.integers(0, len(rows), size)] if distinct else rows, rng.integers(0, classes, size)
 
 
-def _scores(queries, gallery):
-  """What counts as a tie: the float64 product rounded to float32; no BLAS, so equal vectors give equal scores."""
-  return np.einsum("id,jd->ij", np.float64(queries), np.float64(gallery), optimize=False).astype(np.float32)
-
-
 class RetrievalMetricsTest(chex.TestCase):
   def compare(self, result, expected, ks):
     valid = expected["above"] >= 0
@@ -162,14 +180,16 @@ class RetrievalMetricsTest(chex.TestCase):
     ks = (1, 2, 5)
     result = metrics.retrieval_metrics(embeddings, labels, ks=ks, block_size=block_size, per_query=True)
     others = ~np.eye(30, dtype=bool)
-    self.compare(result, reference.retrieval(_scores(embeddings, embeddings), labels, labels, others, ks), ks)
+    self.compare(
+      result, reference.retrieval(reference.similarities(embeddings, embeddings), labels, labels, others, ks), ks
+    )
     self.assertGreater(result["num_skipped"], 0)
 
   @parameterized.named_parameters(("distinct", None), ("duplicates", 6))
   def test_separate_gallery_and_ids(self, distinct):
     embeddings, labels = _data(2, 40, 6, distinct)
     queries, query_labels, gallery, gallery_labels = embeddings[:15], labels[:15], embeddings[15:], labels[15:]
-    ks, scores = (1, 4), _scores(queries, gallery)
+    ks, scores = (1, 4), reference.similarities(queries, gallery)
     options = {"ks": ks, "gallery": gallery, "gallery_labels": gallery_labels, "block_size": 4, "per_query": True}
     everything = np.ones(scores.shape, bool)
     result = metrics.retrieval_metrics(queries, query_labels, **options)
@@ -185,7 +205,7 @@ class RetrievalMetricsTest(chex.TestCase):
     ids = np.arange(24) // 2  # two views of each image
     result = metrics.retrieval_metrics(embeddings, labels, ks=(1,), query_ids=ids, per_query=True)
     usable = ids[:, None] != ids[None, :]
-    expected = reference.retrieval(_scores(embeddings, embeddings), labels, labels, usable, (1,))
+    expected = reference.retrieval(reference.similarities(embeddings, embeddings), labels, labels, usable, (1,))
     self.compare(result, expected, (1,))
 
   def test_excluding_the_own_id_from_a_copy_of_the_gallery(self):
@@ -203,6 +223,111 @@ class RetrievalMetricsTest(chex.TestCase):
     )
     np.testing.assert_array_equal(copy["ap_per_query"], own["ap_per_query"])
     np.testing.assert_array_equal(copy["negatives_above"], own["negatives_above"])
+
+  @parameterized.product(fast=(False, True), size=(1, 4, 20, 300))
+  def test_f47_float64_is_ranked_in_float64(self, fast, size):
+    """The positive is nearer than all negatives by 1e-9, which float32 cannot tell."""
+    gallery = np.full((size + 1, 3), 0.5)
+    gallery[size, 0] += 1e-9
+    labels, query = np.arange(size + 1) == size, np.array([[1.0, 0.0, 0.0]])
+    with mock.patch.object(_counting, "MIN_PRODUCTS", 0 if fast else 2**31):
+      for queries in (query, query.astype(np.float32)):
+        got = metrics.retrieval_metrics(queries, [1], gallery=gallery, gallery_labels=labels, ks=(1,))
+        self.assertEqual((got["mAUPRC"], got["recall@1"]), (1.0, 1.0))
+      short = metrics.retrieval_metrics(
+        query.astype(np.float32), [1], gallery=gallery.astype(np.float32), gallery_labels=labels, ks=(1,)
+      )
+    self.assertEqual((short["mAUPRC"], short["recall@1"]), (1 / (size + 1), 0.0))
+
+  @parameterized.product(geometry=("around a midpoint", "duplicates up to 1e-8", "spread"), width=(3, 16, 200, 9000))
+  def test_f47_one_rule_for_blocks_ways_orders_and_parts(self, geometry, width):
+    """Not a bit depends on block size, fast path, order of the gallery or how queries are shared out; the rule is that of the reference."""
+    size = 70 if width < 9000 else 20
+    embeddings, labels = _geometry(geometry, 1, size, width), np.arange(size) // 2 % 5
+    expected = _by_sorting_all(embeddings, labels, embeddings, labels, ~np.eye(size, dtype=bool))
+    order, ids = np.random.default_rng(0).permutation(size), np.arange(size)
+
+    def check(got, rows):
+      np.testing.assert_array_equal(got["ap_per_query"], expected[0][rows])
+      np.testing.assert_array_equal(got["negatives_above"], expected[1][rows])
+      return got["mAUPRC"]
+
+    means = set()
+    for min_products in (0, 2**40):
+      with mock.patch.object(_counting, "MIN_PRODUCTS", min_products):
+        for block_size in (1, 5, 64, 100):
+          means.add(check(metrics.retrieval_metrics(embeddings, labels, per_query=True, block_size=block_size), ids))
+        means.add(check(metrics.retrieval_metrics(embeddings[order], labels[order], per_query=True), order))
+        for rows in np.array_split(ids, 3):
+          options = {"gallery": embeddings[order], "gallery_labels": labels[order], "query_ids": rows, "gallery_ids": order}
+          check(metrics.retrieval_metrics(embeddings[rows], labels[rows], per_query=True, **options), rows)
+    self.assertLen(means, 1)
+
+  # Sums of 0.5 with this offset are decided at the threshold 0.5 by their last bits, in float32 by rounding up or down.
+  @parameterized.parameters((np.float32, -(2.0**-26)), (np.float64, 0.0))
+  def test_f47_curve_of_duplicates_around_a_threshold(self, dtype, offset):
+    """Exact duplicates reach the same thresholds, whatever the block size."""
+    embeddings = _around_a_midpoint(np.random.default_rng(2), 70, 16).astype(np.float64)
+    embeddings[embeddings == 2.0**-24] = 2 * offset
+    embeddings[1::2] *= 0.5
+    embeddings, labels = embeddings.astype(dtype), np.arange(70) // 2 % 5
+    curves = [metrics.mean_pr_curve(embeddings, labels, thresholds=5, block_size=size) for size in (1, 5, 64, 70)]
+    for curve in curves[1:]:
+      np.testing.assert_array_equal(curve, curves[0])
+
+  def test_f47_squares_below_the_normal_numbers(self):
+    """Norms that underflow do not make a sum look sure."""
+    rng = np.random.default_rng(0)
+    embeddings = rng.normal(size=(40, 8)) * 10.0 ** rng.choice([-170, 140], (40, 1))
+    labels = np.arange(40) % 4
+    got = metrics.retrieval_metrics(embeddings, labels, per_query=True)
+    expected = _by_sorting_all(embeddings, labels, embeddings, labels, ~np.eye(40, dtype=bool))
+    np.testing.assert_array_equal(got["ap_per_query"], expected[0])
+
+  @parameterized.product(
+    kinds=[("int64", "uint64"), ("uint64", "int64"), ("int64", "uint8"), ("uint64", "uint64"), ("uint32", "int64")],
+    start=(0, 2**31, 2**61, 2**63),
+  )
+  def test_f42_ids_of_any_integer_types_are_compared_exactly(self, kinds, start):
+    """Ids that one float64 cannot tell leave out the query only."""
+    embeddings, labels = _data(3, 12, 3)
+    ids = [start + i for i in range(12)]
+    own = metrics.retrieval_metrics(embeddings, labels, per_query=True)
+    if all(start + 11 <= np.iinfo(kind).max for kind in kinds):
+      query_ids, gallery_ids = (np.array(ids, kind) for kind in kinds)
+      got = metrics.retrieval_metrics(
+        embeddings,
+        labels,
+        gallery=embeddings,
+        gallery_labels=labels,
+        query_ids=query_ids,
+        gallery_ids=gallery_ids,
+        per_query=True,
+      )
+      np.testing.assert_array_equal(got["ap_per_query"], own["ap_per_query"])
+
+  def test_f42_negative_ids_and_labels_are_none_of_uint64(self):
+    embeddings, labels = _data(3, 12, 3)
+    options = {"gallery": embeddings, "gallery_labels": labels.astype(np.uint64)}
+    everything = metrics.retrieval_metrics(embeddings, labels, **options)
+    wrapped = np.arange(12) - 2  # -2 and -1 are not 2^64 - 2 and 2^64 - 1
+    got = metrics.retrieval_metrics(
+      embeddings, labels, query_ids=wrapped, gallery_ids=2**64 - 12 + np.arange(12, dtype=np.uint64), **options
+    )
+    self.assertEqual(got, everything)
+
+  @parameterized.parameters(
+    (np.arange(6.0), np.arange(6), "query_ids must be integers or text, got float64"),
+    (np.arange(6), np.arange(6, dtype=np.float32), "gallery_ids must be integers or text, got float32"),
+    (np.array([1.5, 2, 3, 4, 5, 6], object), np.arange(6), "query_ids must be integers or text, got object"),
+    (np.arange(6), np.arange(6).astype(str), "both be integers or both text, got int64 and <U21"),
+  )
+  def test_f42_ids_that_are_no_integers(self, query_ids, gallery_ids, message):
+    embeddings, labels = _data(0, 6, 2)
+    with self.assertRaisesRegex(TypeError, message):
+      metrics.retrieval_metrics(
+        embeddings, labels, gallery=embeddings, gallery_labels=labels, query_ids=query_ids, gallery_ids=gallery_ids
+      )
 
   @parameterized.named_parameters(("distinct", None), ("duplicates", 9))
   def test_f08_block_size_changes_no_bit(self, distinct):
@@ -351,13 +476,13 @@ class RetrievalMetricsTest(chex.TestCase):
     result = metrics.retrieval_metrics(embeddings, labels, per_query=True, **options)
     where = np.ones((20, 20), bool) if separate else ~np.eye(20, dtype=bool)
     same = labels[:, None] == labels[None, :]
-    got = metrics.auprc(_scores(embeddings, embeddings), same, where=where)
+    got = metrics.auprc(reference.similarities(embeddings, embeddings), same, where=where)
     np.testing.assert_allclose(got, np.nan_to_num(result["ap_per_query"]), rtol=1e-5)  # 0 for a skipped query
 
 
 def _by_sorting_all(queries, labels, gallery, gallery_labels, usable):
   """AP and negatives above of each query from the exact scores of all candidates: what the fast counts must equal bit for bit."""
-  scores = np.where(usable, (np.float64(queries) @ np.float64(gallery).T).astype(np.float32), -np.inf)
+  scores = np.where(usable, reference.similarities(queries, gallery), -np.inf)
   ap, above = np.full(len(labels), np.nan), np.full(len(labels), -1)
   for i, row in enumerate(scores):
     positives = np.sort(row[(gallery_labels == labels[i]) & usable[i]])
@@ -367,6 +492,18 @@ def _by_sorting_all(queries, labels, gallery, gallery_labels, usable):
       hits = len(positives) - np.searchsorted(positives, positives, side="left")
       ap[i], above[i] = np.mean(hits / retrieved), retrieved[-1] - hits[-1]
   return ap, above
+
+
+def _around_a_midpoint(rng, size, width):
+  """float32 vectors, half of them queries of ones, whose exact products are 1 + 2^-24, up to what float64 sums lose: just there
+  float32 rounds up or down, by the order of the sum."""
+  tiny = rng.integers(-2, 3, (1 + size // 8, width)) * 2.0**-53
+  tiny[:, :2] = 1.0, 2.0**-24
+  for row in tiny:
+    rng.shuffle(row)
+  rows = tiny[rng.integers(0, len(tiny), size)]
+  rows[::2] = 1.0
+  return rows.astype(np.float32)
 
 
 def _geometry(name, seed, size, width):
@@ -386,10 +523,21 @@ def _geometry(name, seed, size, width):
     return rows[rng.integers(0, size // 4, size)] + 1e-8 * rng.normal(size=rows.shape)
   if name == "any norm":
     return rows * 10.0 ** rng.integers(-30, 4, (size, 1))
+  if name == "around a midpoint":
+    return _around_a_midpoint(rng, size, width)
   return np.round(rows * 4) / 4  # "grid": all products exact, many ties
 
 
-_GEOMETRIES = ("spread", "collapsed", "nearly collapsed", "duplicates", "duplicates up to 1e-8", "any norm", "grid")
+_GEOMETRIES = (
+  "spread",
+  "collapsed",
+  "nearly collapsed",
+  "duplicates",
+  "duplicates up to 1e-8",
+  "any norm",
+  "grid",
+  "around a midpoint",
+)
 
 
 class FastCountsTest(chex.TestCase):
@@ -585,7 +733,9 @@ class MeanPrCurveTest(chex.TestCase):
     embeddings = np.round(embeddings * 8) / 8  # products on thresholds
     precision, recall, grid = metrics.mean_pr_curve(embeddings, labels, thresholds=thresholds, block_size=block_size)
     np.testing.assert_allclose(grid, np.linspace(-1, 1, thresholds), atol=1e-12)
-    expected = self.brute_force(_scores(embeddings, embeddings), labels, labels, ~np.eye(24, dtype=bool), grid)
+    expected = self.brute_force(
+      reference.similarities(embeddings, embeddings), labels, labels, ~np.eye(24, dtype=bool), grid
+    )
     np.testing.assert_allclose(precision, expected[0], rtol=1e-12)
     np.testing.assert_allclose(recall, expected[1], rtol=1e-12)
 
@@ -606,7 +756,7 @@ class MeanPrCurveTest(chex.TestCase):
   def test_sums_in_the_order_of_the_queries(self, geometry):
     """Bit for bit the curve that sorting the scores of each query gives."""
     embeddings, labels = _geometry(geometry, 0, 90, 16), np.arange(90) // 3
-    scores = (np.float64(embeddings) @ np.float64(embeddings).T).astype(np.float32)
+    scores = reference.similarities(embeddings, embeddings)
     np.fill_diagonal(scores, -np.inf)
     grid, precision, recall = _thresholds.grid(2001), np.zeros(2001), np.zeros(2001)
     for i, row in enumerate(scores):
@@ -631,7 +781,7 @@ class MeanPrCurveTest(chex.TestCase):
       gallery_labels=labels[gallery],
       block_size=3,
     )
-    scores = _scores(embeddings[queries], embeddings[gallery])
+    scores = reference.similarities(embeddings[queries], embeddings[gallery])
     expected = self.brute_force(scores, labels[queries], labels[gallery], np.ones(scores.shape, bool), grid)
     np.testing.assert_allclose(precision, expected[0], rtol=1e-12)
     np.testing.assert_allclose(recall, expected[1], rtol=1e-12)

@@ -130,6 +130,13 @@ def auprc(scores, labels, prior=None):
   return float(np.mean(terms))
 
 
+def similarities(queries, gallery):
+  """The rule of `retrieval_metrics`: float64 sums in one order for all pairs, rounded to float32 unless an entry is float64."""
+  products = np.asarray(queries, np.float64)[:, None] * np.asarray(gallery, np.float64)
+  is_short = all(part.dtype.itemsize <= 4 and part.dtype.kind not in "biu" for part in (queries, gallery))
+  return products.sum(axis=-1).astype(np.float32 if is_short else np.float64)
+
+
 def retrieval(scores, labels, gallery_labels, usable, ks):
   """AP (Eq. 2) and pessimistic recall of every query, from the scores, by brute force.
 
