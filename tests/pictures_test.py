@@ -5,7 +5,7 @@ import struct
 import zlib
 
 import numpy as np
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 import pytest
 
 from soprc_jax.data import images, pictures
@@ -154,6 +154,96 @@ def test_f30_exif_orientation_is_undone(orientation, kind):
   for size in ((96, 128), (24, 32)):
     want = np.asarray(upright.resize(size[::-1], Image.Resampling.BILINEAR, box=box)).astype(int)
     assert np.abs(picture.region(box, size).astype(int) - want).max() <= (0 if kind == "PNG" else 12)
+
+
+_ORIENTED = Image.fromarray(np.repeat(np.repeat(_COLOUR, 4, 0), 4, 1))
+_XMP = (
+  '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+  '<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="{}"/></rdf:RDF></x:xmpmeta>'
+)
+
+
+def _oriented(kind, orientation, *, in_xmp=False, **options):
+  """A file without symmetry whose tag, in EXIF or in XMP, says how to turn it."""
+  if in_xmp:
+    xmp = _XMP.format(orientation).encode()
+    if kind == "PNG":
+      options["pnginfo"] = PngImagePlugin.PngInfo()
+      options["pnginfo"].add_itxt("XML:com.adobe.xmp", xmp.decode())
+    elif kind == "TIFF":
+      options["tiffinfo"] = {700: xmp}
+    else:
+      options["xmp"] = xmp
+  else:
+    options["exif"] = Image.Exif()
+    options["exif"][0x0112] = orientation
+  image = _ORIENTED.convert("1") if options.get("compression") == "group4" else _ORIENTED
+  return _encode(image, kind, **options)
+
+
+def _check_upright(encoded):
+  """The whole picture, parts of it and reduced parts are those of Pillow's own upright image."""
+  with Image.open(io.BytesIO(encoded.data)) as opened:
+    upright = ImageOps.exif_transpose(opened).convert("RGB")
+  is_jpeg = encoded.data.startswith(b"\xff\xd8")
+  picture = pictures.as_picture(encoded)
+  assert picture.size == upright.size[::-1]
+  width, height = upright.size
+  boxes = [(0, 0, width, height), (16, 8, width - 24, height // 2), (0.5, 3.25, width / 3, height)]
+  for box in boxes:
+    for size in ((height, width), (24, 20)):  # the second region opens the file again
+      want = np.asarray(upright.resize(size[::-1], Image.Resampling.BILINEAR, box=box)).astype(int)
+      reduced = is_jpeg and size == (24, 20)  # decoded at a fraction of its size
+      assert np.abs(picture.region(box, size).astype(int) - want).max() <= (20 if reduced else 0)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(
+  ("kind", "options"),
+  [
+    *(("TIFF", {"compression": name}) for name in ("raw", "tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg", "group4")),
+    ("TIFF", {"big_tiff": True}),
+    *((kind, {}) for kind in ("PNG", "WEBP", "JPEG", "MPO")),
+    ("JPEG", {"progressive": True}),
+    ("PNG", {"interlace": 1}),
+  ],
+)
+def test_f39_the_orientation_is_applied_once_in_every_format(kind, options, orientation):
+  _check_upright(_oriented(kind, orientation, **options))
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 65535])
+@pytest.mark.parametrize("kind", ["TIFF", "PNG", "WEBP", "JPEG"])
+def test_f39_an_orientation_that_is_none_changes_nothing(kind, orientation):
+  _check_upright(_oriented(kind, orientation))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["TIFF", "PNG", "WEBP", "JPEG"])
+def test_f39_an_orientation_in_xmp_is_applied_once(kind, orientation):
+  _check_upright(_oriented(kind, orientation, in_xmp=True))
+
+
+def test_f39_an_orientation_behind_the_pixels_of_a_png_is_applied():
+  encoded = _oriented("PNG", 6, in_xmp=True)
+  chunk = encoded.data.index(b"iTXt") - 4
+  length = 12 + int.from_bytes(encoded.data[chunk : chunk + 4], "big")
+  moved, rest = encoded.data[chunk : chunk + length], encoded.data[:chunk] + encoded.data[chunk + length :]
+  plain = Image.Exif()
+  plain[0x010E] = "an EXIF block that says nothing of the orientation"
+  with_exif = _encode(_ORIENTED, "PNG", exif=plain).data
+  for data in (rest, with_exif):
+    _check_upright(encoded._replace(data=data[:-12] + moved + data[-12:]))
+
+
+def test_f39_animated_and_plain_formats_are_upright():
+  frames = {"save_all": True, "append_images": [_ORIENTED.transpose(Image.Transpose.ROTATE_90).resize(_ORIENTED.size)]}
+  exif = Image.Exif()
+  exif[0x0112] = 6
+  for kind, options in (("TIFF", frames), ("WEBP", {**frames, "lossless": True}), ("PNG", frames), ("GIF", frames)):
+    _check_upright(_encode(_ORIENTED, kind, **options, **({} if kind == "GIF" else {"exif": exif})))
+  for kind in ("BMP", "PPM"):
+    _check_upright(_encode(_ORIENTED, kind))
 
 
 @pytest.mark.parametrize("box", [(0, 0, 1200, 800), (100.5, 50.25, 1100, 700), (600, 400, 700, 500)])

@@ -113,13 +113,18 @@ class _File:
       # Before the orientation, for which Pillow decodes some formats whole.
       if width * height > MAX_PIXELS:
         raise BrokenImageError(f"{encoded.name}: {width} x {height} pixels are more than {MAX_PIXELS:,}: resize the file")
-      if image.format in ("JPEG", "MPO") and not _has_end(encoded.data):
-        raise ValueError("the end of the file is missing")
-      orientation = _orientation(image)
-    self._orientation = orientation or _UPRIGHT_ALREADY
+      if image.format in ("JPEG", "MPO"):
+        if not _has_end(encoded.data):
+          raise ValueError("the end of the file is missing")
+      else:
+        # Tags may lie behind the pixels (PNG), and some plugins turn the picture as they load it (TIFF): only a loaded
+        # picture says what is left to do. A JPEG says so in its header, and its regions may need a fraction of its pixels.
+        image.load()
+      self._orientation = _orientation(image)
     # The first region needs no second reading of the header, which costs a tenth of a small region. But not after an error: what has been decoded
     # until then, Pillow would take for all.
-    self._opened: Image.Image | None = None if orientation is None else image
+    self._opened: Image.Image | None = image
+    width, height = image.size
     self._size = (width, height) if self._orientation in _SIDEWAYS else (height, width)
 
   @property
@@ -183,12 +188,13 @@ def _resized(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
   return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=box))
 
 
-def _orientation(image: Image.Image) -> int | None:
-  """EXIF orientation; None where it cannot be read."""
+def _orientation(image: Image.Image) -> int:
+  """The EXIF or XMP orientation that is left to apply; 1 where it says nothing or cannot be read."""
   try:
-    return int(image.getexif().get(_ORIENTATION_TAG, _UPRIGHT_ALREADY))
+    orientation = image.getexif().get(_ORIENTATION_TAG)
+    return orientation if orientation in _UPRIGHT else _UPRIGHT_ALREADY
   except Exception:  # an EXIF block that cannot be read, in any way that third-party code fails at it
-    return None
+    return _UPRIGHT_ALREADY
 
 
 def _has_end(jpeg: bytes) -> bool:
