@@ -12,7 +12,7 @@ network's variables, model, image_size. Read it with numpy.load("vectors.npz").
 """
 
 from collections.abc import Sequence
-from pathlib import Path
+import shlex
 import sys
 
 from absl import app
@@ -36,19 +36,21 @@ def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, without_config="--workdir=runs/mine --output=vectors.npz --images=PHOTOS")
   flags.require(argv, "--workdir=runs/mine --output=vectors.npz --images=PHOTOS", output=_OUTPUT.value)
   sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names of files may be of any bytes
+  from soprc_jax import _files
   from soprc_jax.serving import embed, index, network
 
   with flags.errors_as_messages():
     if _IMAGES.value and absl_flags.FLAGS["split"].present:
       raise ValueError("--images and --split: give one of them")
-    output = Path(str(_OUTPUT.value)).expanduser()
+    output = _files.expanded(str(_OUTPUT.value))
     index.check_output(output, suffix=".npz")
     found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value)
     made = embed.of_images(found, _IMAGES.value) if _IMAGES.value else embed.of_split(found, _SPLIT.value)
     index.write(output, made)
   print(embed.summary(made, output))
+  workdir, index_file = shlex.quote(str(run.workdir)), shlex.quote(str(output))
   newest = " --checkpoint=newest" if _CHECKPOINT.value == "newest" else ""
-  print(f"Search in it:\n  python -m experiments.search --workdir={run.workdir}{newest} --index={output} --query=PHOTO.jpg")
+  print(f"Search in it:\n  python -m experiments.search --workdir={workdir}{newest} --index={index_file} --query=PHOTO.jpg")
 
 
 if __name__ == "__main__":

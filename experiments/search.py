@@ -13,7 +13,6 @@ Printed are the cosine similarity, the class and the image, the nearest first (t
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 import sys
 
 from absl import app
@@ -50,11 +49,12 @@ _ON_BROKEN = absl_flags.DEFINE_enum(
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, without_config="--workdir=runs/mine --query=photo.jpg")
   sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names of files may be of any bytes
+  from soprc_jax import _files, _text
   from soprc_jax.serving import embed, images, index, network, search, sheet
 
   with flags.errors_as_messages():
     paths = images.queries(_QUERY.value or [""], flag="--query")
-    picture = Path(_CONTACT_SHEET.value).expanduser() if _CONTACT_SHEET.value else None
+    picture = _files.expanded(_CONTACT_SHEET.value) if _CONTACT_SHEET.value else None
     if picture is not None:
       index.check_output(picture, flag="--contact_sheet", suffix=".png")
       sheet.check_size(len(paths), _TOP.value)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
       raise ValueError("--index and --split: give one of them")
     found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value)
     if _INDEX.value:
-      file = Path(_INDEX.value).expanduser()
+      file = _files.expanded(_INDEX.value)
       gallery, embedder = index.read(file), None
       index.check_network(gallery, found, path=file)
     else:
@@ -77,9 +77,10 @@ def main(argv: Sequence[str]) -> None:
     print(search.to_json(gallery, paths, rows))
   else:
     tables = [search.table(row, classes=gallery.has_classes) for row in rows]
-    print("\n\n".join(f"{path}:\n{table}" if len(rows) > 1 else table for path, table in zip(paths, tables, strict=True)))
+    heads = [f"{_text.printable(path)}:\n" if len(rows) > 1 else "" for path in paths]
+    print("\n\n".join(head + table for head, table in zip(heads, tables, strict=True)))
   if picture is not None:
-    print(f"Pictures in {picture}", file=sys.stderr)
+    print(f"Pictures in {_text.printable(picture)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

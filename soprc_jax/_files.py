@@ -1,10 +1,62 @@
-"""Writing files that are in their place whole or not at all."""
+"""Files of users: written whole or not at all, and read only if they are regular files."""
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import os
 from pathlib import Path
+import stat
 from typing import BinaryIO
+
+_KINDS = {
+  stat.S_IFDIR: "a folder",
+  stat.S_IFIFO: "a named pipe",
+  stat.S_IFSOCK: "a socket",
+  stat.S_IFCHR: "a device",
+  stat.S_IFBLK: "a device",
+}
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+  """Returns the path that a user has given, with ``~`` as the home folder.
+
+  Unlike `Path.expanduser` it takes a name that begins with ``~`` and is that of no user as it is.
+  """
+  return Path(os.path.expanduser(path))
+
+
+def why_no_file(path: str | os.PathLike[str]) -> str:
+  """Says why a path is no regular file, links followed; empty if it is one."""
+  try:
+    mode = os.stat(path).st_mode
+  except FileNotFoundError:
+    return "a link to nothing" if os.path.islink(path) else "missing"
+  except OSError as error:
+    return "a circular link" if error.errno == errno.ELOOP else error.strerror or "unreadable"
+  except ValueError:  # NUL in the name
+    return "missing"
+  return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "no regular file")
+
+
+def is_dead_link(path: str | os.PathLike[str]) -> bool:
+  """Returns whether a path is a link that leads nowhere, be it circular."""
+  return os.path.islink(path) and not os.path.exists(path)
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+  """Returns the content of a regular file, and never waits for a pipe or a device.
+
+  Raises:
+    OSError: it cannot be read; its ``strerror`` says why if it is something else than a file.
+  """
+  with open(path, "rb", opener=_open_at_once) as file:
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+      raise OSError(errno.EINVAL, why_no_file(path), str(path))
+    return file.read()
+
+
+def _open_at_once(path: str, flags: int) -> int:
+  return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has neither
 
 
 @contextlib.contextmanager

@@ -34,12 +34,12 @@ def make_splits(config: Any) -> Splits:
   if name == "glyphs":
     splits = _by_shares(glyphs.load(root or None), config)
   elif name == "folder":
-    splits = _by_shares(image_folder.load(root), config)
+    splits = _by_shares(image_folder.load(root, on_broken=config.on_broken), config)
   elif name == "csv":
-    found: Splits = dict(lists.load_csv(root))
+    found: Splits = dict(lists.load_csv(root, on_broken=config.on_broken))
     splits = _by_shares(found["all"], config) if "all" in found else _with_val(found, config)
   elif name in lists.BENCHMARKS:
-    benchmark = lists.load(name, root)
+    benchmark = lists.load(name, root, on_broken=config.on_broken)
     splits = _with_val({"train": benchmark.train, **benchmark.tests}, config)
   elif name in tfds_source.DATA_SETS:
     train, test = tfds_source.load(name, root)

@@ -1,14 +1,21 @@
 """Sources of image files below a root folder, and what is checked of them before anything is trained."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import collections
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import csv
 import errno
+import logging
 import os
 from pathlib import Path, PurePosixPath
+import re
 
 import numpy as np
 
-from soprc_jax._text import shown
+from soprc_jax import _files, _text
+from soprc_jax._text import printable, shown
 from soprc_jax.data import pictures, sources
+
+_log = logging.getLogger(__name__)
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _SHOWN = 5
@@ -16,7 +23,7 @@ _LONG = 200  # characters of a name
 
 
 class Files:
-  """Images in files, read at each access; an example's id is its path below the root.
+  """Images in files, read when they are decoded; an example's id is its path below the root.
 
   Args:
     root: folder.
@@ -42,8 +49,8 @@ class Files:
 
   def __getitem__(self, index: int) -> sources.Example:
     path, label = self.root / self.paths[index], int(self._labels[index])
-    content = pictures.Encoded(path.read_bytes(), str(path))
-    return sources.Example(content, label, self.paths[index], self.class_names.get(label, ""))
+    image = pictures.Stored(path, str(path))
+    return sources.Example(image, label, self.paths[index], self.class_names.get(label, ""))
 
 
 def check_root(root: str, *, what: str, layout: str) -> Path:
@@ -60,29 +67,43 @@ def check_root(root: str, *, what: str, layout: str) -> Path:
   """
   if not root:
     raise ValueError(f"data.root is empty: give the folder of {what}, with\n{layout}")
-  folder = Path(root).expanduser().absolute()
+  folder = _files.expanded(root).absolute()
   if not folder.is_dir():
-    raise FileNotFoundError(f"data.root={root}: there is no such folder. It must be that of {what}, with\n{layout}")
+    raise FileNotFoundError(
+      f"data.root={printable(root)}: there is no such folder. It must be that of {what}, with\n{layout}"
+    )
   return folder
 
 
+def lines_of(text: str) -> list[tuple[int, str]]:
+  """Returns (number, text) of the lines that are not blank, as they stand.
+
+  Only a line feed ends a line, with or without a carriage return in front of it: names may hold any other character.
+
+  >>> lines_of("a\\r\\n\\n b\\x0cc")
+  [(1, 'a'), (3, ' b\\x0cc')]
+  """
+  lines = (line.removesuffix("\r") for line in text.split("\n"))
+  return [(number, line) for number, line in enumerate(lines, start=1) if _text.stripped(line)]
+
+
 def read_lines(path: Path, *, what: str, layout: str) -> list[tuple[int, str]]:
-  """(number, text) of the lines of a list that are not blank.
+  """Returns `lines_of` a list file.
 
   Raises:
     FileNotFoundError: with ``what`` and ``layout`` as in `check_root`.
     ValueError: the list is empty, not UTF-8, or a web page.
   """
   try:
-    text = path.read_text(encoding="utf-8-sig")
+    text = _files.read_regular(path).decode("utf-8-sig")
   except FileNotFoundError:
     raise FileNotFoundError(f"{path} is missing. data.root must be the folder of {what}, with\n{layout}") from None
   except UnicodeDecodeError as error:
     raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-  lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
+  lines = lines_of(text)
   if not lines:
     raise ValueError(f"{path} is empty")
-  if lines[0][1].lower().startswith(("<!doctype", "<html", "<?xml")):
+  if lines[0][1].strip().lower().startswith(("<!doctype", "<html", "<?xml")):
     # What a server sends in place of the file: a quota, a login, a page that has moved.
     raise ValueError(
       f"{path} is a web page and no list: the download went wrong, fetch it again. data.root must be the folder of {what}, with\n{layout}"
@@ -90,20 +111,90 @@ def read_lines(path: Path, *, what: str, layout: str) -> list[tuple[int, str]]:
   return lines
 
 
-def check_paths(root: Path, paths: Sequence[str], *, listed_in: str) -> None:
+def read_csv(
+  path: Path, headers: Sequence[Sequence[str]], *, remedy: str, may_be_empty: Sequence[str] = ()
+) -> list[tuple[int, dict[str, str]]]:
+  """Returns (line, column -> field) of the rows of a CSV file of images.
+
+  The column ``path`` is taken as `as_listed`, other fields as they stand.
+
+  Args:
+    path: of the file; paths in it are relative to its folder.
+    headers: columns that it may have.
+    remedy: what to do about another header.
+    may_be_empty: columns whose fields may be empty.
+
+  Raises:
+    ValueError: it is no UTF-8 text or no CSV, or a row or the header is wrong.
+  """
+  rows = []
+  try:
+    with path.open(newline="", encoding="utf-8-sig") as stream:
+      reader = csv.reader(stream)
+      columns = [_text.class_name(column) for column in next(reader, [])]
+      if columns not in headers:
+        raise ValueError(f"{path}: the columns are {shown(columns)}; {remedy}")
+      for fields in filter(None, reader):
+        found = dict(zip(columns, fields))
+        blank = [column for column in found if not _text.stripped(found[column])]
+        if len(fields) != len(columns) or not set(blank) <= set(may_be_empty):
+          wanted = "fields" if may_be_empty else "fields that are not empty"
+          raise ValueError(f"{path}:{reader.line_num}: {len(columns)} {wanted} wanted, got {shown(fields)}")
+        found["path"] = as_listed(path.parent, found["path"])
+        rows.append((reader.line_num, found))
+  except UnicodeDecodeError as error:
+    raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8") from error
+  except csv.Error as error:
+    raise ValueError(f"{path} is no CSV file ({error})") from error
+  return rows
+
+
+def as_listed(root: Path, path: str) -> str:
+  """Returns the path that stands in a list: as it is written if that exists, else without the blanks at its ends."""
+  bare = _text.stripped(path)
+  return path if path == bare or os.path.lexists(root / path) else bare
+
+
+def places(root: Path, paths: Iterable[str]) -> Iterator[str]:
+  """Yields for each path what all its spellings share: its real folder and its name.
+
+  Absolute and relative spellings, dots, and links among the folders make no difference. A file that is a link is not
+  followed: a link is another name, and so another image.
+  """
+  folders: dict[str, str] = {}
+  for path in paths:
+    folder, name = os.path.split(root / path)
+    if "\0" in folder:  # which no folder can be called, and `realpath` raises at
+      yield path
+      continue
+    if folder not in folders:
+      folders[folder] = os.path.realpath(folder)
+    yield os.path.join(folders[folder], name)
+
+
+def is_regular(entry: "os.DirEntry[str]") -> bool:
+  """Returns whether an entry of a folder is a regular file, links followed."""
+  try:
+    return entry.is_file()
+  except OSError:  # a circular link
+    return False
+
+
+def check_paths(root: Path, paths: Sequence[str], *, listed_in: str, on_broken: str = "error") -> None:
   """Raises an error for a path that leaves the root, that stands twice, or that is no file.
 
   Args:
     root: folder.
     paths: below it.
     listed_in: what names the list in messages.
+    on_broken: ``"skip"`` accepts links that lead nowhere, which are then counted where images are read.
 
   Raises:
     ValueError: a path is absolute, not in its plain form, leaves the root, or is listed twice.
     FileNotFoundError: files are missing; the first few are named.
   """
-  seen: set[str] = set()
-  for path in paths:
+  seen: dict[str, str] = {}
+  for path, place in zip(paths, places(root, paths)):
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts or "\\" in path or "\0" in path:
       raise ValueError(
@@ -111,15 +202,20 @@ def check_paths(root: Path, paths: Sequence[str], *, listed_in: str) -> None:
       )
     if str(parts) != path:  # else one file could be listed under two names
       raise ValueError(f"{listed_in}: write {shown(str(parts))} instead of {shown(path)}")
-    if path in seen:
-      raise ValueError(f"{listed_in}: {shown(path)} is listed twice")
-    seen.add(path)
-  missing = list(_missing(root, paths))
+    if place in seen:
+      raise ValueError(f"{listed_in}: {shown(path)} is listed twice{other_spelling(path, seen[place])}")
+    seen[place] = path
+  missing = [f"{_cut(path)}{why}" for path, why in _missing(root, paths, on_broken=on_broken)]
   if missing:
     more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
     raise FileNotFoundError(
-      f"{listed_in}: there is no file {', '.join(map(_cut, missing[:_SHOWN]))}{more} in {root}: put it there, or take its line out of the list"
+      f"{listed_in}: there is no file {', '.join(missing[:_SHOWN])}{more} in {root}: put it there, or take its line out of the list"
     )
+
+
+def other_spelling(path: str, first: str) -> str:
+  """Returns how a path is spelled at its first place, for a message; empty if it is spelled the same."""
+  return "" if path == first else f", as {shown(first)} too"
 
 
 def check_lists(lists: Mapping[str, Mapping[str, int]]) -> None:
@@ -155,36 +251,83 @@ def check_disjoint(
     )
 
 
+def one_spelling(
+  names: Iterable[str], *, where: object, spelling: Callable[[str], str] = _text.class_name
+) -> dict[str, str]:
+  """Returns name of a class as written -> its one spelling; a warning lists the names that are one class by it.
+
+  Args:
+    names: as written, any number of times.
+    where: what names their place in messages.
+    spelling: a function of a name.
+
+  Raises:
+    ValueError: a name is blank.
+  """
+  spellings = {name: spelling(name) for name in names}
+  written = collections.defaultdict(list)
+  for name, one in spellings.items():
+    if not one:
+      raise ValueError(f"{where}: the class name {name!a} is blank: give the class a name")
+    written[one].append(name)
+  merged = {one: sorted(found) for one, found in written.items() if len(found) > 1}
+  if merged:
+    # ascii(): blanks and accents that look the same are written out.
+    examples = [f"{', '.join(map(ascii, found))} as {one!a}" for one, found in sorted(merged.items())]
+    _log.warning(
+      "%s: %d names of classes are the same but for blanks at their ends or their form in Unicode (or zeros of a number). "
+      "They count as %d: %s.",
+      printable(where),
+      sum(map(len, merged.values())),
+      len(merged),
+      _few(examples),
+    )
+  return spellings
+
+
 def label_numbers(names: Iterable[str]) -> dict[str, int]:
-  """Class name -> label: the number itself where all names are integers, else the place in sorted order."""
+  """Class name -> label: the number itself where all names are integers in their plain form, else the place in sorted order."""
   unique = sorted(set(names))
-  if all(_is_integer(name) for name in unique):
+  if all(map(_is_integer, unique)):
     return {name: int(name) for name in unique}
   return {name: number for number, name in enumerate(unique)}
 
 
+def is_number(field: str) -> bool:
+  """Returns whether a field of a list is an id: digits, so few that an int64 holds it."""
+  return field.isascii() and field.isdecimal() and len(field) < 18
+
+
 def _is_integer(name: str) -> bool:
-  return name.lstrip("-").isdecimal() and len(name) < 18 and str(int(name)) == name
+  """Whether an integer is written in the one form that no other spelling has: not 007, -0, +1 or 1_000."""
+  return len(name) < 18 and re.fullmatch("0|-?[1-9][0-9]*", name) is not None
 
 
-def _missing(root: Path, paths: Sequence[str]) -> Iterable[str]:
-  """Paths that are not files; each folder is listed once, since asking for every file is slow on network disks."""
+def _missing(root: Path, paths: Sequence[str], *, on_broken: str) -> Iterator[tuple[str, str]]:
+  """Yields paths that are no regular files, and why where something else is there.
+
+  Each folder is listed once, since asking for every file is slow on network disks.
+  """
   folders: dict[str, set[str]] = {}
   for path in paths:
     folder, name = os.path.split(path)
     if folder not in folders:
       try:
         with os.scandir(root / folder) as entries:
-          folders[folder] = {entry.name for entry in entries if entry.is_file()}
+          folders[folder] = {entry.name for entry in entries if is_regular(entry)}
       except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
           raise
         folders[folder] = set()
     if name not in folders[folder]:
-      yield path
+      if on_broken == "skip" and _files.is_dead_link(root / path):
+        continue
+      why = _files.why_no_file(root / path)
+      yield path, f" ({why})" if os.path.lexists(root / path) else ""
 
 
 def _cut(text: str) -> str:
+  text = printable(text)
   return text if len(text) <= _LONG else text[:_LONG] + "..."
 
 

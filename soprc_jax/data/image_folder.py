@@ -1,8 +1,11 @@
 """A folder of images, one subfolder a class."""
 
 import logging
+import os
 from pathlib import Path
 
+from soprc_jax import _files
+from soprc_jax._text import printable
 from soprc_jax.data import files
 
 _log = logging.getLogger(__name__)
@@ -10,48 +13,86 @@ _log = logging.getLogger(__name__)
 _LAYOUT = "  CLASS/IMAGE   one subfolder a class, images (" + ", ".join(files.EXTENSIONS) + ") in it"
 
 
-def load(root: str) -> files.Files:
+def load(root: str, *, on_broken: str = "error") -> files.Files:
   """All images of a folder; labels are the places of the subfolders in sorted order (their names where these are integers).
 
-  Hidden entries are skipped; other files that are no images are counted in a warning.
+  Hidden entries are skipped; other files that are no images are counted in a warning. Subfolders whose names differ only
+  in blanks at their ends or in their form in Unicode are one class, and a warning names them.
+
+  Args:
+    root: folder.
+    on_broken: ``"skip"`` keeps links that lead nowhere, which are counted where images are read, and leaves out what else
+      is no file.
 
   Raises:
     ValueError: no subfolder, one without an image, or one with folders or what cannot be read as a file (a pipe, a broken link) in it.
     FileNotFoundError: no such folder.
   """
-  if Path(root).expanduser().is_file():
+  if _files.expanded(root).is_file():
     raise ValueError(
       f"data.root={root} is a file: give a folder, or for a CSV data.source=csv (--config=configs/folder.py:csv)"
     )
   folder = files.check_root(root, what="your images", layout=_LAYOUT)
-  classes = [entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+  others: list[str] = []
+  classes = _classes(folder, others, on_broken)
   if not classes:
     raise ValueError(f"data.root={root} has no subfolders. It must have\n{_LAYOUT}")
-  numbers = files.label_numbers(entry.name for entry in classes)
-  classes.sort(key=lambda entry: numbers[entry.name])
-  paths, labels, others = [], [], []
+  spellings = files.one_spelling((entry.name for entry in classes), where=folder)
+  numbers = files.label_numbers(spellings.values())
+  classes.sort(key=lambda entry: (numbers[spellings[entry.name]], entry.name))
+  paths, labels = [], []
   for entry in classes:
-    images, rest = _images(entry)
+    images = _images(entry, others, on_broken)
     if not images:
-      raise ValueError(f"{entry} has no image: remove the folder, or put images ({', '.join(files.EXTENSIONS)}) in it")
+      raise ValueError(
+        f"{printable(entry)} has no image: remove the folder, or put images ({', '.join(files.EXTENSIONS)}) in it"
+      )
     paths += [f"{entry.name}/{name}" for name in images]
-    labels += [numbers[entry.name]] * len(images)
-    others += rest
+    labels += [numbers[spellings[entry.name]]] * len(images)
   if others:
-    _log.warning("Left out of %s, no images by their names: %d, e.g. %s.", folder, len(others), others[0])
+    _log.warning(
+      "Left out of %s, no images by their names: %d, e.g. %s.", printable(folder), len(others), printable(others[0])
+    )
   return files.Files(folder, paths, labels, {number: name for name, number in numbers.items()})
 
 
-def _images(folder: Path) -> tuple[list[str], list[str]]:
-  """Names of the images of a class, and of its other files, sorted."""
-  images: list[str] = []
-  others: list[str] = []
+def _classes(folder: Path, others: list[str], on_broken: str) -> list[Path]:
+  """Folders of the classes; links that lead nowhere are added to the others, or raise."""
+  found = []
   for entry in sorted(folder.iterdir()):
     if entry.name.startswith("."):
       continue
-    if not entry.is_file():
-      if entry.is_dir():
-        raise ValueError(f"{entry} is a folder in the folder of a class. data.root must have\n{_LAYOUT}")
-      raise ValueError(f"{entry} is no file that can be read (a link to nothing? a pipe?): take it out")
-    (images if entry.suffix.lower() in files.EXTENSIONS else others).append(entry.name)
-  return images, [f"{folder.name}/{name}" for name in others]
+    if entry.is_dir():
+      found.append(entry)
+    elif _files.is_dead_link(entry):
+      _check_skipped(entry, on_broken)
+      others.append(entry.name)
+  return found
+
+
+def _images(folder: Path, others: list[str], on_broken: str) -> list[str]:
+  """Names of the images of a class, sorted; its other files are added to the others."""
+  images = []
+  with os.scandir(folder) as entries:
+    for entry in sorted(entries, key=lambda entry: entry.name):
+      if entry.name.startswith("."):
+        continue
+      path, regular = folder / entry.name, files.is_regular(entry)
+      if not regular:
+        if path.is_dir():
+          raise ValueError(f"{printable(path)} is a folder in the folder of a class. data.root must have\n{_LAYOUT}")
+        _check_skipped(path, on_broken)
+      if path.suffix.lower() in files.EXTENSIONS and (regular or _files.is_dead_link(path)):
+        images.append(entry.name)
+      else:
+        others.append(f"{folder.name}/{entry.name}")
+  return images
+
+
+def _check_skipped(path: Path, on_broken: str) -> None:
+  """Raises a ValueError for what is no file, unless it may be left out."""
+  if on_broken != "skip":
+    raise ValueError(
+      f"{printable(path)} is no file that can be read ({_files.why_no_file(path)}): take it out; "
+      "data.on_broken=skip leaves it out and counts it"
+    )

@@ -8,7 +8,7 @@ from PIL import Image as PilImage
 
 from soprc_jax.data import pictures
 
-Image = np.ndarray | pictures.Encoded
+Image = np.ndarray | pictures.Encoded | pictures.Stored
 Transform = Callable[[Image, np.random.Generator], np.ndarray]
 AUGMENTATIONS = ("none", "affine", "resized_crop", "crop")
 

@@ -4,11 +4,12 @@ Nothing is downloaded: the error for a missing root says what to fetch from wher
 """
 
 from collections.abc import Callable
-import csv
 import itertools
 from pathlib import Path
+import re
 from typing import NamedTuple
 
+from soprc_jax import _files, _text
 from soprc_jax._text import shown
 from soprc_jax.data import files
 
@@ -33,43 +34,46 @@ class _Layout(NamedTuple):
   what: str
   layout: str
   lists: dict[str, str]
-  parse: Callable[[Path, list[tuple[int, str]]], dict[str, str]]
+  parse: Callable[[Path, list[tuple[int, str]], Path], dict[str, str]]  # of a list, its lines, the root: image -> class
+  spelling: Callable[[str], str]  # of a class
 
 
-def _sop_rows(path: Path, lines: list[tuple[int, str]]) -> dict[str, str]:
+def _sop_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str, str]:
   """``image_id class_id super_class_id path`` under a header."""
   header = lines[0][1].split()
   if header != ["image_id", "class_id", "super_class_id", "path"]:
     raise ValueError(f"{path}:1: the header must be 'image_id class_id super_class_id path', got {shown(lines[0][1])}")
   rows: dict[str, str] = {}
   for number, line in lines[1:]:
-    fields = line.split()
-    if len(fields) != 4 or not fields[1].isdecimal():
+    fields = re.split("[ \t]+", line.lstrip(" \t"), maxsplit=3)  # the path may have blanks
+    if len(fields) != 4 or not files.is_number(fields[1]) or not _text.stripped(fields[3]):
       raise ValueError(f"{path}:{number}: four fields 'image_id class_id super_class_id path' wanted, got {shown(line)}")
-    _put(rows, fields[3], fields[1], path, number)
+    _put(rows, files.as_listed(root, fields[3]), fields[1], path, number)
   return rows
 
 
-def _inaturalist_rows(path: Path, lines: list[tuple[int, str]]) -> dict[str, str]:
+def _inaturalist_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str, str]:
   """One image a line; its class is the two folders that it lies in, e.g. ``Aves/2820``."""
   rows: dict[str, str] = {}
   for number, line in lines:
-    parts = line.split("/")
+    image = files.as_listed(root, line)
+    parts = image.split("/")
     if len(parts) < 3:
       raise ValueError(f"{path}:{number}: a path like train_val2018/Aves/2820/IMAGE.jpg wanted, got {shown(line)}")
-    _put(rows, line, "/".join(parts[-3:-1]), path, number)
+    _put(rows, image, "/".join(parts[-3:-1]), path, number)
   return rows
 
 
-def _vehicle_id_rows(path: Path, lines: list[tuple[int, str]]) -> dict[str, str]:
+def _vehicle_id_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str, str]:
   """``image vehicle``, both numbers; the image is ``image/0000001.jpg``."""
+  del root
   rows: dict[str, str] = {}
   for number, line in lines:
     fields = line.split()
     # Python reads no integer of more than 4300 digits, and no image or vehicle has as many as 18.
-    if len(fields) != 2 or not all(field.isdecimal() and len(field) < 18 for field in fields):
+    if len(fields) != 2 or not all(map(files.is_number, fields)):
       raise ValueError(f"{path}:{number}: two numbers 'image vehicle' wanted, got {shown(line)}")
-    _put(rows, f"image/{int(fields[0]):07d}.jpg", str(int(fields[1])), path, number)
+    _put(rows, f"image/{int(fields[0]):07d}.jpg", fields[1], path, number)
   return rows
 
 
@@ -79,12 +83,21 @@ def _put(rows: dict[str, str], image: str, name: str, path: Path, number: int) -
   rows[image] = name
 
 
+def _number(name: str) -> str:
+  return str(int(name))
+
+
+def _names(name: str) -> str:
+  return "/".join(map(_text.class_name, name.split("/")))
+
+
 BENCHMARKS = {
   "sop": _Layout(
     "Stanford Online Products (https://cvgl.stanford.edu/projects/lifted_struct, Stanford_Online_Products.zip, 2.9 GB)",
     "  Ebay_train.txt, Ebay_test.txt   as in the archive\n  bicycle_final/, cabinet_final/, ...   its folders of images",
     {"train": "Ebay_train.txt", TEST: "Ebay_test.txt"},
     _sop_rows,
+    _number,
   ),
   "inaturalist": _Layout(
     "iNaturalist 2018 (https://github.com/visipedia/inat_comp/tree/master/2018, train_val2018.tar.gz, 120 GB) with the retrieval lists of "
@@ -92,6 +105,7 @@ BENCHMARKS = {
     "  Inat_dataset_splits/Inaturalist_train_set1.txt and Inaturalist_test_set1.txt\n  train_val2018/Aves/..., as in the archive",
     {"train": "Inat_dataset_splits/Inaturalist_train_set1.txt", TEST: "Inat_dataset_splits/Inaturalist_test_set1.txt"},
     _inaturalist_rows,
+    _names,
   ),
   # The paper's tables show the large list; the smaller ones lie in it.
   "vehicle_id": _Layout(
@@ -105,16 +119,18 @@ BENCHMARKS = {
       "test_small": "train_test_split/test_list_800.txt",
     },
     _vehicle_id_rows,
+    _number,
   ),
 }
 
 
-def load(name: str, root: str) -> Benchmark:
+def load(name: str, root: str, *, on_broken: str = "error") -> Benchmark:
   """A benchmark from its list files.
 
   Args:
     name: key of `BENCHMARKS`.
     root: folder of the data set.
+    on_broken: see `files.check_paths`.
 
   Raises:
     ValueError: a line of a list is wrong, an image is listed twice or under two labels, or a test class is among the training classes.
@@ -124,7 +140,7 @@ def load(name: str, root: str) -> Benchmark:
   labels, listed_in = read_lists(name, folder), BENCHMARKS[name].lists
   splits = {}
   for split, found in labels.items():
-    files.check_paths(folder, list(found), listed_in=listed_in[split])
+    files.check_paths(folder, list(found), listed_in=listed_in[split], on_broken=on_broken)
     splits[split] = files.Files(folder, list(found), list(found.values()))
   train = splits.pop("train")
   for split, source in splits.items():
@@ -148,11 +164,13 @@ def read_lists(name: str, folder: Path, *, layout: str = "") -> dict[str, dict[s
   for split, file in benchmark.lists.items():
     path = folder / file
     lines = files.read_lines(path, what=benchmark.what, layout=layout or benchmark.layout)
-    rows[split] = benchmark.parse(path, lines)
+    rows[split] = benchmark.parse(path, lines, folder)
     if not rows[split]:
       raise ValueError(f"{path} lists no image")
-  numbers = files.label_numbers(label for labels in rows.values() for label in labels.values())
-  labels = {split: {path: numbers[label] for path, label in found.items()} for split, found in rows.items()}
+  written = (label for found in rows.values() for label in found.values())
+  spellings = files.one_spelling(written, where=folder, spelling=benchmark.spelling)
+  numbers = files.label_numbers(spellings.values())
+  labels = {split: {path: numbers[spellings[label]] for path, label in found.items()} for split, found in rows.items()}
   files.check_lists({benchmark.lists[split]: found for split, found in labels.items()})
   return labels
 
@@ -164,28 +182,29 @@ _CSV_LAYOUT = (
 CSV_SPLITS = ("train", "val", "test")
 
 
-def load_csv(path: str) -> dict[str, files.Files]:
+def load_csv(path: str, *, on_broken: str = "error") -> dict[str, files.Files]:
   """The images of a CSV: by split where it has that column, else all under ``"all"``.
+
+  Args:
+    path: of the file.
+    on_broken: see `files.check_paths`.
 
   Raises:
     ValueError: a wrong header, row or split, an image that is listed twice, a class in two splits, no training or test image.
     FileNotFoundError: the file or an image is missing.
   """
-  file = Path(path).expanduser().absolute()
+  file = _files.expanded(path).absolute()
   if not path or not file.is_file():
     hint = "; for a folder of images leave :csv out" if file.is_dir() and path else ""
     raise FileNotFoundError(f"data.root={path!r} must be a CSV file{hint}, with\n{_CSV_LAYOUT}")
-  try:
-    rows = _csv_rows(file)
-  except UnicodeDecodeError as error:
-    raise ValueError(f"{file} is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8") from error
-  except csv.Error as error:
-    raise ValueError(f"{file} is no CSV file ({error})") from error
-  files.check_paths(file.parent, [path for found in rows.values() for path in found], listed_in=str(file))
-  numbers = files.label_numbers(label for found in rows.values() for label in found.values())
+  rows = _csv_rows(file)
+  paths = [path for found in rows.values() for path in found]
+  files.check_paths(file.parent, paths, listed_in=str(file), on_broken=on_broken)
+  spellings = files.one_spelling((label for found in rows.values() for label in found.values()), where=file)
+  numbers = files.label_numbers(spellings.values())
   class_names = {number: name for name, number in numbers.items()}
   splits = {
-    split: files.Files(file.parent, list(found), [numbers[label] for label in found.values()], class_names)
+    split: files.Files(file.parent, list(found), [numbers[spellings[label]] for label in found.values()], class_names)
     for split, found in rows.items()
   }
   for one, other in itertools.combinations(splits, 2):
@@ -196,29 +215,26 @@ def load_csv(path: str) -> dict[str, files.Files]:
 
 def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
   """Split (or ``"all"``) -> image -> class, each row checked by itself."""
+  headers = [["path", "label"], ["path", "label", "split"]]
+  listed = files.read_csv(file, headers, remedy=f"the file must have\n{_CSV_LAYOUT}")
   rows: dict[str, dict[str, str]] = {}
-  line_of: dict[str, int] = {}
-  with file.open(newline="", encoding="utf-8-sig") as stream:
-    reader = csv.DictReader(stream)
-    columns = list(reader.fieldnames or [])
-    if columns not in (["path", "label"], ["path", "label", "split"]):
-      raise ValueError(f"{file}: the columns are {shown(columns)}; the file must have\n{_CSV_LAYOUT}")
-    for row in reader:
-      place = f"{file}:{reader.line_num}"
-      if None in row or None in row.values() or not row["path"] or not row["label"]:
-        raise ValueError(f"{place}: {len(columns)} fields that are not empty wanted, got {shown(list(row.values()))}")
-      path, split = row["path"], row.get("split", "all")
-      if split != "all" and split not in CSV_SPLITS:
-        raise ValueError(f"{place}: split must be one of {', '.join(CSV_SPLITS)}; got {shown(split)}")
-      if path in line_of:
-        raise ValueError(
-          f"{place}: {shown(path)} is listed twice, first in line {line_of[path]}: take one of the lines out"
-        )
-      if Path(path).suffix.lower() not in files.EXTENSIONS:
-        raise ValueError(f"{place}: {shown(path)} is no image by its name ({', '.join(files.EXTENSIONS)})")
-      line_of[path] = reader.line_num
-      rows.setdefault(split, {})[path] = row["label"]
-  for split in ("train", "test") if "split" in columns else ("all",):
+  first: dict[str, tuple[int, str]] = {}
+  for (number, row), key in zip(listed, files.places(file.parent, (row["path"] for _, row in listed))):
+    place, path = f"{file}:{number}", row["path"]
+    split = _text.class_name(row.get("split", "all"))
+    if "split" in row and split not in CSV_SPLITS:
+      raise ValueError(f"{place}: split must be one of {', '.join(CSV_SPLITS)}; got {shown(split)}")
+    if key in first:
+      line, other = first[key]
+      raise ValueError(
+        f"{place}: {shown(path)} is listed twice, first in line {line}{files.other_spelling(path, other)}: "
+        "take one of the lines out"
+      )
+    if Path(path).suffix.lower() not in files.EXTENSIONS:
+      raise ValueError(f"{place}: {shown(path)} is no image by its name ({', '.join(files.EXTENSIONS)})")
+    first[key] = number, path
+    rows.setdefault(split, {})[path] = row["label"]
+  for split in ("train", "test") if listed and "split" in listed[0][1] else ("all",):
     if split not in rows:
       raise ValueError(f"{file} has no image" + (f" of split {split!r}" if split != "all" else ""))
   return rows

@@ -2,18 +2,25 @@
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import io
 import math
+import os
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from PIL import Image, ImageFile
+
+from soprc_jax import _files
+from soprc_jax._text import printable
 
 Box = tuple[float, float, float, float]
 # A header can claim any size: what is larger than this is refused before memory is taken for it.
 MAX_PIXELS = 150_000_000
 # What a file may be, whatever its name says. Of Pillow's other formats, PostScript would be given to Ghostscript, which runs what is in it.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+# Errors of the machine and not of one file: a run that skips files must not skip these.
+_OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT_ALREADY = 1
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xff\xd9"
@@ -46,6 +53,33 @@ class Encoded(NamedTuple):
   name: str
 
 
+class Stored(NamedTuple):
+  """An image file, read when its picture is made: its names are known without reading it.
+
+  Attributes:
+    path: of the file.
+    name: what names it in messages.
+  """
+
+  path: str | os.PathLike[str]
+  name: str
+
+  @property
+  def data(self) -> bytes:
+    """The bytes, read at each access.
+
+    Raises:
+      BrokenImageError: it is no regular file, or cannot be read.
+    """
+    try:
+      return _files.read_regular(self.path)
+    except (OSError, ValueError) as error:  # ValueError: NUL in the name
+      if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+        raise
+      reason = _files.why_no_file(self.path) or getattr(error, "strerror", None) or str(error)
+      raise BrokenImageError(f"{printable(self.name)}: this file cannot be read ({reason})") from error
+
+
 class Picture(Protocol):
   """A picture of which parts can be taken."""
 
@@ -57,13 +91,15 @@ class Picture(Protocol):
     """The part ``box`` = (left, top, right, bottom) resized to ``size`` = (height, width): ``[h, w, 3]`` uint8, bilinear, antialiased."""
 
 
-def as_picture(image: np.ndarray | Encoded) -> Picture:
+def as_picture(image: np.ndarray | Encoded | Stored) -> Picture:
   """A picture of pixels ``[H, W, 3]`` uint8, or of the content of a file.
 
   Raises:
-    BrokenImageError: the content is no image, or too large.
+    BrokenImageError: the file cannot be read, its content is no image, or too large.
     ValueError: the array has another type or shape; Pillow is set to fill broken files up.
   """
+  if isinstance(image, Stored):
+    image = Encoded(image.data, image.name)
   return _File(image) if isinstance(image, Encoded) else _Pixels(image)
 
 
@@ -112,7 +148,9 @@ class _File:
       width, height = image.size
       # Before the orientation, for which Pillow decodes some formats whole.
       if width * height > MAX_PIXELS:
-        raise BrokenImageError(f"{encoded.name}: {width} x {height} pixels are more than {MAX_PIXELS:,}: resize the file")
+        raise BrokenImageError(
+          f"{printable(encoded.name)}: {width} x {height} pixels are more than {MAX_PIXELS:,}: resize the file"
+        )
       if image.format in ("JPEG", "MPO"):
         if not _has_end(encoded.data):
           raise ValueError("the end of the file is missing")
@@ -220,4 +258,4 @@ def _named(name: str) -> Iterator[None]:
     raise
   except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, zlib.error and more
     reason = "this is no image that can be read" if isinstance(error, Image.UnidentifiedImageError) else str(error)
-    raise BrokenImageError(f"{name}: {reason or type(error).__name__}") from error
+    raise BrokenImageError(f"{printable(name)}: {reason or type(error).__name__}") from error

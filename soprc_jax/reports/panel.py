@@ -25,7 +25,7 @@ SHOWN_CLASSES = 8
 SOME, WORST, PAIRS = 6, 6, 8
 
 
-def thumbnail(image: np.ndarray | pictures.Encoded) -> str:
+def thumbnail(image: np.ndarray | pictures.Encoded | pictures.Stored) -> str:
   """A small copy of a whole picture as a ``data:`` address, JPEG or PNG, whichever is shorter; small pictures keep their size.
 
   Raises:

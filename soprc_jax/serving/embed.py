@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
+from soprc_jax._text import printable
 from soprc_jax.data import datasets, sources
 from soprc_jax.serving import images
 from soprc_jax.serving import index as index_lib
@@ -72,17 +73,17 @@ def of_images(network: network_lib.Network, path: str) -> index_lib.Index:
   Raises:
     ValueError, FileNotFoundError: as `make_index` and `images.find`.
   """
-  source = images.find(path, flag="--images")
+  source = images.find(path, flag="--images", on_broken=network.config.data.on_broken)
   return make_index(network, source, root=str(source.root))
 
 
 def summary(index: index_lib.Index, path: Path) -> str:
   """What was embedded, for people."""
   count, width = index.embeddings.shape
-  line = f"{count} images as vectors of {width} numbers, by step {index.step} of {index.workdir}."
+  line = f"{count} images as vectors of {width} numbers, by step {index.step} of {printable(index.workdir)}."
   if len(index.broken_ids):
-    line += f" Broken and left out: {len(index.broken_ids)}, e.g. {index.broken_ids[0]}."
-  return f"{line}\nWritten to {path}"
+    line += f" Broken and left out: {len(index.broken_ids)}, e.g. {printable(index.broken_ids[0])}."
+  return f"{line}\nWritten to {printable(path)}"
 
 
 class _Noted:

@@ -1,7 +1,6 @@
 """Images that somebody names: files, folders, patterns, lists. No classes are needed."""
 
 from collections.abc import Sequence
-import csv
 import glob
 import logging
 import os
@@ -9,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from soprc_jax._text import shown
+from soprc_jax import _files, _text
+from soprc_jax._text import printable, shown
 from soprc_jax.data import files, pictures, sources
 
 _log = logging.getLogger(__name__)
@@ -42,84 +42,133 @@ class Named:
 
   def __getitem__(self, index: int) -> sources.Example:
     path = self.paths[index]
-    return sources.Example(pictures.Encoded((self.root / path).read_bytes(), path), 0, path, self.names[index])
+    return sources.Example(pictures.Stored(self.root / path, path), 0, path, self.names[index])
 
 
-def find(path: str, *, flag: str) -> Named:
+def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
   """The images that a path stands for: those of a folder and the folders in it, or those in a list.
 
+  A name in a list is taken as it stands if there is such a file, else without the blanks at its ends.
+
   Args:
-    path: folder, ``.csv`` file, or text file. Paths in a list are relative to the list's folder, or absolute.
+    path: folder, ``.csv`` file, text file, or one image. Paths in a list are relative to the list's folder, or absolute.
     flag: what names the path in messages.
+    on_broken: ``"skip"`` keeps links that lead nowhere in folders and lists; they are counted where images are read.
 
   Raises:
-    FileNotFoundError: there is no such folder or list, or an image of the list is missing.
-    ValueError: there is no image, the list is none, or an image stands in it twice.
+    FileNotFoundError: there is no such folder or list, or an image of the list is missing or no regular file.
+    ValueError: there is no image, the list is none, an image stands in it twice, or a link leads nowhere.
   """
-  place = Path(path).expanduser()
+  place = _files.expanded(path)
   if place.is_dir():
-    return Named(Path.cwd(), _below(place, flag))
-  if not place.is_file():
-    raise FileNotFoundError(f"{flag}={path}: there is no such file or folder; give {_LIST}")
-  if place.suffix.lower() in files.EXTENSIONS:
-    return Named(Path.cwd(), [path])
+    return Named(Path.cwd(), _below(place, flag, on_broken=on_broken))
+  why = _files.why_no_file(place)
+  if why:
+    reason = "there is no such file or folder" if why == "missing" else f"this is no regular file ({why})"
+    raise FileNotFoundError(f"{flag}={printable(path)}: {reason}; give {_LIST}")
+  if _is_image(place.name):
+    return Named(Path.cwd(), [str(place)])
+  root = place.absolute().parent
   rows = _csv_rows(place) if place.suffix.lower() == ".csv" else _text_rows(place)
-  root, seen = place.absolute().parent, dict[str, int]()
-  for number, name, _ in rows:
-    if name in seen:
-      raise ValueError(f"{place}:{number}: {shown(name)} is listed twice, first in line {seen[name]}")
-    seen[name] = number
-    if "\0" in name or not (root / name).is_file():
-      raise FileNotFoundError(f"{place}:{number}: there is no file {shown(name)} in {root}")
-  return Named(root, [name for _, name, _ in rows], [label for _, _, label in rows])
+  first: dict[str, tuple[int, str]] = {}
+  for (number, name, _), key in zip(rows, files.places(root, (name for _, name, _ in rows))):
+    if key in first:
+      line, other = first[key]
+      raise ValueError(
+        f"{place}:{number}: {shown(name)} is listed twice, first in line {line}{files.other_spelling(name, other)}"
+      )
+    first[key] = number, name
+    why = _files.why_no_file(root / name)
+    if why and not (on_broken == "skip" and _files.is_dead_link(root / name)):
+      reason = "" if why == "missing" else f" (this is no regular file: {why})"
+      raise FileNotFoundError(f"{place}:{number}: there is no file {shown(name)} in {root}{reason}")
+  spellings = files.one_spelling((label for _, _, label in rows if _text.stripped(label)), where=place)
+  return Named(root, [name for _, name, _ in rows], [spellings.get(label, "") for _, _, label in rows])
 
 
 def queries(given: Sequence[str], *, flag: str) -> list[str]:
   """The files that some paths stand for, in their order: files, folders with all that is in them, patterns with ``*``, ``?`` or ``[...]``.
 
+  A file that several of them name is taken once, by its first spelling.
+
   Raises:
-    FileNotFoundError: there is no such file.
+    FileNotFoundError: there is no such file, or it is no regular one.
     ValueError: nothing is given, or a folder or pattern has no image.
   """
   found: list[str] = []
   for path in given:
     if not path:
       raise FileNotFoundError(f"{flag}=: an image file is wanted, a folder of images, or a pattern like 'photos/*.jpg'")
-    place = Path(path).expanduser()
+    place = _files.expanded(path)
+    why = _files.why_no_file(place)
     if place.is_dir():
       found += _below(place, flag)
-    elif place.exists():
+    elif not why:
       found.append(str(place))
-    elif glob.has_magic(path):
-      matches = sorted(match for match in glob.glob(str(place), recursive=True) if _is_image(match))
-      if not matches:
-        raise FileNotFoundError(f"{flag}={path}: no image has such a name")
-      found += matches
+    elif why == "missing" and glob.has_magic(path):
+      found += _matching(place, f"{flag}={printable(path)}")
     else:
-      raise FileNotFoundError(f"{flag}={path}: there is no such file")
-  return list(dict.fromkeys(found))
+      reason = "there is no such file" if why == "missing" else f"this is no regular file ({why})"
+      raise FileNotFoundError(f"{flag}={printable(path)}: {reason}")
+  first: dict[str, str] = {}
+  for path, key in zip(found, files.places(Path.cwd(), found)):
+    first.setdefault(key, path)
+  return list(first.values())
 
 
-def _below(folder: Path, flag: str) -> list[str]:
-  """Images of a folder and of the folders in it, sorted; what is hidden is skipped, what is left out is told."""
+def _below(folder: Path, flag: str, *, on_broken: str = "skip") -> list[str]:
+  """Images of a folder and of the folders in it, sorted; links that lead nowhere are among them.
+
+  What is hidden is skipped. What else is left out is reported: a link to a folder above it would never end, and a pipe
+  would never be read.
+  """
   found: list[str] = []
+  dead: list[str] = []
   others: list[str] = []
-
-  def fail(error: OSError) -> None:
-    raise error
-
-  for where, folders, names in os.walk(folder, onerror=fail):
-    links = [name for name in folders if os.path.islink(os.path.join(where, name))]
-    others += [os.path.join(where, name) for name in links]  # one that leads to a folder above it would never end
-    folders[:] = sorted(name for name in folders if not name.startswith("."))
-    for name in sorted(names):
-      if not name.startswith("."):
-        (found if _is_image(name) else others).append(os.path.join(where, name))
+  waiting = [str(folder)]
+  while waiting:
+    with os.scandir(waiting.pop()) as entries:
+      for entry in entries:
+        if entry.name.startswith("."):
+          continue
+        if entry.is_dir(follow_symlinks=False):
+          waiting.append(entry.path)
+        elif _is_image(entry.name) and files.is_regular(entry):
+          found.append(entry.path)
+        elif _is_image(entry.name) and _files.is_dead_link(entry.path):
+          dead.append(entry.path)
+        else:
+          others.append(entry.path)
   if others:
-    _log.warning("Left out of %s, no images by their names or linked folders: %d, e.g. %s.", folder, len(others), others[0])
-  if not found:
-    raise FileNotFoundError(f"{flag}={folder} has no image ({', '.join(files.EXTENSIONS)}) in it")
-  return sorted(found)
+    _warn_left_out(str(folder), others)
+  if dead and on_broken != "skip":  # before the first image is embedded
+    raise pictures.BrokenImageError(
+      f"{flag}={printable(folder)}: {len(dead)} images cannot be read, e.g. {printable(min(dead))} "
+      f"({_files.why_no_file(min(dead))}): take them out; --on_broken=skip leaves them out and counts them"
+    )
+  if not found + dead:
+    raise FileNotFoundError(f"{flag}={printable(folder)} has no image ({', '.join(files.EXTENSIONS)}) in it")
+  return sorted(found + dead)
+
+
+def _matching(pattern: Path, given: str) -> list[str]:
+  """Images whose paths match a pattern, sorted; what else has the name of one is reported."""
+  named = sorted(match for match in glob.glob(str(pattern), recursive=True) if _is_image(match))
+  matches = [match for match in named if not _files.why_no_file(match) or _files.is_dead_link(match)]
+  if len(matches) < len(named):
+    _warn_left_out(str(pattern), sorted({*named} - {*matches}))
+  if not matches:
+    raise FileNotFoundError(f"{given}: no image has such a name")
+  return matches
+
+
+def _warn_left_out(where: str, others: Sequence[str]) -> None:
+  _log.warning(
+    "Left out of %s, no images by their names, no regular files or linked folders: %d, e.g. %s.",
+    printable(where),
+    len(others),
+    printable(min(others)),
+  )
 
 
 def _is_image(name: str) -> bool:
@@ -128,33 +177,22 @@ def _is_image(name: str) -> bool:
 
 def _csv_rows(path: Path) -> list[tuple[int, str, str]]:
   """(line, image, class) of a CSV file."""
-  rows = []
-  try:
-    with path.open(newline="", encoding="utf-8-sig") as stream:
-      reader = csv.DictReader(stream)
-      columns = list(reader.fieldnames or [])
-      if columns not in (["path"], ["path", "label"], ["path", "label", "split"]):
-        raise ValueError(f"{path}: the columns are {shown(columns)}; give {_LIST}")
-      for row in reader:
-        if None in row or None in row.values() or not row["path"]:
-          raise ValueError(f"{path}:{reader.line_num}: {len(columns)} fields wanted, got {shown(list(row.values()))}")
-        rows.append((reader.line_num, row["path"], row.get("label", "")))
-  except UnicodeDecodeError as error:
-    raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8") from error
-  except csv.Error as error:
-    raise ValueError(f"{path} is no CSV file ({error})") from error
-  if not rows:
-    raise ValueError(f"{path} lists no image")
-  return rows
+  headers = [["path"], ["path", "label"], ["path", "label", "split"]]
+  listed = files.read_csv(path, headers, remedy=f"give {_LIST}", may_be_empty=("label", "split"))
+  return _not_empty(path, [(number, row["path"], row.get("label", "")) for number, row in listed])
 
 
 def _text_rows(path: Path) -> list[tuple[int, str, str]]:
   """(line, image, no class) of a list of one path a line."""
   try:
-    lines = path.read_text(encoding="utf-8-sig").splitlines()
+    text = _files.read_regular(path).decode("utf-8-sig")
   except UnicodeDecodeError as error:
     raise ValueError(f"{path} is no list that can be read ({error.reason} at byte {error.start}); give {_LIST}") from error
-  rows = [(number, line.strip(), "") for number, line in enumerate(lines, start=1) if line.strip()]
+  root = path.absolute().parent
+  return _not_empty(path, [(number, files.as_listed(root, line), "") for number, line in files.lines_of(text)])
+
+
+def _not_empty(path: Path, rows: list[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
   if not rows:
     raise ValueError(f"{path} lists no image")
   return rows

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soprc_jax._text import printable
 from soprc_jax.data import pictures
 from soprc_jax.serving import images
 from soprc_jax.serving import index as index_lib
@@ -36,8 +37,7 @@ def check_queries(paths: Sequence[str]) -> None:
   """Raises an error that names the first file that is no image, whatever ``data.on_broken`` says.
 
   Raises:
-    ValueError: one of them is no image.
-    OSError: one of them cannot be read.
+    ValueError: one of them is no image, or cannot be read.
   """
   source = images.Named(Path.cwd(), paths)
   for i in range(len(source)):
@@ -123,12 +123,13 @@ def _by_faiss(gallery: np.ndarray, queries: np.ndarray, top: int) -> list[np.nda
 
 
 def table(found: Sequence[Neighbour], *, classes: bool) -> str:
-  """Lines of similarity, class and image; without the class where none is known."""
-  width = max(len("class"), *(len(neighbour.class_name) for neighbour in found)) if classes else 0
+  """Lines of similarity, class and image; without the class where none is known. A name stays on its line."""
+  names = [printable(neighbour.class_name) for neighbour in found]
+  width = max(len("class"), *map(len, names)) if classes else 0
   lines = [f"similarity  {'class':<{width}}  image" if classes else "similarity  image"]
-  for neighbour in found:
-    name = f"{neighbour.class_name:<{width}}  " if classes else ""
-    lines.append(f"{neighbour.similarity:10.4f}  {name}{neighbour.id}")
+  for neighbour, class_name in zip(found, names, strict=True):
+    name = f"{class_name:<{width}}  " if classes else ""
+    lines.append(f"{neighbour.similarity:10.4f}  {name}{printable(neighbour.id)}")
   return "\n".join(lines)
 
 

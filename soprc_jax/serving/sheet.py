@@ -94,16 +94,14 @@ def _thumbnail(image: Any) -> Image.Image | str:
   """A picture (pixels, the content of a file, or its path) that fits into a tile."""
   try:
     if isinstance(image, str):
-      image = pictures.Encoded(Path(image).read_bytes(), image)
+      image = pictures.Stored(image, image)
     picture = pictures.as_picture(image)
     height, width = picture.size
     scale = _TILE / max(height, width)
     size = max(round(height * scale), 1), max(round(width * scale), 1)
     return Image.fromarray(np.ascontiguousarray(picture.region(pictures.whole(picture), size)))
-  except pictures.BrokenImageError:
-    return "broken image"
-  except (OSError, ValueError):
-    return "not found"
+  except pictures.BrokenImageError as error:
+    return "not found" if isinstance(error.__cause__, FileNotFoundError) else "broken image"
 
 
 def _tile(
