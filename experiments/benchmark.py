@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import importlib
 import json
 import logging
+import os
 from pathlib import Path
 import subprocess
 import sys
@@ -93,7 +94,7 @@ def _told(path: Path) -> str:
 def _new_file(name: str | None) -> Path | None:
   if name is None:
     return None
-  path = Path(name).expanduser().absolute()
+  path = Path(os.path.expanduser(name)).absolute()
   if path.exists():
     raise ValueError(f"--out={path} exists: choose a new file")
   if not path.parent.is_dir():

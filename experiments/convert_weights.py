@@ -7,7 +7,6 @@ the names of torchvision, timm or Hugging Face. init_from takes all of these dir
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from absl import app
 from absl import flags as absl_flags
@@ -21,11 +20,12 @@ _OUTPUT = absl_flags.DEFINE_string("output", None, "Folder of the checkpoint; mu
 def main(argv: Sequence[str]) -> None:
   flags.require(argv, "--input=resnet50.pth --output=weights/resnet50", input=_INPUT.value, output=_OUTPUT.value)
   source = str(_INPUT.value)
+  from soprc_jax import _files
   from soprc_jax.models import pretrained
   from soprc_jax.training import checkpoints
 
   with flags.errors_as_messages():
-    output = Path(str(_OUTPUT.value)).expanduser().absolute()
+    output = _files.expanded(str(_OUTPUT.value)).absolute()
     if output.exists():
       raise FileExistsError(f"--output={output} exists: choose a new folder")
     variables = pretrained.to_flax(pretrained.read(source))

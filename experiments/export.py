@@ -10,7 +10,6 @@ python -m experiments.export --workdir=runs/mine --format=safetensors --output=n
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from absl import app
 from absl import flags as absl_flags
@@ -27,11 +26,12 @@ def main(argv: Sequence[str]) -> None:
   example = "--workdir=runs/mine --format=stablehlo --output=network.stablehlo"
   run = flags.read(argv, without_config=example)
   flags.require(argv, example, output=_OUTPUT.value)
+  from soprc_jax import _files
   from soprc_jax.serving import export, network
 
   with flags.errors_as_messages():
     found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest")
-    output = Path(str(_OUTPUT.value)).expanduser()
+    output = _files.expanded(str(_OUTPUT.value))
     described = export.write(output, found, _FORMAT.value)
   print(f"Written to {output} ({output.stat().st_size / 2**20:.1f} MiB), by step {found.step} of {run.workdir}")
   print(f"How to load and feed it: {described}")

@@ -52,14 +52,21 @@ class Run(NamedTuple):
 
 def parse(argv: Sequence[str]) -> list[str]:
   """Flags parser for ``app.run``: mistakes in flags, config files and overrides end with a message, not a traceback."""
+  argv = [_with_home(argument) for argument in argv]
   try:
-    rest = flags.FLAGS(list(argv))
+    rest = flags.FLAGS(argv)
     # A config file that fails to load is only told when its value is read.
     if next(_values(argv, "--config"), None) is not None:
       _CONFIG.value.to_dict()
     return rest
   except Exception as error:  # of a config file that a user has written, anything
     _exit(_config_mistake(argv, error) or f"{error}\nTry --help.")
+
+
+def _with_home(argument: str) -> str:
+  """``--config=~/FILE`` with the home folder in it: a shell expands ``~`` at the start of a word only."""
+  path = argument.removeprefix("--config=")
+  return argument if path == argument else f"--config={os.path.expanduser(path)}"
 
 
 def require(argv: Sequence[str], example: str, **values: Any) -> None:
@@ -338,7 +345,7 @@ def _set_up_logging() -> None:
   logger = logging.getLogger("soprc_jax")
   if not logger.handlers:
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    handler.setFormatter(_Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logger.addHandler(handler)
   logger.setLevel(logging.INFO)
   logger.propagate = False
@@ -346,8 +353,20 @@ def _set_up_logging() -> None:
     logging.getLogger(name).setLevel(logging.WARNING)
 
 
+class _Formatter(logging.Formatter):
+  """Formats as its parent, and lets no name of a file control the terminal."""
+
+  def format(self, record: logging.LogRecord) -> str:
+    return _harmless(super().format(record))
+
+
+def _harmless(message: str) -> str:
+  """The message with control characters but line ends as escapes; without `soprc_jax`, which would load jax."""
+  return "".join(one if one.isprintable() or one in "\n\u00a0" else ascii(one)[1:-1] for one in message)
+
+
 def _exit(message: str) -> NoReturn:
-  _leave(f"Error: {message}", 1)
+  _leave(f"Error: {_harmless(message)}", 1)
 
 
 def _leave(message: str, status: int) -> NoReturn:

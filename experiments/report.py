@@ -34,7 +34,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _path(value: str | None) -> Path | None:
-  return Path(value).expanduser().absolute() if value else None
+  from soprc_jax import _files
+
+  return _files.expanded(value).absolute() if value else None
 
 
 if __name__ == "__main__":

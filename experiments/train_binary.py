@@ -40,7 +40,7 @@ _EXAMPLE = "--config=configs/imbalanced.py:digits --workdir=runs/binary_digits"
 def main(argv: Sequence[str]) -> None:
   given = absl_flags.FLAGS
   flags.require(argv, _EXAMPLE, config=given.config, workdir=given.workdir)
-  folder, python = flags.folder(argv, _EXAMPLE, "config.json"), _LIBAUC_PYTHON.value
+  folder, python = flags.folder(argv, _EXAMPLE, "config.json"), os.path.expanduser(_LIBAUC_PYTHON.value)
   with flags.errors_as_messages():
     study = prepare(flags.load_config(), folder, python)
     flags.prepare_jax(folder)

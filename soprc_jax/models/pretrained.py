@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from soprc_jax import _files
 from soprc_jax.models.embedding import EmbeddingNet
 from soprc_jax.models.resnet import RESNETS, ResNet
 
@@ -47,7 +48,7 @@ def read(source: str) -> dict[str, np.ndarray]:
     FileNotFoundError: no such file.
     ValueError: the file holds no weights, or two of one name, or the package that reads it is not installed.
   """
-  path = _from_hub(source) if source.startswith(HUB) else Path(source).expanduser()
+  path = _from_hub(source) if source.startswith(HUB) else _files.expanded(source)
   if not path.is_file():
     raise FileNotFoundError(f"model.init_from={source}: there is no such file")
   weights = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)

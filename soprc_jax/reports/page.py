@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import datetime
 from typing import Any, NamedTuple
 
+from soprc_jax._text import printable
 from soprc_jax.reports.markup import Markup, join, paragraph, raw, tag
 from soprc_jax.reports.style import CSS
 
@@ -46,6 +47,7 @@ def name(value: Any, most: int = 60) -> Cell:
 
 def label(value: str, most: int) -> Markup:
   """A name of somebody else: a long one loses its middle, and is told in full where the pointer rests on it."""
+  value = printable(value)
   short = shorten(value, most)
   return tag("span", short, class_="name", title=None if short == value else value)
 

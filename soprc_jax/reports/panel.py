@@ -7,7 +7,8 @@ import io
 import numpy as np
 from PIL import Image
 
-from soprc_jax.data import pictures
+from soprc_jax._text import printable
+from soprc_jax.data import pictures, sources
 from soprc_jax.reports import page, ranking
 from soprc_jax.reports.markup import Markup, join, paragraph, tag
 from soprc_jax.reports.tested import Tested
@@ -94,7 +95,7 @@ def _query(tested: Tested, position: int) -> Markup:
 def _tile(tested: Tested, position: int, kind: str, badge: str, score: float | None) -> Markup:
   example = tested.source[position]
   name = example.shown_class
-  image = tag("img", src=thumbnail(example.image), alt=f"{badge}: class {name}, image {example.id}", title=example.id)
+  image = _thumbnail(example, f"{badge}: ")
   shown = page.label(name, _SHORT) if kind == "is-wrong" else None  # the others are of the class that is named above
   similarity = None if score is None else tag("span", f"cosine {score:.3f}")
   return tag(
@@ -130,5 +131,10 @@ def _pair(tested: Tested, pair: ranking.Pair) -> Markup:
 
 def _image(tested: Tested, position: int) -> Markup:
   example = tested.source[position]
-  alt = f"class {example.shown_class}, image {example.id}"
-  return tag("img", src=thumbnail(example.image), alt=alt, title=example.id)
+  return _thumbnail(example)
+
+
+def _thumbnail(example: sources.Example, badge: str = "") -> Markup:
+  name = printable(example.id)
+  alt = f"{badge}class {printable(example.shown_class)}, image {name}"
+  return tag("img", src=thumbnail(example.image), alt=alt, title=name)

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from soprc_jax._text import printable
 from soprc_jax.reports import charts, page, reading
 from soprc_jax.reports.markup import Markup, join, paragraph, tag
 
@@ -48,10 +49,10 @@ def by_class(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
   for line in lines:
     for entry in line["classes"]:
       rows.setdefault(entry["row"], []).append({"step": line["step"], **entry})
-  names = [entries[0]["class"] for entries in rows.values()]
+  names = [printable(entries[0]["class"]) for entries in rows.values()]
   return {
-    entries[0]["class"] if names.count(entries[0]["class"]) == 1 else f"{entries[0]['class']} (row {row})": entries
-    for row, entries in rows.items()
+    name if names.count(name) == 1 else f"{name} (row {row})": entries
+    for name, (row, entries) in zip(names, rows.items(), strict=True)
   }
 
 

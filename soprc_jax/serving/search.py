@@ -47,9 +47,17 @@ def check_queries(paths: Sequence[str]) -> None:
 def embed_queries(
   network: network_lib.Network, paths: Sequence[str], embed: network_lib.EmbedFn | None = None
 ) -> np.ndarray:
-  """``[Q, D]`` embeddings of image files that `check_queries` has looked at."""
+  """``[Q, D]`` embeddings of image files that `check_queries` has looked at.
+
+  Raises:
+    ValueError: one of them cannot be read any more.
+  """
   embed = embed or network_lib.make_embed(network, at_most=len(paths))
-  return embed(images.Named(Path.cwd(), paths)).embeddings
+  embedded = embed(images.Named(Path.cwd(), paths))
+  gone = np.setdiff1d(np.arange(len(paths)), embedded.positions)
+  if gone.size:  # data.on_broken=skip is for the images that are searched
+    raise pictures.BrokenImageError(f"{printable(paths[gone[0]])}: this query cannot be read any more")
+  return embedded.embeddings
 
 
 def nearest(index: index_lib.Index, queries: np.ndarray, *, top: int, backend: str = "exact") -> list[list[Neighbour]]:

@@ -9,6 +9,7 @@ from flax import linen as nn
 import numpy as np
 
 from soprc_jax import metrics
+from soprc_jax._text import printable
 from soprc_jax.data import datasets, pipeline, sources
 from soprc_jax.training import build, checkpoints, classes, guard, parallel, progress
 from soprc_jax.training import step as step_lib
@@ -67,7 +68,7 @@ def make_embed(model: nn.Module, config: Any) -> EmbedFn:
     good, embeddings = np.concatenate(kept)[: len(source)], np.concatenate(parts)
     bad = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
     if bad.size:
-      name = source[int(np.flatnonzero(good)[bad[0]])].id
+      name = printable(source[int(np.flatnonzero(good)[bad[0]])].id)
       raise guard.DivergedError(
         f"training broke down: the network embeds {bad.size} of {len(embeddings)} images as numbers that are not finite, e.g. {name}; "
         "try a lower optim.learning_rate"

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
+from soprc_jax._text import printable
 from soprc_jax.data import pipeline
 from soprc_jax.training import (
   build,
@@ -218,7 +219,7 @@ class _Run:
     """Names each broken image once (``data.on_broken=skip``)."""
     for position in set(positions[broken].tolist()) - self.broken:
       self.broken.add(position)
-      name = self.data.splits["train"][position].id
+      name = printable(self.data.splits["train"][position].id)
       _log.warning("Broken image %s: another one of its class takes its place (data.on_broken=skip).", name)
 
   def _evaluate_and_save(

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import optax
 
+from soprc_jax._text import printable
 from soprc_jax.training import build, guard, parallel, reproduction
 
 _SHOWN = 8
@@ -64,7 +65,7 @@ def _embeddings(found: reproduction.Found) -> list[str]:
   embeddings = np.asarray(jax.jit(found.parts.model.apply)(variables, found.batch["image"]))
   bad = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
   lines = [f"embeddings (by the running statistics): {len(bad)} of {len(embeddings)} images have some that are not finite"]
-  return lines + [f"  {found.ids[position]}" for position in bad[:_SHOWN]]
+  return lines + [f"  {printable(found.ids[position])}" for position in bad[:_SHOWN]]
 
 
 def _broken_state(found: reproduction.Found) -> tuple[Any, Any]:
