@@ -1,13 +1,15 @@
 """Data sets on disk: every format read as it is published, every mistake told before training."""
 
 import collections
+import os
 import pickle
+import re
 
 import numpy as np
 import pytest
 import trees
 
-from soprc_jax.data import datasets, lists, pictures, tfds_source
+from soprc_jax.data import datasets, files, image_folder, lists, pictures, pipeline, tfds_source
 from soprc_jax.training import config as config_lib
 
 
@@ -258,8 +260,8 @@ class TestBenchmarks:
 
   def test_test_class_among_the_training_classes(self, tmp_path, name):
     _WRITERS[name](tmp_path)
-    files = lists.BENCHMARKS[name].lists
-    train, test = tmp_path / files["train"], tmp_path / files["test"]
+    names = lists.BENCHMARKS[name].lists
+    train, test = tmp_path / names["train"], tmp_path / names["test"]
     lines = test.read_text().splitlines()
     if name == "sop":  # a new image of a test class
       trees.write(tmp_path / "bicycle_final/new.JPG", 9, 5)
@@ -378,3 +380,284 @@ class TestTfds:
 def test_unknown_source_lists_the_known_ones(tmp_path):
   with pytest.raises(ValueError, match="glyphs, folder, csv, sop, inaturalist, vehicle_id, tfds_sop"):
     _splits("imagenet", tmp_path)
+
+
+_SAME_NAMES = [
+  ("cat", ["cat ", "\tcat", "\u00a0cat", "cat\u3000", "\ufeffcat", "\u200bcat\u2060", " \ufeff cat\u00a0"]),
+  ("caf\u00e9", ["cafe\u0301", " cafe\u0301", "caf\u00e9 "]),
+  ("\u00c5", ["\u212b", "A\u030a"]),
+  ("7", [" 7", "7\u00a0"]),
+]
+
+
+class TestNamesThatAreOne:
+  """F43: blanks at the ends of a name and its form in Unicode make no class."""
+
+  @pytest.mark.parametrize(("name", "others"), _SAME_NAMES)
+  def test_f43_labels_of_a_csv(self, tmp_path, caplog, name, others):
+    spellings = [name, *others, "other"]
+    lines = [f'{i}.png,"{spelling}"' for i, spelling in enumerate(spellings)]
+    for i in range(len(spellings)):
+      trees.write(tmp_path / f"{i}.png", 0, 0)
+    (tmp_path / "x.csv").write_text("\n".join(["path,label", *lines]))
+    source = lists.load_csv(str(tmp_path / "x.csv"))["all"]
+    assert len(_classes(source)) == 2
+    assert {source[i].class_name for i in range(len(source))} == {name, "other"}
+    assert f"{len(spellings) - 1} names of classes are the same" in caplog.text
+    assert all(ascii(spelling) in caplog.text for spelling in spellings[:3])
+
+  @pytest.mark.parametrize(("name", "others"), _SAME_NAMES)
+  def test_f43_names_of_folders(self, tmp_path, caplog, name, others):
+    for spelling in (name, *others, "other"):
+      trees.write(tmp_path / spelling / "a.png", 0, 0)
+    source = image_folder.load(str(tmp_path))
+    assert len(_classes(source)) == 2
+    assert {source[i].class_name for i in range(len(source))} == {name, "other"}
+    # The images keep the names that they have on disk.
+    assert {source[i].id for i in range(len(source))} == {f"{one}/a.png" for one in (name, *others, "other")}
+    assert all(pictures.as_picture(source[i].image).size == (24, 30) for i in range(len(source)))
+    assert f"{len(others) + 1} names of classes are the same" in caplog.text
+
+  def test_f43_nothing_is_reported_where_all_names_differ(self, tmp_path, caplog):
+    for name in ("cat", "Cat", "c at", "ca\u0308t", "ca t"):
+      trees.write(tmp_path / name / "a.png", 0, 0)
+    assert len(_classes(image_folder.load(str(tmp_path)))) == 5
+    assert not caplog.text
+
+  def test_f43_a_class_in_two_splits_by_another_spelling(self, tmp_path):
+    rows = ["path,label,split", "0.png,caf\u00e9,train", "1.png,cafe\u0301 ,test"]
+    for i in range(2):
+      trees.write(tmp_path / f"{i}.png", 0, 0)
+    (tmp_path / "x.csv").write_text("\n".join(rows))
+    with pytest.raises(ValueError, match=r"1 of the classes are both in split train .* e\.g\. caf\u00e9: give"):
+      lists.load_csv(str(tmp_path / "x.csv"))
+
+  def test_f43_header_and_splits_with_blanks(self, tmp_path):
+    path = trees.csv(tmp_path, 8, split=lambda label: ("test", "train", "train", "val")[label % 4])
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([header.replace(",", "\u00a0, "), *(row.replace(",t", ", t") for row in rows)]))
+    assert len(_splits("csv", path)["test"]) == 2 * trees.PER_CLASS
+
+  @pytest.mark.parametrize("name", ["\u00a0", " \ufeff"])
+  def test_f43_a_blank_name_is_an_error(self, tmp_path, name):
+    trees.write(tmp_path / name / "a.png", 0, 0)
+    with pytest.raises(ValueError, match=r"the class name '.*' is blank: give the class a name"):
+      image_folder.load(str(tmp_path))
+    (tmp_path / "x.csv").write_text(f"path,label\n{name}/a.png,{name}\n")
+    with pytest.raises(ValueError, match=r"csv:2: 2 fields that are not empty wanted"):
+      lists.load_csv(str(tmp_path / "x.csv"))
+
+  def test_f43_list_files(self, tmp_path, caplog):
+    trees.inaturalist(tmp_path / "inat", 4, 2)
+    path = tmp_path / "inat" / lists.BENCHMARKS["inaturalist"].lists["train"]
+    first = path.read_text().splitlines()[0]
+    folder, name = first.rsplit("/", 1)
+    trees.write(tmp_path / "inat" / f"{folder} " / name, 0, 0)
+    path.write_text(path.read_text() + f"{folder} /{name}\n")
+    assert len(_classes(lists.load("inaturalist", str(tmp_path / "inat")).train)) == 4
+    assert "2 names of classes are the same" in caplog.text
+    caplog.clear()
+    trees.sop(tmp_path / "sop", 4, 2)
+    path = tmp_path / "sop" / "Ebay_train.txt"
+    path.write_text(path.read_text().replace("2 2 1 ", "2 002 1 ").replace("6 2 1 ", "6 002 1 "))
+    assert _classes(lists.load("sop", str(tmp_path / "sop")).train) == {1, 2, 3, 4}
+    assert "'002', '2' as '2'" in caplog.text
+    trees.sop(tmp_path / "digits", 4, 2)
+    path = tmp_path / "digits" / "Ebay_train.txt"
+    path.write_text(path.read_text().replace("6 2 1 ", "6 \u0662 1 "))  # an Arabic digit
+    with pytest.raises(ValueError, match="four fields"):
+      lists.load("sop", str(tmp_path / "digits"))
+
+
+_ODD_NAMES = [
+  "-",
+  "--1",
+  "+1",
+  "1_000",
+  "\u0663",
+  "1e5",
+  "\u00b2",
+  "9" * 5000,
+  "9" * 18,
+  "-0",
+  "007",
+  "7",
+  "0x7",
+  "--",
+  "1-",
+]
+
+
+class TestNamesThatAreNearlyNumbers:
+  def test_f62_labels_are_places_and_no_two_names_merge(self):
+    numbers = files.label_numbers(_ODD_NAMES)
+    assert sorted(numbers.values()) == list(range(len(_ODD_NAMES)))
+    assert sorted(numbers, key=numbers.get) == sorted(_ODD_NAMES)
+
+  @pytest.mark.parametrize("name", _ODD_NAMES)
+  def test_f62_one_of_them_beside_numbers(self, name):
+    names = {"1", "22", "-3"} | {name}
+    numbers = files.label_numbers(names)
+    plain = name == "7"
+    assert numbers == ({one: int(one) for one in names} if plain else {one: i for i, one in enumerate(sorted(names))})
+
+  def test_f62_plain_integers_are_the_labels(self):
+    names = ["0", "-1", "10", "9" * 17, "-" + "9" * 16]
+    assert files.label_numbers(names) == {name: int(name) for name in names}
+
+  def test_f62_folders(self, tmp_path):
+    names = [name for name in _ODD_NAMES if len(name) < 200]
+    for name in names:
+      trees.write(tmp_path / name / "a.png", 0, 0)
+    assert len(_classes(image_folder.load(str(tmp_path)))) == len(names)
+
+
+def _special(path, kind):
+  """Puts something that is no regular file at a path."""
+  if kind == "pipe":
+    os.mkfifo(path)
+  elif kind == "link to a pipe":
+    os.mkfifo(path.with_name("the pipe"))
+    path.symlink_to(path.with_name("the pipe"))
+  elif kind == "device":
+    path.symlink_to("/dev/zero")
+  elif kind == "folder":
+    path.mkdir()
+  elif kind == "dead link":
+    path.symlink_to(path.with_name("nowhere.png"))
+  elif kind == "circular link":
+    path.symlink_to(path.name)
+
+
+class TestWhatIsNoFile:
+  @pytest.mark.parametrize(
+    ("kind", "why"),
+    [("pipe", "a named pipe"), ("link to a pipe", "a named pipe"), ("device", "a device"), ("folder", "a folder")],
+  )
+  @pytest.mark.parametrize("on_broken", ["error", "skip"])
+  def test_f52_in_a_list_it_is_an_error(self, tmp_path, kind, why, on_broken):
+    path = trees.csv(tmp_path, 8)
+    (tmp_path / "class_000" / "1.png").unlink()
+    _special(tmp_path / "class_000" / "1.png", kind)
+    with pytest.raises(FileNotFoundError, match=rf"no file class_000/1\.png \({why}\) in"):
+      _splits("csv", path, on_broken=on_broken)
+
+  @pytest.mark.parametrize("kind", ["pipe", "link to a pipe", "device"])
+  def test_f52_in_a_folder_it_is_an_error_or_left_out_and_counted(self, tmp_path, caplog, kind):
+    trees.folder(tmp_path, 8)
+    _special(tmp_path / "class_000" / "x.jpg", kind)
+    with pytest.raises(ValueError, match=r"x\.jpg is no file that can be read \(a .*on_broken=skip"):
+      _splits("folder", tmp_path)
+    assert sum(map(len, _splits("folder", tmp_path, on_broken="skip").values())) == 32
+    assert "class_000/x.jpg" in caplog.text
+
+  def test_f52_a_file_that_turns_into_a_pipe_is_not_waited_for(self, tmp_path):
+    source = image_folder.load(str(trees.folder(tmp_path, 8)))
+    (tmp_path / "class_000" / "0.png").unlink()
+    os.mkfifo(tmp_path / "class_000" / "0.png")
+    with pytest.raises(pictures.BrokenImageError, match=r"0\.png: this file cannot be read \(a named pipe\)"):
+      pictures.as_picture(source[0].image)
+
+  @pytest.mark.parametrize("kind", ["dead link", "circular link"])
+  @pytest.mark.parametrize("source", ["folder", "csv"])
+  def test_f63_a_link_that_leads_nowhere(self, tmp_path, kind, source):
+    root = trees.csv(tmp_path, 8)
+    (tmp_path / "class_000" / "1.png").unlink()
+    _special(tmp_path / "class_000" / "1.png", kind)
+    root = tmp_path if source == "folder" else root
+    with pytest.raises((ValueError, FileNotFoundError), match=r"class_000/1\.png .*\(a (circular )?link"):
+      _splits(source, root)
+    splits = _splits(source, root, on_broken="skip")
+    assert sum(map(len, splits.values())) == 32
+    for split in splits.values():
+      batches = pipeline.eval_batches(split, batch_size=len(split), image_size=8, on_broken="skip")
+      left_out = [split[i].id for i in np.flatnonzero(~next(batches)["where"])]
+      assert left_out == [split[i].id for i in range(len(split)) if split[i].id == "class_000/1.png"]
+
+  def test_f63_a_folder_of_a_class_that_leads_nowhere(self, tmp_path, caplog):
+    trees.folder(tmp_path, 8)
+    (tmp_path / "class_900").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(ValueError, match=r"class_900 is no file that can be read \(a link to nothing\)"):
+      _splits("folder", tmp_path)
+    assert sum(map(len, _splits("folder", tmp_path, on_broken="skip").values())) == 32
+    assert "class_900" in caplog.text
+
+  @pytest.mark.parametrize("name", ["sop", "inaturalist", "vehicle_id"])
+  def test_f63_in_list_files(self, tmp_path, name):
+    _WRITERS[name](tmp_path)
+    image = sorted(tmp_path.rglob("*.[jJ][pP][gG]"))[-1]
+    image.unlink()
+    image.symlink_to("nowhere")
+    with pytest.raises(FileNotFoundError, match=rf"{image.name} \(a link to nothing\)"):
+      _splits(name, tmp_path)
+    test = _splits(name, tmp_path, on_broken="skip")["test"]
+    batches = pipeline.eval_batches(test, batch_size=len(test), image_size=8, on_broken="skip")
+    assert (~next(batches)["where"]).sum() == 1
+
+
+class TestNamesInLists:
+  _NAMES = ("a\u2028b.png", "a\x0cb.png", "a\x0bb\x85c.png", "a\x1cb.png", " a.png", "a b.png", "\u00a0a.png", "a\rb.png")
+
+  @pytest.mark.parametrize("name", _NAMES)
+  def test_f64_only_a_line_feed_ends_a_line(self, tmp_path, name):
+    for benchmark, end in (("sop", "\n"), ("inaturalist", "\r\n")):
+      root = tmp_path / benchmark
+      _WRITERS[benchmark](root)
+      path = root / lists.BENCHMARKS[benchmark].lists["train"]
+      first = path.read_text().splitlines()[-1].split(" ")[-1]
+      image = first.rsplit("/", 1)[0] + "/" + name
+      trees.write(root / image, 0, 0)
+      line = f"999 1 1 {image}" if benchmark == "sop" else image
+      path.write_bytes((path.read_text() + line).replace("\n", end).encode())
+      train = lists.load(benchmark, str(root)).train
+      assert train[len(train) - 1].id == image
+      assert pictures.as_picture(train[len(train) - 1].image).size == (24, 30)
+
+  def test_f64_the_file_that_exists_wins_over_its_name_without_blanks(self, tmp_path):
+    for i, name in enumerate((" a.png", "a.png", "b.png", "c .png")):
+      trees.write(tmp_path / name, i, 0)
+    (tmp_path / "x.csv").write_text("path,label\n a.png,0\na.png,1\n  b.png ,2\nc .png,3\n")
+    source = lists.load_csv(str(tmp_path / "x.csv"))["all"]
+    assert [source[i].id for i in range(4)] == [" a.png", "a.png", "b.png", "c .png"]
+    _check_examples(source, lambda example: (example.label, 0), 0)
+
+  def test_f64_names_in_messages_stay_on_their_line(self, tmp_path, caplog):
+    trees.folder(tmp_path, 8)
+    (tmp_path / "class_000" / "a\n\x1b[31mb.txt").write_text("")
+    source = image_folder.load(str(tmp_path))
+    assert r"e.g. class_000/a\n\x1b[31mb.txt." in caplog.text
+    (tmp_path / "class_000" / "x\n\x1b[31m.png").write_bytes(b"x")
+    source = image_folder.load(str(tmp_path))
+    assert source[4].id == "class_000/x\n\x1b[31m.png"
+    with pytest.raises(pictures.BrokenImageError, match=r"class_000/x\\n\\x1b\[31m\.png: this is no image"):
+      pictures.as_picture(source[4].image)
+
+
+class TestOneImageTwice:
+  @pytest.mark.parametrize("other", ["./a.png", "sub/../a.png", "sub/.././a.png", "linked/a.png", ".//a.png"])
+  def test_f65_by_another_spelling(self, tmp_path, other):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path)
+    trees.write(tmp_path / "a.png", 0, 0)
+    (tmp_path / "x.csv").write_text(f"path,label\na.png,0\n{other},1\n")
+    message = rf"csv:3: '{re.escape(other)}' is listed twice, first in line 2, as 'a\.png' too: take one"
+    with pytest.raises(ValueError, match=message):
+      lists.load_csv(str(tmp_path / "x.csv"))
+    (tmp_path / "x.csv").write_text(f"path,label\na.png,0\n{tmp_path}/a.png,1\n")
+    with pytest.raises(ValueError, match="is listed twice, first in line 2"):
+      lists.load_csv(str(tmp_path / "x.csv"))
+
+  def test_f65_through_a_linked_folder_of_a_list_file(self, tmp_path):
+    trees.sop(tmp_path, 4, 2)
+    (tmp_path / "linked").symlink_to(tmp_path / "bicycle_final")
+    path = tmp_path / "Ebay_train.txt"
+    last = path.read_text().splitlines()[-1].split("/")[-1]
+    path.write_text(path.read_text() + f"99 1 1 linked/{last}\n")
+    with pytest.raises(ValueError, match=rf"'linked/{last}' is listed twice, as 'bicycle_final/{last}' too"):
+      lists.load("sop", str(tmp_path))
+
+  def test_f65_a_link_to_an_image_is_another_image(self, tmp_path):
+    trees.write(tmp_path / "a.png", 0, 0)
+    (tmp_path / "b.png").symlink_to("a.png")
+    (tmp_path / "x.csv").write_text("path,label\na.png,0\nb.png,1\n")
+    assert len(lists.load_csv(str(tmp_path / "x.csv"))["all"]) == 2

@@ -78,11 +78,12 @@ def _images(folder: Path, others: list[str], on_broken: str) -> list[str]:
       if entry.name.startswith("."):
         continue
       path, regular = folder / entry.name, files.is_regular(entry)
-      if not regular:
-        if path.is_dir():
-          raise ValueError(f"{printable(path)} is a folder in the folder of a class. data.root must have\n{_LAYOUT}")
+      if not regular and path.is_dir():
+        raise ValueError(f"{printable(path)} is a folder in the folder of a class. data.root must have\n{_LAYOUT}")
+      is_image = path.suffix.lower() in files.EXTENSIONS
+      if is_image and not regular:
         _check_skipped(path, on_broken)
-      if path.suffix.lower() in files.EXTENSIONS and (regular or _files.is_dead_link(path)):
+      if is_image and (regular or _files.is_dead_link(path)):
         images.append(entry.name)
       else:
         others.append(f"{folder.name}/{entry.name}")
