@@ -121,6 +121,14 @@ def _results():
   return json.loads((runs.finished().workdir / workdir.RESULTS).read_text())
 
 
+def test_f61_f64_a_config_below_the_home_folder_and_its_message(tmp_path):
+  (tmp_path / "c.py").write_text("def get_config():\n  raise ValueError('found, with \\x1b[31m in it')\n")
+  env = runs.environment(**runs.QUICK, HOME=str(tmp_path))
+  done = runs.call("experiments.train", "--config=~/c.py", f"--workdir={tmp_path / 'run'}", env=env)
+  assert done.returncode == 1
+  assert done.stderr == f"Error: --config={tmp_path}/c.py: found, with \\x1b[31m in it\n"
+
+
 class TestRun:
   def test_results(self):
     results = _results()

@@ -1,6 +1,7 @@
 """Data: the glyphs source and its cache, splits, P x K batches as pure functions of (seed, step), images, the pipeline."""
 
 import collections
+import errno
 import io
 import itertools
 import json
@@ -16,8 +17,10 @@ import numpy as np
 from PIL import Image
 import pytest
 import runs
+import trees
 
-from soprc_jax.data import glyphs, images, pictures, pipeline, sampler, sources
+from soprc_jax import _files
+from soprc_jax.data import glyphs, image_folder, images, pictures, pipeline, sampler, sources
 
 # Reference digests of the rendered pixels would change with Pillow and matplotlib; what must hold with any version is tested.
 
@@ -592,6 +595,67 @@ class TestBrokenImages:
     np.testing.assert_array_equal(where, ~np.isin(np.arange(16), self.bad))
     with pytest.raises(pictures.BrokenImageError, match=r"folder/1\.png: .*data\.on_broken=skip leaves it out"):
       list(pipeline.eval_batches(source, batch_size=5, image_size=24))
+
+
+class TestFilesThatCannotBeRead:
+  """F63: whatever happens to a file after it was listed, it is named, or skipped and counted."""
+
+  @pytest.fixture
+  def root(self, tmp_path, monkeypatch):
+    """Five classes of four images; the second image of each but the last has gone in its own way."""
+    trees.folder(tmp_path, 5)
+    source = image_folder.load(str(tmp_path))
+    bad = [tmp_path / f"class_00{label}" / "1.png" for label in range(4)]
+    for path in bad[:3]:
+      path.unlink()
+    bad[1].symlink_to("nowhere")
+    bad[2].symlink_to(bad[2])
+    read = _files.read_regular
+
+    def read_regular(path):  # root may read what nobody else may
+      if path == bad[3]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+      return read(path)
+
+    monkeypatch.setattr(_files, "read_regular", read_regular)
+    return source
+
+  def _batches(self, source, **settings):
+    plan = sampler.ClassSampler(source.labels, batch_size=20, per_class=4, seed=0)
+    rows = sources.label_rows(source.labels)
+    settings = {"augmentation": "none", "image_size": 8, "num_steps": 2, "seed": 0} | settings
+    return pipeline.TrainBatches(source, plan, rows=rows, **settings)
+
+  def test_f63_in_training(self, root):
+    batch = self._batches(root, on_broken="skip")[0]
+    bad = np.arange(1, 16, 4)
+    assert sorted(batch["position"]) == list(range(20))
+    np.testing.assert_array_equal(batch["broken"], np.isin(batch["position"], bad))
+    assert batch["where"].all()  # another image of each class stands in
+    with pytest.raises(pictures.BrokenImageError, match=r"class_00\d/1\.png: .*data\.on_broken=skip takes another image"):
+      self._batches(root)[0]
+
+  def test_f63_in_evaluation(self, root):
+    batch = next(pipeline.eval_batches(root, batch_size=20, image_size=8, on_broken="skip"))
+    np.testing.assert_array_equal(np.flatnonzero(~batch["where"]), np.arange(1, 16, 4))
+    for label, why in enumerate(("missing", "a link to nothing", "a circular link", "Permission denied")):
+      one = sources.Subset(root, [4 * label + 1])
+      with pytest.raises(pictures.BrokenImageError, match=rf"class_00{label}/1\.png: .*\({why}\).*on_broken=skip leaves"):
+        list(pipeline.eval_batches(one, batch_size=1, image_size=8))
+
+  def test_f63_a_machine_without_file_descriptors_is_no_broken_image(self, root, monkeypatch):
+    def read_regular(path):
+      raise OSError(errno.EMFILE, "Too many open files", str(path))
+
+    monkeypatch.setattr(_files, "read_regular", read_regular)
+    with pytest.raises(OSError, match="Too many open files"):
+      list(pipeline.eval_batches(root, batch_size=20, image_size=8, on_broken="skip"))
+
+  def test_f63_names_and_labels_need_no_file(self, root):
+    for path in pathlib.Path(root.root).glob("*/*.png"):
+      path.unlink()
+    assert [root[i].id for i in (0, 1)] == ["class_000/0.png", "class_000/1.png"]
+    assert root[5].shown_class == "class_001"
 
 
 class TestImages:

@@ -517,8 +517,8 @@ def _special(path, kind):
   if kind == "pipe":
     os.mkfifo(path)
   elif kind == "link to a pipe":
-    os.mkfifo(path.with_name("the pipe"))
-    path.symlink_to(path.with_name("the pipe"))
+    os.mkfifo(path.parent.parent / "the pipe")
+    path.symlink_to(path.parent.parent / "the pipe")
   elif kind == "device":
     path.symlink_to("/dev/zero")
   elif kind == "folder":

@@ -1,8 +1,11 @@
 """Images to embeddings, and the file that holds them: what is in it, and that nothing in it is trusted."""
 
 import json
+import os
 import pathlib
+import re
 import shutil
+import socket
 
 import networks
 import numpy as np
@@ -120,6 +123,154 @@ def test_broken_images(made, tmp_path):
     embed.of_images(skipping, str(tmp_path / "broken.png"))
 
 
+def _links(folder, made):
+  """A folder of two good images and two links that lead nowhere."""
+  shutil.copytree(made[0] / "class_000", folder)
+  (folder / "dead.png").symlink_to("nowhere")
+  (folder / "loop.png").symlink_to("loop.png")
+  return folder
+
+
+@pytest.mark.parametrize("kind", ["folder", "txt", "csv"])
+def test_f63_links_that_lead_nowhere_are_skipped_and_counted(made, tmp_path, kind):
+  folder = _links(tmp_path / "photos", made)
+  names = ["0.png", "1.png", "dead.png", "loop.png"]
+  (folder / "list.txt").write_text("\n".join(names))
+  (folder / "list.csv").write_text("\n".join(["path", *names]))
+  given = str(folder if kind == "folder" else folder / f"list.{kind}")
+  with pytest.raises((ValueError, OSError), match=r"dead\.png.*\(.*a link to nothing\)"):
+    embed.of_images(network.load(made[1]), given)
+  found = embed.of_images(network.load(made[1], on_broken="skip"), given)
+  assert [pathlib.Path(one).name for one in found.ids] == names[:2]
+  assert [pathlib.Path(one).name for one in found.broken_ids] == names[2:]
+  assert "left out: 2, e.g." in embed.summary(found, tmp_path / "x.npz")
+
+
+def test_f63_a_split_with_links_that_lead_nowhere(made, tmp_path):
+  shutil.copytree(made[0], tmp_path / "data")
+  skipping = network.load(made[1], networks.config(tmp_path / "data"), on_broken="skip")
+  whole = embed.of_split(skipping, "all")
+  gone = tmp_path / "data" / whole.ids[3]
+  gone.unlink()
+  gone.symlink_to("nowhere")
+  found = embed.of_split(skipping, "all")
+  assert found.broken_ids.tolist() == [whole.ids[3]]
+  np.testing.assert_array_equal(found.embeddings, np.delete(whole.embeddings, 3, axis=0))
+  with pytest.raises(ValueError, match=rf"{gone.name} is no file that can be read"):
+    embed.of_split(network.load(made[1], networks.config(tmp_path / "data")), "all")
+
+
+def test_f52_only_regular_files_of_a_folder_are_images(made, tmp_path, caplog):
+  shutil.copytree(made[0] / "class_000", tmp_path / "photos")
+  os.mkfifo(tmp_path / "photos" / "pipe.jpg")
+  (tmp_path / "photos" / "linked.jpg").symlink_to("pipe.jpg")
+  (tmp_path / "photos" / "zero.jpg").symlink_to("/dev/zero")
+  (tmp_path / "photos" / "folder.jpg").mkdir()
+  with socket.socket(socket.AF_UNIX) as listener:
+    listener.bind(str(tmp_path / "photos" / "s.jpg"))
+    found = images.find(str(tmp_path / "photos"), flag="--images")
+  assert [pathlib.Path(path).name for path in found.paths] == ["0.png", "1.png"]
+  assert "no regular files or linked folders: 4, e.g." in caplog.text
+  assert "linked.jpg" in caplog.text
+
+
+@pytest.mark.parametrize(
+  ("name", "why"), [("pipe.jpg", "a named pipe"), ("zero.jpg", "a device"), ("dead.jpg", "a link to nothing")]
+)
+def test_f52_what_is_named_must_be_a_regular_file(tmp_path, name, why):
+  os.mkfifo(tmp_path / "pipe.jpg")
+  (tmp_path / "zero.jpg").symlink_to("/dev/zero")
+  (tmp_path / "dead.jpg").symlink_to("nowhere")
+  with pytest.raises(FileNotFoundError, match=rf"{name}: this is no regular file \({why}\)"):
+    images.find(str(tmp_path / name), flag="--images", on_broken="skip")
+  (tmp_path / "list.txt").write_text(name)
+  with pytest.raises(FileNotFoundError, match=rf"list\.txt:1: there is no file '{name}' in .*{why}\)"):
+    images.find(str(tmp_path / "list.txt"), flag="--images")
+
+
+def test_f61_the_home_folder_before_an_image_or_a_list(made, tmp_path, monkeypatch):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  shutil.copytree(made[0] / "class_000", tmp_path / "photos")
+  (tmp_path / "list.txt").write_text("photos/0.png\n")
+  for given, wanted in (("~/photos/0.png", 1), ("~/photos", 2), ("~/list.txt", 1)):
+    found = images.find(given, flag="--images")
+    assert len(found) == wanted
+    assert all(pictures.as_picture(found[i].image).size == (24, 30) for i in range(wanted))
+
+
+def test_f61_a_name_that_only_looks_like_a_home_folder(made, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  shutil.copy(made[0] / "class_000" / "0.png", "~lock.png")
+  assert pictures.as_picture(images.find("~lock.png", flag="--images")[0].image).size == (24, 30)
+  with pytest.raises(FileNotFoundError, match=r"--images=~nobody here/x\.png: there is no such file"):
+    images.find("~nobody here/x.png", flag="--images")
+
+
+@pytest.mark.parametrize(
+  "name", ["a\u2028b.png", "a\x0cb.png", "a\x85b.png", "a\rb.png", " a.png", "a.png ", "\u00a0a.png", "a\x1b[31m.png"]
+)
+def test_f64_names_in_a_list_are_taken_as_they_stand(made, tmp_path, name):
+  shutil.copy(made[0] / "class_000" / "0.png", tmp_path / name)
+  (tmp_path / "list.txt").write_bytes(f"\ufeff{name}\r\n\n".encode())
+  (tmp_path / "list.csv").write_bytes(f'\ufeffpath\n"{name}"\n'.encode())
+  for kind in ("txt", "csv"):
+    found = images.find(str(tmp_path / f"list.{kind}"), flag="--images")
+    assert found.paths == [name]
+    assert pictures.as_picture(found[0].image).size == (24, 30)
+
+
+def test_f64_the_file_that_exists_wins_over_its_name_without_blanks(tmp_path):
+  for name in (" a.png", "a.png", "b.png"):
+    (tmp_path / name).write_bytes(b"")
+  (tmp_path / "list.txt").write_text(" a.png\na.png\n\tb.png \n")
+  assert images.find(str(tmp_path / "list.txt"), flag="--images").paths == [" a.png", "a.png", "b.png"]
+
+
+def test_f64_names_are_real_in_the_index_and_escaped_in_what_is_printed(made, tmp_path):
+  name = "a\n\x1b[31m.png"
+  (tmp_path / "photos").mkdir()
+  (tmp_path / "photos" / name).write_bytes(b"x")
+  shutil.copy(made[0] / "class_000" / "0.png", tmp_path / "photos" / f"good {name}")
+  found = embed.of_images(network.load(made[1], on_broken="skip"), str(tmp_path / "photos"))
+  index.write(tmp_path / "v.npz", found)
+  read = index.read(tmp_path / "v.npz")
+  assert read.ids.tolist() == [str(tmp_path / "photos" / f"good {name}")]
+  assert read.broken_ids.tolist() == [str(tmp_path / "photos" / name)]
+  assert r"photos/a\n\x1b[31m.png." in embed.summary(found, tmp_path / "v.npz")
+
+
+@pytest.mark.parametrize("other", ["./a.png", "sub/../a.png", "linked/a.png", "{}/a.png", ".//a.png"])
+@pytest.mark.parametrize("kind", ["txt", "csv"])
+def test_f65_one_image_by_two_spellings(tmp_path, kind, other):
+  (tmp_path / "sub").mkdir()
+  (tmp_path / "linked").symlink_to(tmp_path)
+  (tmp_path / "a.png").write_bytes(b"")
+  other = other.format(tmp_path)
+  head = ["path"] if kind == "csv" else []
+  (tmp_path / f"list.{kind}").write_text("\n".join([*head, "a.png", other]))
+  line = len(head) + 2
+  message = rf"{kind}:{line}: '{re.escape(other)}' is listed twice, first in line {line - 1}, as 'a\.png' too"
+  with pytest.raises(ValueError, match=message):
+    images.find(str(tmp_path / f"list.{kind}"), flag="--images")
+
+
+def test_f65_a_link_is_another_image(tmp_path):
+  (tmp_path / "a.png").write_bytes(b"")
+  (tmp_path / "b.png").symlink_to("a.png")
+  (tmp_path / "list.txt").write_text("a.png\nb.png")
+  assert len(images.find(str(tmp_path / "list.txt"), flag="--images")) == 2
+
+
+def test_f43_labels_of_a_list_of_images(tmp_path, caplog):
+  labels = ["cat", " cat", "caf\u00e9", "cafe\u0301\u00a0", " "]
+  for i in range(len(labels)):
+    (tmp_path / f"{i}.png").write_bytes(b"")
+  (tmp_path / "list.csv").write_text("path, label\n" + "\n".join(f"{i}.png,{one}" for i, one in enumerate(labels)))
+  found = images.find(str(tmp_path / "list.csv"), flag="--images")
+  assert [found[i].class_name for i in range(len(found))] == ["cat", "cat", "caf\u00e9", "caf\u00e9", ""]
+  assert "4 names of classes are the same" in caplog.text
+
+
 def test_the_file_is_read_by_numpy_alone_and_read_back(of_test, tmp_path):
   path = tmp_path / "vectors.npz"
   index.write(path, of_test)
@@ -215,6 +366,29 @@ def test_the_config_is_that_of_the_run(made, loaded, tmp_path):
   (tmp_path / "config.json").write_text('{"model": {"width": "wide"}}')
   with pytest.raises(ValueError, match=r"config\.json: this is no config of a run|config\.json: the config does not work"):
     network.load(tmp_path)
+
+
+def test_f61_f64_programs_take_the_home_folder_and_print_names_on_one_line(made, tmp_path):
+  env = runs.environment(**runs.QUICK, HOME=str(tmp_path))
+  (tmp_path / "photos").mkdir()
+  for i, name in enumerate(("a\n\x1b[31mb.png", "c\u2028d.png")):
+    shutil.copy(made[0] / "class_000" / f"{i}.png", tmp_path / "photos" / name)
+  (tmp_path / "photos" / "bad\n.png").symlink_to("nowhere")
+  (tmp_path / "photos" / "\x1b.txt").write_text("")
+  shared = [f"--workdir={made[1]}", "--on_broken=skip"]
+  done = runs.call("experiments.embed", *shared, "--images=~/photos", "--output=~/v.npz", env=env)
+  assert done.returncode == 0, done.stderr
+  assert "\x1b" not in done.stdout + done.stderr
+  assert r"photos/bad\n.png" in done.stdout
+  assert r"photos/\x1b.txt" in done.stderr
+  flags = ["--index=~/v.npz", "--query=~/photos/[ac]*.png", "--contact_sheet=~/s.png", "--top=2"]
+  done = runs.call("experiments.search", *shared, *flags, env=env)
+  assert done.returncode == 0, done.stderr
+  shown = [f"{tmp_path}/photos/{name}" for name in (r"a\n\x1b[31mb.png", r"c\u2028d.png")]
+  lines = done.stdout.split("\n")
+  assert [lines[0], lines[5]] == [f"{name}:" for name in shown]
+  assert [lines[2].split()[1], lines[7].split()[1]] == shown  # each is the nearest of itself
+  assert (tmp_path / "s.png").is_file()
 
 
 def test_embed_search_and_export_from_the_command_line(made, tmp_path):

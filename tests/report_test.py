@@ -17,6 +17,7 @@ import runs
 import trees
 
 from soprc_jax import metrics
+from soprc_jax.data import sources
 from soprc_jax.reports import about, charts, comparison, curves, markup, page, panel, paper, ranking, reading, writing
 from soprc_jax.reports import results as results_part
 from soprc_jax.reports import run as run_report
@@ -659,6 +660,15 @@ class TestThumbnails:
   def test_names_lose_their_middle(self):
     assert page.shorten("a" * 50 + "z", 20) == "a" * 12 + "..." + "a" * 4 + "z"
     assert page.shorten("short", 20) == "short"
+
+
+def test_f64_names_in_a_page_stay_on_their_line():
+  name, shown = "a\n\x1b[31m\u2028b\u202e", r"a\n\x1b[31m\u2028b\u202e"
+  assert markup_free(page.label(name, 60)) == shown
+  example = sources.Example(np.zeros((2, 2, 3), np.uint8), 0, name, name)
+  assert f'alt="class {shown}, image {shown}"' in panel._thumbnail(example)
+  lines = [{"step": 1, "classes": [_v(1, 0, name), _v(1, 1, shown)]}]
+  assert list(tracking_part.by_class(lines)) == [f"{shown} (row 0)", f"{shown} (row 1)"]  # what looks the same has its row
 
 
 # What a reader would trip over, in the page's own words.

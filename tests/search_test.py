@@ -1,6 +1,7 @@
 """Search: exactly the nearest, in a fixed order, by numpy as by faiss; what is printed and drawn."""
 
 import json
+import os
 import sys
 
 import networks
@@ -9,6 +10,7 @@ from PIL import Image
 import pytest
 
 from soprc_jax.serving import images, index, network, search, sheet
+from soprc_jax.training import evaluation
 
 
 def _index(embeddings, *, class_names=None, **values):
@@ -113,6 +115,78 @@ def test_queries_are_files_folders_and_patterns(tmp_path, monkeypatch):
       images.queries(["b.jpg", given], flag="--query")
 
 
+def test_f52_only_regular_files_are_queries(tmp_path, monkeypatch, caplog):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "d").mkdir()
+  (tmp_path / "d" / "a.jpg").write_bytes(b"")
+  os.mkfifo("d/pipe.jpg")
+  (tmp_path / "d" / "folder.jpg").mkdir()
+  (tmp_path / "d" / "zero.jpg").symlink_to("/dev/zero")
+  for given in ("d/*.jpg", "d", "**/*.jpg"):
+    caplog.clear()
+    assert images.queries([given], flag="--query") == ["d/a.jpg"]
+    assert f"no regular files or linked folders: {2 if given == 'd' else 3}, e.g." in caplog.text
+  for name, why in (("pipe", "a named pipe"), ("zero", "a device")):
+    with pytest.raises(FileNotFoundError, match=rf"--query=d/{name}\.jpg: this is no regular file \({why}\)"):
+      images.queries([f"d/{name}.jpg"], flag="--query")
+
+
+def test_f63_a_query_that_leads_nowhere_is_named(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "dead.jpg").symlink_to("nowhere")
+  (tmp_path / "loop.jpg").symlink_to("loop.jpg")
+  for name, why in (("dead.jpg", "a link to nothing"), ("loop.jpg", "a circular link")):
+    with pytest.raises(FileNotFoundError, match=rf"--query={name}: this is no regular file \({why}\)"):
+      images.queries([name], flag="--query")
+  found = images.queries(["."], flag="--query")
+  assert found == ["./dead.jpg", "./loop.jpg"]
+  with pytest.raises(ValueError, match=r"dead\.jpg: this file cannot be read \(a link to nothing\)"):
+    search.check_queries(found)
+
+
+def test_f63_a_query_that_vanishes_is_named(tmp_path):
+  paths = [str(tmp_path / f"{i}.png") for i in range(2)]
+
+  def embed(source):
+    return evaluation.Embedded(np.eye(2, dtype=np.float32)[:1], np.zeros(1, int), np.array([0]), 1)
+
+  with pytest.raises(ValueError, match=r"1\.png: this query cannot be read any more"):
+    search.embed_queries(None, paths, embed)
+
+
+def test_f61_queries_below_the_home_folder(tmp_path, monkeypatch):
+  monkeypatch.setenv("HOME", str(tmp_path))
+  (tmp_path / "a.png").write_bytes(b"")
+  for given in ("~/a.png", "~/*.png", "~"):
+    assert images.queries([given], flag="--query") == [str(tmp_path / "a.png")]
+  with pytest.raises(FileNotFoundError, match=r"--query=~no_such_user/a\.png: there is no such file"):
+    images.queries(["~no_such_user/a.png"], flag="--query")
+
+
+def test_f65_a_query_that_is_given_twice_is_one(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "d" / "e").mkdir(parents=True)
+  (tmp_path / "d" / "a.png").write_bytes(b"")
+  (tmp_path / "d" / "b.png").symlink_to("a.png")  # another name, and so another image
+  given = ["d", "./d/", "d/e/../a.png", str(tmp_path / "d" / "a.png"), "d/*.png", str(tmp_path / "d")]
+  assert images.queries(given, flag="--query") == ["d/a.png", "d/b.png"]
+
+
+def test_f64_a_table_keeps_every_name_on_its_line():
+  names = ["a\nb", "\x1b[31mred", "c\u2028d\u202e", "r\udcff", "gr\u00f6\u00dfe \u6587 \u200dx"]
+  gallery = _index(np.eye(5), class_names=names)._replace(ids=np.array([f"photos/{name}.png" for name in names]))
+  found = _found(gallery, [[1, 0.9, 0.8, 0.7, 0.6]], top=5)
+  lines = search.table(found[0], classes=True).split("\n")
+  shown = [r"a\nb", r"\x1b[31mred", r"c\u2028d\u202e", r"r\udcff", "gr\u00f6\u00dfe \u6587 \u200dx"]
+  assert len(lines) == 6
+  assert [line[12:].split("  ")[0].rstrip() for line in lines[1:]] == shown
+  assert [line.split("photos/")[1] for line in lines[1:]] == [f"{name}.png" for name in shown]
+  assert len({line.index("photos/") for line in lines[1:]}) == 1
+  content = json.loads(search.to_json(gallery, ["q\n.png"], found))["queries"][0]
+  assert content["query"] == "q\n.png"
+  assert [one["class"] for one in content["neighbours"]] == names  # the real ones
+
+
 def test_a_broken_query_is_named(tmp_path):
   Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
   (tmp_path / "bad.png").write_bytes(b"x")
@@ -180,6 +254,12 @@ def test_pictures_that_are_gone_or_broken_are_told(tmp_path):
   (tmp_path / "photos" / "1.png").write_bytes(b"x")
   load = sheet.loader(_index(np.eye(2), root=str(tmp_path)), None)
   assert [load(0), load(1)] == ["not found", "broken image"]
+
+
+def test_f52_a_pipe_in_the_place_of_an_image_is_not_drawn(tmp_path):
+  (tmp_path / "photos").mkdir()
+  os.mkfifo(tmp_path / "photos" / "0.png")
+  assert sheet.loader(_index(np.eye(1), root=str(tmp_path)), None)(0) == "broken image"
 
 
 def test_names_are_drawn_whole_or_written_out(monkeypatch):
