@@ -4,8 +4,8 @@ python -m experiments.embed --workdir=runs/mine --output=vectors.npz --images=PH
 python -m experiments.embed --workdir=runs/mine --output=vectors.npz --split=test [--config=configs/folder.py --config.data.root=IMAGES]
 
 --images is a folder (with all folders in it; no classes are needed), a CSV file with a header path or path,label, or a text file with one path a line
-(paths relative to the folder of the list). Otherwise the images are those of a --split of the data that the run was trained on, or of the data of a --config, given
-with the same flags as in training. A broken image ends the program with its name; --on_broken=skip leaves it out and counts it.
+(paths relative to the folder of the list; a name with blanks at its ends is taken as it stands if there is such a file). Otherwise the images are those of a --split of the data that the run was trained on, or of the data of a --config, given
+with the same flags as in training. A broken image, or one that cannot be read, ends the program with its name; --on_broken=skip leaves it out and counts it.
 
 The file has embeddings [N, D] float32, ids [N], class_names [N] (empty where unknown), labels (of a split), and what made them: workdir, step, digest of the
 network's variables, model, image_size. Read it with numpy.load("vectors.npz").

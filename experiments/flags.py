@@ -64,7 +64,7 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 
 def _with_home(argument: str) -> str:
-  """``--config=~/FILE`` with the home folder in it: a shell expands ``~`` at the start of a word only."""
+  """Expands ``--config=~/FILE``: a shell expands ``~`` at the start of a word only."""
   path = argument.removeprefix("--config=")
   return argument if path == argument else f"--config={os.path.expanduser(path)}"
 
@@ -361,7 +361,7 @@ class _Formatter(logging.Formatter):
 
 
 def _harmless(message: str) -> str:
-  """The message with control characters but line ends as escapes; without `soprc_jax`, which would load jax."""
+  """Escapes control characters but line ends; without `soprc_jax`, which would load jax."""
   return "".join(one if one.isprintable() or one in "\n\u00a0" else ascii(one)[1:-1] for one in message)
 
 

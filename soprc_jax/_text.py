@@ -1,4 +1,4 @@
-"""Values and names from outside: as they stand in messages, and what two spellings of a name share."""
+"""Values and names from outside: as messages show them, and one spelling for each name."""
 
 from typing import Any
 import unicodedata

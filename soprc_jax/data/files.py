@@ -78,7 +78,8 @@ def check_root(root: str, *, what: str, layout: str) -> Path:
 def lines_of(text: str) -> list[tuple[int, str]]:
   """Returns (number, text) of the lines that are not blank, as they stand.
 
-  Only a line feed ends a line, with or without a carriage return in front of it: names may hold any other character.
+  Only a line feed ends a line, with or without a carriage return in front of it. Names may hold
+  any other character.
 
   >>> lines_of("a\\r\\n\\n b\\x0cc")
   [(1, 'a'), (3, ' b\\x0cc')]
@@ -150,7 +151,7 @@ def read_csv(
 
 
 def as_listed(root: Path, path: str) -> str:
-  """Returns the path that stands in a list: as it is written if that exists, else without the blanks at its ends."""
+  """Returns a path of a list: as it is written if that exists, else without blanks at its ends."""
   bare = _text.stripped(path)
   return path if path == bare or os.path.lexists(root / path) else bare
 
@@ -158,8 +159,8 @@ def as_listed(root: Path, path: str) -> str:
 def places(root: Path, paths: Iterable[str]) -> Iterator[str]:
   """Yields for each path what all its spellings share: its real folder and its name.
 
-  Absolute and relative spellings, dots, and links among the folders make no difference. A file that is a link is not
-  followed: a link is another name, and so another image.
+  Absolute and relative spellings, dots, and links among the folders make no difference. A file
+  that is a link is not followed: a link is another name, and so another image.
   """
   folders: dict[str, str] = {}
   for path in paths:
@@ -187,7 +188,7 @@ def check_paths(root: Path, paths: Sequence[str], *, listed_in: str, on_broken: 
     root: folder.
     paths: below it.
     listed_in: what names the list in messages.
-    on_broken: ``"skip"`` accepts links that lead nowhere, which are then counted where images are read.
+    on_broken: ``"skip"`` accepts links that lead nowhere. They are counted where images are read.
 
   Raises:
     ValueError: a path is absolute, not in its plain form, leaves the root, or is listed twice.
@@ -214,7 +215,7 @@ def check_paths(root: Path, paths: Sequence[str], *, listed_in: str, on_broken: 
 
 
 def other_spelling(path: str, first: str) -> str:
-  """Returns how a path is spelled at its first place, for a message; empty if it is spelled the same."""
+  """Returns the spelling of a path at its first place, for a message; empty if it is the same."""
   return "" if path == first else f", as {shown(first)} too"
 
 
@@ -254,7 +255,7 @@ def check_disjoint(
 def one_spelling(
   names: Iterable[str], *, where: object, spelling: Callable[[str], str] = _text.class_name
 ) -> dict[str, str]:
-  """Returns name of a class as written -> its one spelling; a warning lists the names that are one class by it.
+  """Returns name of a class as written -> its one spelling, and warns of names that are the same.
 
   Args:
     names: as written, any number of times.
@@ -275,7 +276,8 @@ def one_spelling(
     # ascii(): blanks and accents that look the same are written out.
     examples = [f"{', '.join(map(ascii, found))} as {one!a}" for one, found in sorted(merged.items())]
     _log.warning(
-      "%s: %d names of classes are the same but for blanks at their ends or their form in Unicode (or zeros of a number). "
+      "%s: %d names of classes are the same but for blanks at their ends or their form in Unicode "
+      "(or leading zeros of a number). "
       "They count as %d: %s.",
       printable(where),
       sum(map(len, merged.values())),
@@ -286,7 +288,7 @@ def one_spelling(
 
 
 def label_numbers(names: Iterable[str]) -> dict[str, int]:
-  """Class name -> label: the number itself where all names are integers in their plain form, else the place in sorted order."""
+  """Returns class name -> label: the number where all are plain integers, else the sorted place."""
   unique = sorted(set(names))
   if all(map(_is_integer, unique)):
     return {name: int(name) for name in unique}
@@ -299,7 +301,7 @@ def is_number(field: str) -> bool:
 
 
 def _is_integer(name: str) -> bool:
-  """Whether an integer is written in the one form that no other spelling has: not 007, -0, +1 or 1_000."""
+  """Returns whether a name is an integer in its plain form: not 007, -0, +1 or 1_000."""
   return len(name) < 18 and re.fullmatch("0|-?[1-9][0-9]*", name) is not None
 
 

@@ -16,13 +16,14 @@ _LAYOUT = "  CLASS/IMAGE   one subfolder a class, images (" + ", ".join(files.EX
 def load(root: str, *, on_broken: str = "error") -> files.Files:
   """All images of a folder; labels are the places of the subfolders in sorted order (their names where these are integers).
 
-  Hidden entries are skipped; other files that are no images are counted in a warning. Subfolders whose names differ only
-  in blanks at their ends or in their form in Unicode are one class, and a warning names them.
+  Hidden entries are skipped; other files that are no images are counted in a warning. Subfolders
+  whose names differ only in blanks at their ends or in their form in Unicode are one class, and a
+  warning names them.
 
   Args:
     root: folder.
-    on_broken: ``"skip"`` keeps links that lead nowhere, which are counted where images are read, and leaves out what else
-      is no file.
+    on_broken: ``"skip"`` keeps links that lead nowhere, which are counted where images are read,
+      and leaves out what else is no file.
 
   Raises:
     ValueError: no subfolder, one without an image, or one with folders or what cannot be read as a file (a pipe, a broken link) in it.

@@ -34,7 +34,8 @@ class _Layout(NamedTuple):
   what: str
   layout: str
   lists: dict[str, str]
-  parse: Callable[[Path, list[tuple[int, str]], Path], dict[str, str]]  # of a list, its lines, the root: image -> class
+  # (list, its lines, root) -> {image: class}
+  parse: Callable[[Path, list[tuple[int, str]], Path], dict[str, str]]
   spelling: Callable[[str], str]  # of a class
 
 

@@ -155,8 +155,9 @@ class _File:
         if not _has_end(encoded.data):
           raise ValueError("the end of the file is missing")
       else:
-        # Tags may lie behind the pixels (PNG), and some plugins turn the picture as they load it (TIFF): only a loaded
-        # picture says what is left to do. A JPEG says so in its header, and its regions may need a fraction of its pixels.
+        # Tags may follow the pixels (PNG), and a plugin may turn the picture upright as it loads it
+        # (TIFF): only a loaded picture says what is left to do. A JPEG has its tags in its header,
+        # and a region may need a fraction of its pixels.
         image.load()
       self._orientation = _orientation(image)
     # The first region needs no second reading of the header, which costs a tenth of a small region. But not after an error: what has been decoded
@@ -227,7 +228,7 @@ def _resized(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
 
 
 def _orientation(image: Image.Image) -> int:
-  """The EXIF or XMP orientation that is left to apply; 1 where it says nothing or cannot be read."""
+  """Returns the orientation that is left to apply, by EXIF or XMP; 1 if it cannot be read."""
   try:
     orientation = image.getexif().get(_ORIENTATION_TAG)
     return orientation if orientation in _UPRIGHT else _UPRIGHT_ALREADY

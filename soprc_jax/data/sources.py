@@ -12,7 +12,8 @@ class Example(NamedTuple):
   """One image.
 
   Attributes:
-    image: ``[H, W, 3]`` uint8 RGB, upright; or an image file or its content, see `pictures.as_picture`.
+    image: ``[H, W, 3]`` uint8 RGB, upright; or an image file, or its content: see
+      `pictures.as_picture`.
     label: class, any integer.
     id: what names the image in messages and lists, unique in its source.
     class_name: what names the class for people; empty where that is the label.

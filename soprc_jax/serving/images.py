@@ -48,16 +48,20 @@ class Named:
 def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
   """The images that a path stands for: those of a folder and the folders in it, or those in a list.
 
-  A name in a list is taken as it stands if there is such a file, else without the blanks at its ends.
+  A name in a list is taken as it stands if there is such a file, else without blanks at its ends.
 
   Args:
-    path: folder, ``.csv`` file, text file, or one image. Paths in a list are relative to the list's folder, or absolute.
+    path: folder, ``.csv`` file, text file, or one image. Paths in a list are relative to the
+      list's folder, or absolute.
     flag: what names the path in messages.
-    on_broken: ``"skip"`` keeps links that lead nowhere in folders and lists; they are counted where images are read.
+    on_broken: ``"skip"`` keeps links that lead nowhere in folders and lists. They are counted
+      where images are read.
 
   Raises:
-    FileNotFoundError: there is no such folder or list, or an image of the list is missing or no regular file.
-    ValueError: there is no image, the list is none, an image stands in it twice, or a link leads nowhere.
+    FileNotFoundError: there is no such folder or list, or an image of the list is missing or no
+      regular file.
+    ValueError: there is no image, the list is none, an image stands in it twice, or a link in a
+      folder leads nowhere.
   """
   place = _files.expanded(path)
   if place.is_dir():
@@ -119,8 +123,8 @@ def queries(given: Sequence[str], *, flag: str) -> list[str]:
 def _below(folder: Path, flag: str, *, on_broken: str = "skip") -> list[str]:
   """Images of a folder and of the folders in it, sorted; links that lead nowhere are among them.
 
-  What is hidden is skipped. What else is left out is reported: a link to a folder above it would never end, and a pipe
-  would never be read.
+  What is hidden is skipped. What else is left out is reported: a link to a folder above it would
+  never end, and a pipe would never be read.
   """
   found: list[str] = []
   dead: list[str] = []

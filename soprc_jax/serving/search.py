@@ -131,7 +131,7 @@ def _by_faiss(gallery: np.ndarray, queries: np.ndarray, top: int) -> list[np.nda
 
 
 def table(found: Sequence[Neighbour], *, classes: bool) -> str:
-  """Lines of similarity, class and image; without the class where none is known. A name stays on its line."""
+  """Returns lines of similarity, class (where any is known) and image, each name on its line."""
   names = [printable(neighbour.class_name) for neighbour in found]
   width = max(len("class"), *map(len, names)) if classes else 0
   lines = [f"similarity  {'class':<{width}}  image" if classes else "similarity  image"]
