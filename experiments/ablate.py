@@ -24,7 +24,8 @@ from absl import flags as absl_flags
 
 from experiments import flags
 
-absl_flags.adopt_module_key_flags(flags)
+absl_flags.declare_key_flag("config")
+absl_flags.declare_key_flag("workdir")
 _STAGES = absl_flags.DEFINE_list("stages", None, "Stages to make, in this order. Default: all.")
 _SEEDS = absl_flags.DEFINE_list(
   "seeds", None, "Seeds of weights, batches and augmentation; the first picks rates. Default: config.compare."
@@ -72,7 +73,7 @@ def main(argv: Sequence[str]) -> None:
     names += _write_gradient(plan, run)
   for stage in plan.stages:
     if results[stage.name]:
-      print(f"\n{(run.workdir / f'{stage.name}.md').read_text()}")
+      print(f"\n{(run.workdir / f'{stage.name}.md').read_text(encoding='utf-8')}")
   print(f"Written to {run.workdir}: {', '.join(names)}")
   if not done:
     left = [option for runs in ablation.planned(plan, run.workdir).values() for option, ended in runs if not ended]

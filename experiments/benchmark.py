@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import importlib
 import json
 import logging
-import os
 from pathlib import Path
 import subprocess
 import sys
@@ -94,7 +93,9 @@ def _told(path: Path) -> str:
 def _new_file(name: str | None) -> Path | None:
   if name is None:
     return None
-  path = Path(os.path.expanduser(name)).absolute()
+  from soprc_jax import _files
+
+  path = _files.given(name, name="--out").absolute()
   if path.exists():
     raise ValueError(f"--out={path} exists: choose a new file")
   if not path.parent.is_dir():
@@ -132,7 +133,7 @@ def _run_apart(names: Sequence[str], *, grows: bool) -> tuple[list[Any], list[An
       if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         failed.append(name)
         continue
-      found = report.from_json(json.loads(Path(folder, f"{name}.json").read_text()))
+      found = report.from_json(json.loads(Path(folder, f"{name}.json").read_text(encoding="utf-8")))
       rows += found[0]
       curves += found[1]
   return rows, curves, failed

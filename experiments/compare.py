@@ -23,7 +23,8 @@ from absl import flags as absl_flags
 
 from experiments import flags
 
-absl_flags.adopt_module_key_flags(flags)
+absl_flags.declare_key_flag("config")
+absl_flags.declare_key_flag("workdir")
 _METHODS = absl_flags.DEFINE_list(
   "methods", None, "Methods; the first is compared with the others. Default: config.compare."
 )

@@ -14,7 +14,7 @@ from absl import flags as absl_flags
 from experiments import flags
 
 _INPUT = absl_flags.DEFINE_string("input", None, "Weights: FILE.pth, FILE.safetensors or hf://USER/REPOSITORY[/FILE].")
-_OUTPUT = absl_flags.DEFINE_string("output", None, "Folder of the checkpoint; must not exist.")
+_OUTPUT = absl_flags.DEFINE_string("output", None, "Folder of the checkpoint; it must hold no other.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -22,12 +22,12 @@ def main(argv: Sequence[str]) -> None:
   source = str(_INPUT.value)
   from soprc_jax import _files
   from soprc_jax.models import pretrained
-  from soprc_jax.training import checkpoints
+  from soprc_jax.training import checkpoints, workdir
 
   with flags.errors_as_messages():
-    output = _files.expanded(str(_OUTPUT.value)).absolute()
-    if output.exists():
-      raise FileExistsError(f"--output={output} exists: choose a new folder")
+    output = _files.given(str(_OUTPUT.value), name="--output").absolute()
+    workdir.check_files(output, workdir.WRITES, own="", name="--output")
+    pretrained.check(source, name="--input")
     variables = pretrained.to_flax(pretrained.read(source))
     name = pretrained.architecture(variables, source=source)
     checkpoints.save_variables(output, variables)

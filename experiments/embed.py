@@ -13,14 +13,14 @@ network's variables, model, image_size. Read it with numpy.load("vectors.npz").
 
 from collections.abc import Sequence
 import shlex
-import sys
 
 from absl import app
 from absl import flags as absl_flags
 
 from experiments import flags
 
-absl_flags.adopt_module_key_flags(flags)
+absl_flags.declare_key_flag("config")
+absl_flags.declare_key_flag("workdir")
 _OUTPUT = absl_flags.DEFINE_string("output", None, "File to write, FILE.npz; must not exist.")
 _IMAGES = absl_flags.DEFINE_string("images", None, "Folder, CSV file or list of images, instead of a split of the data.")
 _SPLIT = absl_flags.DEFINE_string(
@@ -35,17 +35,20 @@ _ON_BROKEN = absl_flags.DEFINE_enum(
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, without_config="--workdir=runs/mine --output=vectors.npz --images=PHOTOS")
   flags.require(argv, "--workdir=runs/mine --output=vectors.npz --images=PHOTOS", output=_OUTPUT.value)
-  sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names of files may be of any bytes
   from soprc_jax import _files
-  from soprc_jax.serving import embed, index, network
+  from soprc_jax.serving import embed, images, index, network
 
   with flags.errors_as_messages():
     if _IMAGES.value and absl_flags.FLAGS["split"].present:
       raise ValueError("--images and --split: give one of them")
-    output = _files.expanded(str(_OUTPUT.value))
+    output = _files.given(str(_OUTPUT.value), name="--output")
     index.check_output(output, suffix=".npz")
+    named = None
+    if _IMAGES.value:
+      config = run.config or network.stored_config(run.workdir)
+      named = images.find(_IMAGES.value, flag="--images", on_broken=_ON_BROKEN.value or config.data.on_broken)
     found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value)
-    made = embed.of_images(found, _IMAGES.value) if _IMAGES.value else embed.of_split(found, _SPLIT.value)
+    made = embed.of_split(found, _SPLIT.value) if named is None else embed.of_images(found, named)
     index.write(output, made)
   print(embed.summary(made, output))
   workdir, index_file = shlex.quote(str(run.workdir)), shlex.quote(str(output))

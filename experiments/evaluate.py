@@ -31,10 +31,11 @@ def main(argv: Sequence[str]) -> None:
     parallel.check_equal("the config", config_lib.to_json(config))
     parallel.check_equal("one of --workdir, --split, --checkpoint", f"{run.workdir} {_SPLIT.value} {_CHECKPOINT.value}")
     values = evaluation.evaluate_workdir(config, run.workdir, split=_SPLIT.value, newest=_CHECKPOINT.value == "newest")
+    path = run.workdir / f"evaluation_{_SPLIT.value}.json"
+    if parallel.is_main():
+      workdir.write_atomically(path, json.dumps(values, indent=2) + "\n")
   if not parallel.is_main():
     return
-  path = run.workdir / f"evaluation_{_SPLIT.value}.json"
-  workdir.write_atomically(path, json.dumps(values, indent=2) + "\n")
   print(flags.metrics_line(_SPLIT.value, values))
   print(f"Written to {path}")
 

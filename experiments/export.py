@@ -16,7 +16,8 @@ from absl import flags as absl_flags
 
 from experiments import flags
 
-absl_flags.adopt_module_key_flags(flags)
+absl_flags.declare_key_flag("config")
+absl_flags.declare_key_flag("workdir")
 _FORMAT = absl_flags.DEFINE_enum("format", "stablehlo", ["stablehlo", "safetensors", "onnx"], "What to write.")
 _OUTPUT = absl_flags.DEFINE_string("output", None, "File to write; must not exist.")
 _CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
@@ -27,11 +28,12 @@ def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, without_config=example)
   flags.require(argv, example, output=_OUTPUT.value)
   from soprc_jax import _files
-  from soprc_jax.serving import export, network
+  from soprc_jax.serving import export, index, network
 
   with flags.errors_as_messages():
+    output = _files.given(str(_OUTPUT.value), name="--output")
+    index.check_output(output)
     found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest")
-    output = _files.expanded(str(_OUTPUT.value))
     described = export.write(output, found, _FORMAT.value)
   print(f"Written to {output} ({output.stat().st_size / 2**20:.1f} MiB), by step {found.step} of {run.workdir}")
   print(f"How to load and feed it: {described}")

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import difflib
+import errno
 import functools
+import io
 import logging
 import os
 from pathlib import Path
@@ -39,6 +41,23 @@ _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processe
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.", lower_bound=0)
 
 
+# Flags of absl that print and end the process.
+_HELP = ("help", "helpshort", "helpfull", "helpxml", "?")
+
+# The file by which a program of `folder` knows a folder of its own -> what else it writes there, see `workdir.check_files`.
+WRITES = {
+  "benchmark.json": ("table.md", "growth_*.png"),
+  "config.json": ("results.json", "table.md", "pr_curves.png", "convergence.png", "costs.json", "runs"),
+  "simulation.json": (
+    "densities.png",
+    "estimation_zero_one.png",
+    "estimation_surrogate.png",
+    "interpolation.png",
+    "tracking.png",
+  ),
+  "stability.json": ("table.md", "constant_rate.png", "theorem2.png", "progress.png", "theorem1.png"),
+}
+
 # What a key of a config holds, by the type of its value.
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a tuple"}
 
@@ -52,6 +71,8 @@ class Run(NamedTuple):
 
 def parse(argv: Sequence[str]) -> list[str]:
   """Flags parser for ``app.run``: mistakes in flags, config files and overrides end with a message, not a traceback."""
+  _prepare_streams()
+  _show_help(argv)
   argv = [_with_home(argument) for argument in argv]
   try:
     rest = flags.FLAGS(argv)
@@ -67,6 +88,45 @@ def _with_home(argument: str) -> str:
   """Expands ``--config=~/FILE``: a shell expands ``~`` at the start of a word only."""
   path = argument.removeprefix("--config=")
   return argument if path == argument else f"--config={os.path.expanduser(path)}"
+
+
+def _show_help(argv: Sequence[str]) -> None:
+  """Prints the help that is asked for, whatever else is given, and ends the process; absl would end it with status 1."""
+  for argument in argv[1 : argv.index("--") if "--" in argv else None]:
+    if argument.lstrip("-") in _HELP and argument.startswith("-"):
+      with contextlib.suppress(SystemExit):
+        flags.FLAGS([argv[0], argument])
+      sys.exit(0)
+
+
+def _prepare_streams() -> None:
+  """Makes printing safe: a character that the terminal lacks, or a reader that has left, ends no program."""
+  for name, original in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):
+    stream = getattr(sys, name)
+    if stream is None:  # closed by the shell: 1>&-
+      setattr(sys, name, open(os.devnull, "w", errors="backslashreplace"))  # noqa: SIM115
+    elif stream is original and isinstance(stream, io.TextIOWrapper):  # else of tests, of a notebook
+      raw = _Output(stream.fileno(), "w", closefd=False)
+      made = io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),  # type: ignore[arg-type]
+        encoding=stream.encoding,
+        errors="backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+      )
+      setattr(sys, name, made)
+
+
+class _Output(io.FileIO):
+  """A stream of the process that drops what nobody reads any more: a run must not end by ``| head`` or a terminal that is gone."""
+
+  def write(self, data: Any) -> int:
+    try:
+      return super().write(data)
+    except OSError as error:
+      if error.errno not in (errno.EPIPE, errno.EIO):
+        raise
+      return memoryview(data).nbytes
 
 
 def require(argv: Sequence[str], example: str, **values: Any) -> None:
@@ -91,7 +151,7 @@ def folder(argv: Sequence[str], example: str, own: str) -> Path:
   Args:
     argv: what the flags parser has left.
     example: flags that work.
-    own: the file by which the program knows a folder of its own; any other folder must be empty.
+    own: the file by which the program knows a folder of its own, a key of `WRITES`.
   """
   require(argv, example, workdir=_WORKDIR.value)
   path = _workdir()
@@ -99,11 +159,7 @@ def folder(argv: Sequence[str], example: str, own: str) -> Path:
     from soprc_jax.training import workdir
 
     with errors_as_messages():
-      workdir.refuse_links(path)
-  if path.is_dir() and not (path / own).exists():
-    others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
-    if others:
-      _exit(f"--workdir={path} is not empty and holds no {own} ({', '.join(others[:5])}): choose a new folder")
+      workdir.check_files(path, WRITES[own], own=own)
   return path
 
 
@@ -136,15 +192,20 @@ def prepare_jax(workdir: Path) -> None:
 
 
 def _workdir() -> Path:
-  path = Path(_WORKDIR.value or "").expanduser().absolute()
-  if path.is_file():
-    _exit(f"--workdir={path} is a file: choose a new folder")
+  from soprc_jax import _files
+
+  with errors_as_messages():
+    path = _files.given(_WORKDIR.value or "", name="--workdir").absolute()
+    if path.is_file():
+      raise ValueError(f"--workdir={path} is a file: choose a new folder")
   return path
 
 
 def _config_mistake(argv: Sequence[str], error_of_flags: Exception) -> str | None:
   """What is wrong with ``--config=FILE[:ARGUMENT]`` or ``--config.KEY``, told better than the flags library does."""
   for name in _values(argv, "--config"):
+    if "://" in name:
+      return f"--config={name}: remote files are not supported. Give a path of this machine"
     path, *argument = name.split(":", 1)
     if not Path(path).is_file():
       there = ", ".join(sorted(str(file) for file in Path("configs").glob("[!_]*.py")))
@@ -298,7 +359,7 @@ def errors_as_messages() -> Iterator[None]:
     _leave("Interrupted: what is finished stays, and the same command goes on or begins again", 128 + signal.SIGINT)
   except (ValueError, OSError, ArithmeticError) as error:
     logging.getLogger("soprc_jax").debug("traceback", exc_info=True)
-    _exit(str(error))
+    _exit(_no_space(error) or str(error))
   except MemoryError as error:
     _exit(_out_of_memory(error))
   except Exception as error:
@@ -308,10 +369,25 @@ def errors_as_messages() -> Iterator[None]:
     status = getattr(error, "exit_status", None)
     if status is not None:
       _leave(str(error), status)
+    if no_space := _no_space(error):  # of tensorstore, of a process that loads images
+      _exit(no_space)
     if not (isinstance(error, RuntimeError) and _is_one_of_several()):
       raise
     first_line = str(error).splitlines()[0]
     _exit(f"another process of the run has died or cannot be reached ({first_line}): start all of them again to go on")
+
+
+def _no_space(error: Exception) -> str:
+  """The message of a full disk that the error does not name, with where there is no space; empty for other errors."""
+  named = isinstance(error, OSError) and (error.errno is None or error.filename is not None)
+  if named or "soprc_jax" not in sys.modules:  # which would load jax for every typo
+    return ""
+  from soprc_jax import _files
+
+  if not _files.is_full(error):
+    return ""
+  place = Path(flags.FLAGS["workdir"].value or ".").absolute()
+  return f"no space is left in {_files.what_is_full(error, place)}: make some ({error})"
 
 
 def _out_of_memory(error: BaseException) -> str:
@@ -349,6 +425,7 @@ def _set_up_logging() -> None:
     logger.addHandler(handler)
   logger.setLevel(logging.INFO)
   logger.propagate = False
+  _prepare_matplotlib()
   for name in (None, "absl"):
     logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -363,6 +440,15 @@ class _Formatter(logging.Formatter):
 def _harmless(message: str) -> str:
   """Escapes control characters but line ends; without `soprc_jax`, which would load jax."""
   return "".join(one if one.isprintable() or one in "\n\u00a0" else ascii(one)[1:-1] for one in message)
+
+
+def _prepare_matplotlib() -> None:
+  """Gives matplotlib a folder where the user has no home: it would make one for each process, and warn each time."""
+  from soprc_jax import _cache
+
+  if not _cache.has_home() and "MPLCONFIGDIR" not in os.environ:
+    with contextlib.suppress(OSError):
+      os.environ["MPLCONFIGDIR"] = str(_cache.file("matplotlib"))
 
 
 def _exit(message: str) -> NoReturn:

@@ -13,7 +13,7 @@ from absl import flags as absl_flags
 
 from experiments import flags
 
-absl_flags.adopt_module_key_flags(flags)
+absl_flags.declare_key_flag("workdir")
 
 _STEP = absl_flags.DEFINE_integer("step", None, "The step; by default the last one that the run keeps.", lower_bound=1)
 

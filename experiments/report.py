@@ -16,7 +16,7 @@ from absl import flags as absl_flags
 
 from experiments import flags
 
-absl_flags.adopt_module_key_flags(flags)
+absl_flags.declare_key_flag("workdir")
 _OUTPUT = absl_flags.DEFINE_string("output", None, "HTML file. Default: WORKDIR/report.html.")
 _DATA_ROOT = absl_flags.DEFINE_string(
   "data_root", None, "Where the data of the run are now, if they have moved. Default: data.root of its config."
@@ -29,14 +29,17 @@ def main(argv: Sequence[str]) -> None:
 
   flags.prepare_jax(workdir)
   with flags.errors_as_messages():
-    path = writing.write(workdir, _path(_OUTPUT.value), data_root=_path(_DATA_ROOT.value))
+    output, data_root = _path("output", _OUTPUT.value), _path("data_root", _DATA_ROOT.value)
+    if data_root is not None and not data_root.exists():
+      raise FileNotFoundError(f"--data_root={data_root}: there is no such folder or file")
+    path = writing.write(workdir, output, data_root=data_root)
   print(f"Report: {path} ({path.stat().st_size / 2**20:.1f} MB); open it in a browser.")
 
 
-def _path(value: str | None) -> Path | None:
+def _path(flag: str, value: str | None) -> Path | None:
   from soprc_jax import _files
 
-  return _files.expanded(value).absolute() if value else None
+  return _files.given(value, name=f"--{flag}").absolute() if value else None
 
 
 if __name__ == "__main__":

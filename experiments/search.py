@@ -20,7 +20,8 @@ from absl import flags as absl_flags
 
 from experiments import flags
 
-absl_flags.adopt_module_key_flags(flags)
+absl_flags.declare_key_flag("config")
+absl_flags.declare_key_flag("workdir")
 _QUERY = absl_flags.DEFINE_multi_string(
   "query", [], "Image file, folder of images, or pattern like 'photos/*.jpg'; repeatable."
 )
@@ -48,23 +49,23 @@ _ON_BROKEN = absl_flags.DEFINE_enum(
 
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, without_config="--workdir=runs/mine --query=photo.jpg")
-  sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names of files may be of any bytes
   from soprc_jax import _files, _text
   from soprc_jax.serving import embed, images, index, network, search, sheet
 
   with flags.errors_as_messages():
     paths = images.queries(_QUERY.value or [""], flag="--query")
-    picture = _files.expanded(_CONTACT_SHEET.value) if _CONTACT_SHEET.value else None
+    picture = _files.given(_CONTACT_SHEET.value, name="--contact_sheet") if _CONTACT_SHEET.value else None
     if picture is not None:
       index.check_output(picture, flag="--contact_sheet", suffix=".png")
       sheet.check_size(len(paths), _TOP.value)
     search.check_queries(paths)
     if _INDEX.value and absl_flags.FLAGS["split"].present:
       raise ValueError("--index and --split: give one of them")
+    file = _files.given(_INDEX.value, name="--index") if _INDEX.value else None
+    gallery = None if file is None else index.read(file)
     found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value)
-    if _INDEX.value:
-      file = _files.expanded(_INDEX.value)
-      gallery, embedder = index.read(file), None
+    if file is not None and gallery is not None:
+      embedder = None
       index.check_network(gallery, found, path=file)
     else:
       embedder = network.make_embed(found)

@@ -69,7 +69,7 @@ def prepare(config: Any, folder: Path, python: str) -> Study:
 
   config = binary_config.resolve(config)
   shared = binary_config.without_methods(config)
-  workdir.check(folder, shared)
+  workdir.check(folder, shared, flags.WRITES[workdir.CONFIG])
   methods, about = list(config.methods), dict[str, Any]()
   if python:
     about["libauc"] = binary_peer.versions(python)
@@ -77,7 +77,7 @@ def prepare(config: Any, folder: Path, python: str) -> Study:
   table = tabular.load(config.data.name, positive=config.data.positive)
   splits = binary.prepare(config, table, config.seeds[0]).splits
   about |= {"data": binary_report.describe(splits), "chance": float(splits.test.labels.mean()), "machine": _machine()}
-  workdir.claim(folder, shared)
+  workdir.claim(folder, shared, flags.WRITES[workdir.CONFIG])
   return Study(config, table, methods, about)
 
 

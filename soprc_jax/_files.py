@@ -1,13 +1,19 @@
-"""Files of users: written whole or not at all, and read only if they are regular files."""
+"""Files of users and of a run: the paths given, reading regular files, writing whole ones, and what a full disk means."""
 
 from collections.abc import Iterator
 import contextlib
 import errno
 import os
 from pathlib import Path
+import re
+import shutil
 import stat
 from typing import BinaryIO
 
+# A drive of Windows has one letter.
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LITTLE = 16 << 20  # bytes: a file system with less counts as full
 _KINDS = {
   stat.S_IFDIR: "a folder",
   stat.S_IFIFO: "a named pipe",
@@ -17,12 +23,30 @@ _KINDS = {
 }
 
 
-def expanded(path: str | os.PathLike[str]) -> Path:
-  """Returns the path that a user has given, with ``~`` as the home folder.
+def given(path: str | os.PathLike[str], *, name: str) -> Path:
+  """Returns the local path that a user has given, with ``~`` as the home folder.
 
   Unlike `Path.expanduser` it takes a name that begins with ``~`` and is that of no user as it is.
+
+  Args:
+    path: as given.
+    name: of the flag or the config key, for messages.
+
+  Raises:
+    ValueError: it is an address such as ``gs://BUCKET/FOLDER``, or the home folder is unknown.
   """
-  return Path(os.path.expanduser(path))
+  text = os.fspath(path)
+  address = _ADDRESS.match(text)
+  if address and address[1].lower() == "file":
+    raise ValueError(f"{name}={text}: give the plain path, without {address[1]}://")
+  if address:
+    raise ValueError(
+      f"{name}={text}: remote folders are not supported. Give a path of this machine; mount or copy what is elsewhere"
+    )
+  expanded = os.path.expanduser(text)
+  if expanded == text and (text == "~" or text.startswith("~/")):
+    raise ValueError(f"{name}={text}: the home folder is unknown here. Give the path without ~")
+  return Path(expanded)
 
 
 def why_no_file(path: str | os.PathLike[str]) -> str:
@@ -66,16 +90,75 @@ def whole(path: Path) -> Iterator[BinaryIO]:
   A link at ``path`` is replaced, not followed, and so is one in the place of the file beside it.
   """
   aside = path.with_name(f".{path.name}.tmp")
-  aside.unlink(missing_ok=True)
-  try:
-    with aside.open("xb") as file:
-      yield file
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(aside, path)
-  finally:
+  with naming(path):
     aside.unlink(missing_ok=True)
-  _sync_folder(path.parent)
+    try:
+      with aside.open("xb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+      os.replace(aside, path)
+    finally:
+      aside.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+  """Adds the name of the file to errors of the system that lack it, as those of a full disk do."""
+  try:
+    yield
+  except OSError as error:
+    if error.errno is not None and error.filename is None:
+      error.filename = str(path)
+    raise
+
+
+def is_full(error: BaseException) -> bool:
+  """Returns whether an error, or what has caused it, is a disk or a quota that is full."""
+  # tensorstore, under Orbax, reports it as text.
+  return any(
+    getattr(cause, "errno", None) in _FULL or any(os.strerror(number) in str(cause) for number in _FULL)
+    for cause in _causes(error)
+  )
+
+
+def what_is_full(error: BaseException, *places: Path) -> str:
+  """Names the file that an error of `is_full` is about, else the file systems that are full now.
+
+  Args:
+    error: as raised.
+    places: folders written to, besides the temporary one and the shared memory of processes.
+  """
+  for cause in _causes(error):
+    if isinstance(cause, OSError) and cause.errno in _FULL and isinstance(cause.filename, (str, bytes)):
+      return os.fsdecode(cause.filename)
+  free = _free(*places, Path(os.environ.get("TMPDIR") or "/tmp"), Path("/dev/shm"))
+  full = {place: size for place, size in free.items() if size < _LITTLE}
+  listed = ", ".join(f"{place} ({size / 2**20:.1f} MiB free)" for place, size in (full or free).items())
+  return listed if full else f"a file system or a quota that the error does not name; now there is {listed}"
+
+
+def _free(*places: Path) -> dict[Path, int]:
+  """Returns the bytes free in each file system that the places are in, by the first of its places."""
+  found, seen = dict[Path, int](), set[int]()
+  for place in places:
+    with contextlib.suppress(OSError):
+      there = next(folder for folder in (place, *place.parents) if folder.exists())
+      if there.stat().st_dev not in seen:
+        seen.add(there.stat().st_dev)
+        found[place] = shutil.disk_usage(there).free
+  return found
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+  """Returns an error and what has caused it, the error first."""
+  causes: list[BaseException] = []
+  found: BaseException | None = error
+  while found is not None and found not in causes:
+    causes.append(found)
+    found = found.__cause__ or found.__context__
+  return causes
 
 
 def _sync_folder(folder: Path) -> None:

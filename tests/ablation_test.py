@@ -1,5 +1,6 @@
 """Ablations: what each stage changes, which runs are left, that val chooses, tables, and where the gradient through T pushes."""
 
+import fnmatch
 import json
 import runpy
 import shutil
@@ -39,6 +40,9 @@ def _changes(option):
 
 
 class TestStages:
+  def test_f66_their_names_are_known_without_a_config(self):
+    assert tuple(_stages()) == ablation_stages.STAGES
+
   def test_rows_of_table_2(self):
     rows = [config_lib.resolve(_config(variant.options[0])) for variant in _stages()["table2"].variants]
     found = [(row.loss.prior.kind, row.loss.v, row.loss.lambda1, row.loss.lambda2, row.optim.name) for row in rows]
@@ -285,7 +289,8 @@ class TestCommand:
     assert "in all 10 runs left" in done.stderr
     assert "9 runs are left" in done.stdout
     assert "| config | soprc | 0.016 |" in done.stdout
-    written = {path.name for path in (tmp_path / "new").iterdir()}
+    written = {path.name for path in (tmp_path / "new").iterdir()} - {".jax_cache"}
+    assert [n for n in written if not any(fnmatch.fnmatch(n, pattern) for pattern in ablation.WRITES)] == []
     assert written >= {"soprc-lr0.016-seed0", "ablation.json", "start_of_v.png", "gradient.md", "gradient_through_t.md"}
 
   @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from quick import quick_compilation  # noqa: F401
 import runs
 
+from experiments import flags as flags_lib
 from experiments import train_binary
 import soprc_jax
 from soprc_jax.data import tabular
@@ -322,6 +323,8 @@ class TestStudy:
       assert all(0 < value <= 1 for key in ("AUPRC", "AUROC") for value in entry["test"][key])
       assert entry["learning_rate"] in (0.003, 0.01)
       assert entry["step_seconds"] > 0
+    written = {path.name for path in folder.iterdir()} - {".jax_cache"}
+    assert written <= {"config.json", *flags_lib.WRITES["config.json"]}
     table = (folder / "table.md").read_text()
     assert table in done.stdout
     assert "| SOPRC |" in table

@@ -1,15 +1,18 @@
 """The folder of a run: whose it is, its log across kills, checkpoints that come back as they were."""
 
+import fnmatch
 import json
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import runs
 
 from soprc_jax import score_ema, tracking
-from soprc_jax.training import checkpoints, workdir
+from soprc_jax.training import checkpoints, compiled, lock, reproduction, v_history, workdir
 from soprc_jax.training import config as config_lib
 from soprc_jax.training.state import TrainState
 
@@ -239,11 +242,42 @@ class TestClaim:
     assert str(tmp_path) in lines[0]
     assert (tmp_path / workdir.CONFIG).read_text() == before
 
-  def test_foreign_files_are_refused(self, tmp_path):
-    (tmp_path / "thesis.tex").write_text("do not lose me")
-    with pytest.raises(ValueError, match=r"thesis\.tex"):
+  @pytest.mark.parametrize(
+    "name",
+    [
+      *(workdir.METRICS, workdir.RESULTS, workdir.PR_CURVE, "pr_curve.png", "convergence.png", v_history.FILE),
+      *(checkpoints.NEWEST, checkpoints.BEST, checkpoints.DAMAGED, checkpoints.VARIABLES, reproduction.FOLDER),
+      *("tensorboard", "evaluation_test.json", "comparison.json", "simulation.json", "stability.json", "benchmark.json"),
+    ],
+  )
+  def test_f66_what_the_run_would_overwrite_is_an_error(self, tmp_path, name):
+    (tmp_path / name).write_text("do not lose me")
+    (tmp_path / "thesis.tex").write_text("nor me")
+    with pytest.raises(ValueError, match=rf"holds {re.escape(name)} of something else, .*: choose a new folder"):
       workdir.claim(tmp_path, _config())
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    assert {path.name for path in tmp_path.iterdir()} == {name, "thesis.tex"}
+    assert (tmp_path / name).read_text() == "do not lose me"
+
+  def test_f66_other_files_are_no_obstacle(self, tmp_path):
+    (tmp_path / "log").write_text("a scheduler writes here")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "latest.log").symlink_to(tmp_path / "log")
+    (tmp_path / "code" / "data").symlink_to(tmp_path)
+    workdir.claim(tmp_path, _config())
+    assert not workdir.check(tmp_path, _config())  # and again, to resume
+    assert (tmp_path / "log").read_text() == "a scheduler writes here"
+
+  @pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard", ".jax_cache"])
+  def test_f66_a_link_in_the_place_of_what_the_run_writes_is_an_error(self, tmp_path, name):
+    workdir.claim(tmp_path, _config())
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=rf"{re.escape(name)} is a link"):
+      workdir.check(tmp_path, _config())
+
+  def test_f66_the_names_are_those_of_a_run(self):
+    """Another file or folder that a run writes must be added to `workdir.WRITES`."""
+    names = {path.name for path in runs.finished().workdir.iterdir()} - {lock.LOCK, compiled.FOLDER}
+    assert names == {name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in workdir.WRITES)}
 
   def test_what_a_kill_before_the_first_write_leaves_is_no_obstacle(self, tmp_path):
     (tmp_path / f".{workdir.CONFIG}.tmp").write_text("{")

@@ -10,7 +10,8 @@ from PIL import Image
 import pytest
 import runs
 
-from soprc_jax.training import checkpoints, optimizers, workdir
+from soprc_jax.studies import ablation
+from soprc_jax.training import build, checkpoints, comparison, loop, optimizers, plans, workdir
 
 _TRAIN, _EVALUATE = "experiments.train", "experiments.evaluate"
 
@@ -51,13 +52,27 @@ class TestMistakes:
   def test_no_workdir(self):
     assert "missing --workdir" in _fails(_TRAIN, f"--config={runs.GLYPHS}")
 
-  @pytest.mark.parametrize("module", [_TRAIN, _EVALUATE])
-  def test_help(self, module):
-    done = runs.call(module, "--help")
-    assert "--config" in done.stdout
+  @pytest.mark.parametrize(
+    ("module", "flags"),
+    [
+      (_TRAIN, ["--help"]),
+      (_EVALUATE, ["--config=nowhere.py", "--help", "--no_such_flag"]),
+      (_TRAIN, ["--helpfull"]),
+      ("experiments.compare", ["--workdir=gs://bucket/run", "-help"]),
+      ("experiments.simulate", ["--helpshort"]),
+    ],
+  )
+  def test_f67_help_is_a_success(self, tmp_path, module, flags):
+    # Without any package of a run, so that help is there soon.
+    done = runs.call(module, *flags)
+    assert (done.returncode, done.stderr) == (0, "")
     assert "--workdir" in done.stdout
     assert f"python -m {module}" in done.stdout
-    assert "Traceback" not in done.stderr
+    # Programs of one process do not list the flags of several.
+    assert ("--[no]distributed" in done.stdout) == (module in (_TRAIN, _EVALUATE) or "--helpfull" in flags)
+
+  def test_f67_text_after_two_dashes_is_no_call_for_help(self):
+    assert "unexpected argument '--help'" in _fails(_TRAIN, "--", "--help")
 
   @pytest.mark.parametrize(
     ("flag", "hints"),
@@ -108,12 +123,149 @@ class TestMistakes:
   def test_evaluation_of_a_folder_without_a_run(self, tmp_path):
     assert "holds no run" in _fails(_EVALUATE, *runs.tiny_flags(tmp_path))
 
-  @pytest.mark.slow
-  def test_start_from_a_folder_without_a_run(self, tmp_path):
-    message = _fails(_TRAIN, *runs.tiny_flags(tmp_path / "new", **{"model.init_from": tmp_path / "missing"}))
-    assert str(tmp_path / "missing") in message
-    assert "holds no checkpoint" in message
-    workdir.claim(tmp_path / "new", runs.tiny_config())
+  @pytest.mark.parametrize(
+    ("start", "hint"),
+    [
+      ("missing", "holds no checkpoint"),
+      ("missing.pth", "there is no such file"),
+      ("notes.txt", "is a file of an unknown kind"),
+      ("folder.pth", "it is a folder, not a file of weights"),
+      ("empty", "holds no checkpoint"),
+      ("gs://bucket/run", "remote folders are not supported"),
+      ("s3://bucket/weights.pth", "remote folders are not supported"),
+      ("hf://nobody", "hf://USER/REPOSITORY"),
+    ],
+  )
+  def test_f67_a_start_that_is_not_there_is_noticed_before_anything_is_built(self, tmp_path, monkeypatch, start, hint):
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "folder.pth").mkdir()
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(build, "make_data", lambda config: pytest.fail("the data were read"))
+    start = start if "://" in start else str(tmp_path / start)
+    with pytest.raises((ValueError, FileNotFoundError), match=hint) as error:
+      loop.train(runs.tiny_config(**{"model.init_from": start}), tmp_path / "new")
+    assert start in str(error.value)
+    assert not (tmp_path / "new").exists()
+    # A comparison and an ablation ask the same before their data.
+    plan = plans.read_plan(runs.tiny_comparison(init_from=start))
+    with pytest.raises((ValueError, FileNotFoundError), match=hint):
+      comparison.check(plan, lambda method: pytest.fail("a config was made"), tmp_path / "new")
+    with pytest.raises((ValueError, FileNotFoundError), match=hint):
+      ablation.check(ablation.Plan((), (0,), start), lambda option: pytest.fail("a config was made"), tmp_path / "new")
+
+  def test_f67_a_start_of_another_shape_leaves_no_folder(self, tmp_path):
+    flags = runs.tiny_flags(tmp_path / "new", **{"model.init_from": runs.finished().workdir, "model.width": 8})
+    done = runs.call(_TRAIN, *flags, env=_without_cache())
+    assert done.returncode == 1
+    assert "does not fit model.* of this config" in done.stderr
+    assert not (tmp_path / "new").exists()
+
+  @pytest.mark.parametrize(
+    ("module", "flags", "hint"),
+    [
+      (_TRAIN, [f"--config={runs.GLYPHS}", "--workdir=gs://bucket/run"], "--workdir=gs://bucket/run: remote"),
+      (_TRAIN, [f"--config={runs.GLYPHS}", "--workdir=run", "--config.data.root=s3://b"], "data.root=s3://b: remote"),
+      (_TRAIN, ["--config=gs://bucket/glyphs.py", "--workdir=run"], "--config=gs://bucket/glyphs.py: remote"),
+      ("experiments.simulate", ["--workdir=hdfs://host/run"], "--workdir=hdfs://host/run: remote"),
+      ("experiments.report", ["--workdir=.", "--output=gs://b/a.html"], "--output=gs://b/a.html: remote"),
+      ("experiments.embed", ["--workdir=.", "--output=gs://b/a.npz"], "--output=gs://b/a.npz: remote"),
+      ("experiments.embed", ["--workdir=.", "--output=a.npz", "--images=s3://b"], "--images=s3://b: remote"),
+      ("experiments.search", ["--workdir=.", "--query=s3://b/a.png"], "--query=s3://b/a.png: remote"),
+      ("experiments.search", ["--workdir=.", "--query=a.png", "--index=s3://a"], "--index=s3://a: remote"),
+      ("experiments.search", ["--workdir=.", "--query=a.png", "--contact_sheet=s3://a"], "--contact_sheet=s3://a: remote"),
+      ("experiments.convert_weights", ["--input=a.pth", "--output=gs://b"], "--output=gs://b: remote"),
+      ("experiments.convert_weights", ["--input=gs://b/a.pth", "--output=new"], "--input=gs://b/a.pth: remote"),
+      ("experiments.export", ["--workdir=.", "--output=file:///tmp/a"], "--output=file:///tmp/a: give the plain path"),
+      ("experiments.report", ["--workdir=.", "--data_root=gs://b"], "--data_root=gs://b: remote"),
+      ("experiments.benchmark", ["auprc", "--out=gs://b"], "--out=gs://b: remote"),
+      # Inputs that are not there, before the network of the run (which is not there either) is read.
+      ("experiments.report", ["--workdir=.", "--data_root=gone"], "there is no such folder or file"),
+      ("experiments.embed", ["--workdir=.", "--output=a.npz", "--images=gone"], "--images=gone: there is no such file"),
+      ("experiments.search", ["--workdir=.", "--query=a.png", "--index=gone.npz"], "--index=gone.npz: there is no such"),
+      ("experiments.convert_weights", ["--input=gone.pth", "--output=new"], "--input=gone.pth: there is no such file"),
+    ],
+  )
+  def test_f59_f67_a_path_that_cannot_be_used_leaves_nothing_behind(self, tmp_path, module, flags, hint):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    before = sorted(tmp_path.rglob("*"))
+    message = _fails(module, *flags, cwd=tmp_path)
+    assert hint in message
+    assert sorted(tmp_path.rglob("*")) == before
+
+  def test_f66_the_log_of_a_run_may_lie_in_its_folder(self, tmp_path):
+    (tmp_path / "run").mkdir()
+    with open(tmp_path / "run" / "log", "w") as log:
+      command = [sys.executable, "-m", _TRAIN, *runs.tiny_flags(tmp_path / "run", steps=2, warmup_steps=0)]
+      done = subprocess.run(command, cwd=runs.ROOT, env=runs.environment(**runs.QUICK), stdout=log, stderr=log)
+    assert done.returncode == 0, (tmp_path / "run" / "log").read_text()
+    assert "test: mAUPRC" in (tmp_path / "run" / "log").read_text()
+    assert (tmp_path / "run" / "results.json").exists()
+
+
+def _without_cache():
+  """The environment of a user whose compiled functions are kept in the workdir."""
+  kept = runs.environment(**runs.QUICK)
+  return {name: value for name, value in kept.items() if not name.startswith("JAX_COMPILATION_CACHE")}
+
+
+_PRINTS = r"""
+import logging, os, sys
+from experiments import flags
+
+flags.parse(["program"])
+logging.basicConfig()
+print("one \u00fc \u2192 \udcff" + "." * 100_000)
+print("two")
+logging.warning("three \u2192")
+print("four", file=sys.stderr)
+with open(sys.argv[1], "w") as file:
+  file.write("done")
+"""
+
+
+class TestStreams:
+  """What prints must not end a run that has succeeded."""
+
+  def _call(self, tmp_path, redirection="", **variables):
+    command = ["bash", "-c", f'set -o pipefail; "$0" "$@" {redirection}', sys.executable, "-c", _PRINTS, tmp_path / "end"]
+    done = subprocess.run(command, cwd=runs.ROOT, env=runs.environment(**variables), capture_output=True, timeout=300)
+    assert (tmp_path / "end").read_text() == "done"
+    assert done.returncode == 0, done.stderr
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+    return done
+
+  @pytest.mark.parametrize(
+    "variables",
+    [
+      {"PYTHONIOENCODING": "ascii"},
+      {"PYTHONIOENCODING": "latin-1"},
+      {"PYTHONIOENCODING": "ascii:strict", "PYTHONUNBUFFERED": "1"},
+      {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+      {"LC_ALL": "C.UTF-8"},
+    ],
+  )
+  def test_f57_characters_that_the_terminal_lacks_are_escaped(self, tmp_path, variables):
+    done = self._call(tmp_path, **variables)
+    assert b"\\udcff" in done.stdout
+    assert (b"\\u2192" in done.stdout) == (variables.get("LC_ALL") != "C.UTF-8")
+    assert done.stdout.splitlines()[1] == b"two"
+    assert b"three" in done.stderr
+    assert done.stderr.splitlines()[-1] == b"four"
+
+  @pytest.mark.parametrize("redirection", ["| head -c 3", "2>&1 | head -c 3", ">&-", "2>&-", ">&- 2>&-", "| (exec <&-)"])
+  @pytest.mark.parametrize("unbuffered", ["", "1"])
+  def test_f57_a_reader_that_has_left_ends_no_program(self, tmp_path, redirection, unbuffered):
+    self._call(tmp_path, redirection, PYTHONUNBUFFERED=unbuffered)
+
+  def test_f57_a_run_ends_well_without_utf_8(self, tmp_path):
+    folder = tmp_path / "l\u00e4uft \u2192"
+    env = runs.environment(**runs.QUICK, PYTHONIOENCODING="ascii", LC_ALL="C.UTF-8")
+    done = runs.call(_TRAIN, *runs.tiny_flags(folder, steps=2, warmup_steps=0), env=env)
+    assert done.returncode == 0, done.stderr
+    assert "Results: " in done.stdout
+    assert "l\\xe4uft \\u2192" in done.stdout
+    assert (folder / workdir.RESULTS).exists()
 
 
 @functools.cache
@@ -145,7 +297,8 @@ class TestRun:
       assert results[split]["recall@1"] <= results[split]["recall@10"] <= 1
 
   def test_last_words(self):
-    lines = runs.finished().stdout.splitlines()
+    printed = runs.finished().stdout
+    lines = printed[printed.index("test: mAUPRC") :].splitlines()
     assert f"test: mAUPRC {_results()['test']['mAUPRC']:.4f}, recall@1 {_results()['test']['recall@1']:.4f}" in lines[0]
     assert str(runs.finished().workdir / workdir.RESULTS) in lines[1]
     assert lines[2] == f"Report: python -m experiments.report --workdir={runs.finished().workdir}"
@@ -186,7 +339,7 @@ class TestRun:
       assert np.all(np.diff(curve["recall"]) <= 0)
 
   def test_the_command_that_it_names_makes_a_report(self, tmp_path):
-    program, *flags = runs.finished().stdout.splitlines()[-1].removeprefix("Report: python -m ").split()
+    program, *flags = runs.finished().stdout.split("Report: python -m ")[1].splitlines()[0].split()
     done = runs.call(program, *flags, f"--output={tmp_path / 'page.html'}")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "page.html").read_text()
@@ -210,7 +363,7 @@ class TestEvaluate:
     values = json.loads((folder / "evaluation_test.json").read_text())
     assert values.pop("checkpoint_step") == _results()["tested_step"]
     assert values == _results()["test"]
-    assert done.stdout.startswith("test: mAUPRC")
+    assert "test: mAUPRC" in done.stdout
 
   def test_other_config_is_refused(self):
     message = _fails(_EVALUATE, *runs.tiny_flags(runs.finished().workdir, **{"model.width": 8}))
@@ -323,7 +476,7 @@ for name in names:
   importlib.import_module(name)
 after = world()
 flags.FLAGS(["program", "--workdir=x"])
-print(json.dumps([[key for key in before if before[key] != after[key]], len(names)]))
+print("value of the test: " + json.dumps([[key for key in before if before[key] != after[key]], len(names)]))
 """
 
 
@@ -354,6 +507,6 @@ class TestImport:
       text=True,
     )
     assert done.returncode == 0, done.stderr
-    changed, count = json.loads(done.stdout.splitlines()[-1])
+    changed, count = runs.value(done.stdout)
     assert changed == []
     assert count > 80

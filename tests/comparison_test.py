@@ -1,5 +1,6 @@
 """Comparison of methods: its plan, its runs, its table; the rate is picked on val, differences are paired by seed."""
 
+import fnmatch
 import json
 import math
 import runpy
@@ -165,6 +166,23 @@ class TestPlan:
       return config
 
     with pytest.raises(ValueError, match=r"'triplet' differs .*\n  model.width: .*\n  train.steps: 600 there, 7 here"):
+      comparison.check(plans.read_plan(_settings()), make_config, tmp_path / "new")
+
+  @pytest.mark.parametrize("name", ["table.md", "costs.json", "convergence.png", "soprc-lr0.1-seed0", "stability.json"])
+  def test_f66_what_it_would_overwrite_is_an_error(self, tmp_path, name):
+    (tmp_path / "slurm-1.out").write_text("")
+    comparison.check(plans.read_plan(_settings()), _make_config, tmp_path)
+    (tmp_path / name).write_text("of something else")
+    with pytest.raises(ValueError, match=f"holds {name} of something else"):
+      comparison.check(plans.read_plan(_settings()), _make_config, tmp_path)
+
+  def test_f67_missing_data_are_noticed_before_the_folder_is_made(self, tmp_path):
+    def make_config(method):
+      config = _make_config(method)
+      config.data.update({"source": "folder", "root": str(tmp_path / "gone")})
+      return config
+
+    with pytest.raises(FileNotFoundError, match=r"data\.root=\S+gone"):
       comparison.check(plans.read_plan(_settings()), make_config, tmp_path / "new")
 
   def test_folder_of_a_training_run_is_refused(self, tmp_path):
@@ -418,7 +436,7 @@ class TestCommand:
     assert "4/4 xbm-lr1e+30-seed0: training broke down" in done.stderr
     table = (tmp_path / "runs" / "table.md").read_text()
     assert table in done.stdout
-    assert done.stdout.splitlines()[-1] == f"Report: python -m experiments.report --workdir={tmp_path / 'runs'}"
+    assert f"\nReport: python -m experiments.report --workdir={tmp_path / 'runs'}\n" in done.stdout
     assert "4 steps of 16 images, adam, from random weights; trained on 1 x cpu, jax " in table
     results = json.loads((tmp_path / "runs" / "soprc-lr0.01-seed0" / "results.json").read_text())
     assert f"| SOPRC | 0.01* | {results['test']['mAUPRC']:.4f} | {results['test']['recall@1']:.4f} |" in table
@@ -427,6 +445,8 @@ class TestCommand:
     for name in ("pr_curves.png", "convergence.png"):
       with Image.open(tmp_path / "runs" / name) as picture:
         assert min(picture.size) > 300
+    written = [path.name for path in (tmp_path / "runs").iterdir() if path.name != ".jax_cache"]
+    assert [n for n in written if not any(fnmatch.fnmatch(n, pattern) for pattern in comparison.WRITES)] == []
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/*")}
     (tmp_path / "runs" / "costs.json").write_text('{"key"')  # a damaged cache is made again
     again = runs.call(_COMPARE, *_flags(tmp_path / "runs"))

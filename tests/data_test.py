@@ -4,7 +4,6 @@ import collections
 import errno
 import io
 import itertools
-import json
 import logging
 import os
 import pathlib
@@ -100,11 +99,11 @@ class TestGlyphs:
     assert ord(" ") not in labels
 
   def test_rendering_is_deterministic_across_processes(self, rendered):
-    code = "from soprc_jax.data import glyphs; print(glyphs.render().digest())"
+    code = "from soprc_jax.data import glyphs; print(f'value of the test: \"{glyphs.render().digest()}\"')"
     done = subprocess.run(
       [sys.executable, "-c", code], cwd=runs.ROOT, env=runs.environment(), capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == rendered.digest()
+    assert runs.value(done.stdout) == rendered.digest()
 
 
 class TestGlyphCache:
@@ -435,7 +434,7 @@ if __name__ == "__main__":
     found = {"alone": digests(0, 0), "by one": digests(2, 1), "by workers": digests(2, 2)}
   found["warnings"] = [str(one.message) for one in caught if "fork" in str(one.message)]
   found["start methods"] = sorted(methods)
-  print(json.dumps(found))
+  print("value of the test: " + json.dumps(found))
 """
 
 
@@ -446,7 +445,7 @@ def by_workers():
   command = [sys.executable, "-W", "error::RuntimeWarning", "-c", _WITH_WORKERS]
   done = subprocess.run(command, cwd=runs.ROOT, env=env, capture_output=True, text=True, timeout=300)
   assert done.returncode == 0, done.stderr
-  return json.loads(done.stdout.splitlines()[-1])
+  return runs.value(done.stdout)
 
 
 def _one_picture(seed, *, num_steps=2):

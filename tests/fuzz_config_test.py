@@ -11,6 +11,7 @@ import hypothesis
 from hypothesis import strategies as st
 from ml_collections import config_dict
 import pytest
+import runs
 
 from experiments import flags
 from soprc_jax import _text
@@ -194,7 +195,7 @@ for line in sys.stdin:
     os._exit(0)
   os.close(writer)
   with open(reader) as pipe:
-    print(pipe.read())
+    print("value of the test: " + pipe.read())
   os.wait()
 """
 _TYPED = ("3.5", "perhaps", "(1,'a')", "(1,", "1e999", "{}", "", "'", "[1]", "9" * 5000, "None", "é\\", "(" * 300)
@@ -237,7 +238,7 @@ class TestCommandLine:
       timeout=300,
       check=True,
     )
-    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    answers = [json.loads(line.removeprefix(runs.MARK)) for line in done.stdout.splitlines() if line.startswith(runs.MARK)]
     assert len(answers) == len(calls)
     for call, answer in zip(calls, answers, strict=True):
       if answer != "taken":

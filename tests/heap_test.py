@@ -8,22 +8,22 @@ import runs
 
 # Page faults of an array in memory that another one of the same size has just freed.
 _PROGRAM = """
-import resource, sys
+import json, resource, sys
 import numpy as np
 from soprc_jax.training import heap
 kept = heap.keep_pages() if "keep" in sys.argv else False
 np.ones(2**24)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 np.ones(2**24)
-print(kept, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print("value of the test: " + json.dumps([kept, faults]))
 """
 
 
 def _faults(*arguments, **env):
   program = [sys.executable, "-c", _PROGRAM, *arguments]
   done = subprocess.run(program, env=runs.environment(**env), capture_output=True, text=True, check=True)
-  kept, faults = done.stdout.split()
-  return kept == "True", int(faults)
+  return runs.value(done.stdout)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc only")

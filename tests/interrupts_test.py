@@ -38,6 +38,17 @@ def _terminate_and_wait():
   time.sleep(10)
 
 
+def test_f57_a_signal_is_noted_where_nobody_reads_the_output(monkeypatch):
+  def broken(*_):
+    raise BrokenPipeError
+
+  with interrupts.Requests() as requests:
+    monkeypatch.setattr(os, "write", broken)
+    signal.raise_signal(signal.SIGTERM)
+    monkeypatch.undo()
+  assert requests.number == signal.SIGTERM
+
+
 def test_work_that_can_be_done_again_is_cut_short(capfd):
   with interrupts.Requests() as requests:
     with pytest.raises(interrupts.CutShort), requests.may_cut():

@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import json
 import os
 import pathlib
 import runpy
@@ -48,6 +49,13 @@ def tiny_config(*, steps=18, warmup_steps=6, **values):
   return config_lib.resolve(config)
 
 
+def tiny_comparison(**values):
+  """``config.compare`` of the tiny run, with some values."""
+  settings = runpy.run_path(GLYPHS)["get_config"]("").compare
+  settings.update(values)
+  return settings
+
+
 def tiny_flags(folder, *, steps=18, warmup_steps=6, **values):
   """The flags of the same run."""
   values = TINY | {"train.steps": steps, "warmup.steps": warmup_steps} | values
@@ -75,6 +83,16 @@ def call(module, *flags, cwd=ROOT, env=None):
     text=True,
     timeout=900,
   )
+
+
+# Before a value that a program of a test prints: libraries may print lines of their own around it.
+MARK = "value of the test: "
+
+
+def value(stdout):
+  """What a program has printed after `MARK`, whatever else stands in the output."""
+  (text,) = [text.splitlines()[0] for text in stdout.split(MARK)[1:]]
+  return json.loads(text)
 
 
 def free_port():

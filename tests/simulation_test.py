@@ -8,6 +8,7 @@ import pytest
 import runs
 import scipy.stats
 
+from experiments import flags as flags_lib
 from soprc_jax import metrics
 from soprc_jax.studies import simulation
 
@@ -125,6 +126,7 @@ def test_command(tmp_path):
   for name in pictures:
     with Image.open(tmp_path / "run" / name) as picture:
       assert picture.size[0] > 1000
+  assert {path.name for path in (tmp_path / "run").iterdir()} == {"simulation.json", *flags_lib.WRITES["simulation.json"]}
   assert "SOPRC" in done.stdout
   (tmp_path / "run" / "tracking.png").unlink()
   again = runs.call("experiments.simulate", *flags)
@@ -144,12 +146,15 @@ def test_a_link_in_the_folder_is_refused(tmp_path):
   assert "Traceback" not in done.stderr
 
 
-def test_a_folder_of_something_else_is_refused(tmp_path):
-  (tmp_path / "table.md").write_text("the table of another study")
+@pytest.mark.parametrize("name", ["tracking.png", "stability.json"])
+def test_f66_what_it_would_overwrite_is_an_error(tmp_path, name):
+  (tmp_path / name).write_text("of another study")
+  (tmp_path / "log").write_text("")
   done = runs.call("experiments.simulate", f"--workdir={tmp_path}")
   assert done.returncode == 1
-  assert "is not empty and holds no simulation.json (table.md): choose a new folder" in done.stderr
-  assert [path.name for path in tmp_path.iterdir()] == ["table.md"]
+  assert f"holds {name} of something else, which this program would overwrite" in done.stderr
+  assert {path.name for path in tmp_path.iterdir()} == {name, "log"}
+  assert (tmp_path / name).read_text() == "of another study"
 
 
 @pytest.mark.parametrize(

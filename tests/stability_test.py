@@ -9,6 +9,7 @@ from PIL import Image
 import pytest
 import runs
 
+from experiments import flags as flags_lib
 from soprc_jax import estimators, interpolation
 from soprc_jax.studies import stability, stability_report, stability_slopes, stability_sweeps, stability_training
 
@@ -388,6 +389,8 @@ def test_command(tmp_path):
   content = json.loads((tmp_path / "run" / "stability.json").read_text())
   assert len(content["measured"]) == 7
   assert (tmp_path / "run" / "table.md").read_text() in done.stdout
+  written = {path.name for path in (tmp_path / "run").iterdir()}
+  assert written <= {"stability.json", *flags_lib.WRITES["stability.json"]}
   pictures = sorted(path.name for path in (tmp_path / "run").glob("*.png"))
   assert pictures == ["constant_rate.png", "theorem1.png", "theorem2.png"]
   for name in pictures:

@@ -67,7 +67,7 @@ def check_root(root: str, *, what: str, layout: str) -> Path:
   """
   if not root:
     raise ValueError(f"data.root is empty: give the folder of {what}, with\n{layout}")
-  folder = _files.expanded(root).absolute()
+  folder = _files.given(root, name="data.root").absolute()
   if not folder.is_dir():
     raise FileNotFoundError(
       f"data.root={printable(root)}: there is no such folder. It must be that of {what}, with\n{layout}"

@@ -14,6 +14,7 @@ import uuid
 
 import numpy as np
 
+from soprc_jax import _cache, _files
 from soprc_jax.data import arrays, sources
 
 _log = logging.getLogger(__name__)
@@ -65,13 +66,19 @@ def load(root: str | os.PathLike[str] | None = None) -> Glyphs:
   """The data set, from the cache or rendered now (some seconds) and cached.
 
   Args:
-    root: folder of the cache; ``None`` is ``$XDG_CACHE_HOME/soprc_jax`` or ``~/.cache/soprc_jax``. Where it cannot be written, the data
+    root: folder of the cache; ``None`` is that of the user (`soprc_jax._cache`). Where it cannot be written, the data
       set is rendered at every start, and a warning says so.
+
+  Raises:
+    ValueError: ``root`` is no path of this machine.
   """
-  folder = (
-    Path(root).expanduser() if root else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "soprc_jax"
-  )
-  path = folder / f"glyphs-v{_VERSION}-{_renderer_key()}.npz"
+  name = f"glyphs-v{_VERSION}-{_renderer_key()}.npz"
+  folder = _files.given(root, name="data.root") if root else None
+  try:
+    path = _cache.file(name) if folder is None else folder / name
+  except OSError as error:
+    _log.warning("Cannot cache the glyphs (%s): they will be rendered at every start.", error)
+    return render()
   if path.exists():
     try:
       return _read(path)
@@ -81,7 +88,7 @@ def load(root: str | os.PathLike[str] | None = None) -> Glyphs:
   try:
     _write(path, glyphs)
   except OSError as error:
-    _log.warning("Cannot cache the glyphs in %s (%s): they will be rendered at every start.", folder, error)
+    _log.warning("Cannot cache the glyphs in %s (%s): they will be rendered at every start.", path.parent, error)
   return glyphs
 
 

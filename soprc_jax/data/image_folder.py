@@ -29,7 +29,7 @@ def load(root: str, *, on_broken: str = "error") -> files.Files:
     ValueError: no subfolder, one without an image, or one with folders or what cannot be read as a file (a pipe, a broken link) in it.
     FileNotFoundError: no such folder.
   """
-  if _files.expanded(root).is_file():
+  if _files.given(root, name="data.root").is_file():
     raise ValueError(
       f"data.root={root} is a file: give a folder, or for a CSV data.source=csv (--config=configs/folder.py:csv)"
     )

@@ -194,7 +194,7 @@ def load_csv(path: str, *, on_broken: str = "error") -> dict[str, files.Files]:
     ValueError: a wrong header, row or split, an image that is listed twice, a class in two splits, no training or test image.
     FileNotFoundError: the file or an image is missing.
   """
-  file = _files.expanded(path).absolute()
+  file = _files.given(path, name="data.root").absolute()
   if not path or not file.is_file():
     hint = "; for a folder of images leave :csv out" if file.is_dir() and path else ""
     raise FileNotFoundError(f"data.root={path!r} must be a CSV file{hint}, with\n{_CSV_LAYOUT}")

@@ -37,6 +37,26 @@ def is_file(source: str) -> bool:
   return source.startswith(HUB) or source.endswith(SUFFIXES)
 
 
+def check(source: str, *, name: str = "model.init_from") -> None:
+  """Raises an error if there is no file that `read` could read; of a name on the hub only the form is checked.
+
+  Args:
+    source: see `read`.
+    name: of the flag or the config key, for messages.
+
+  Raises:
+    FileNotFoundError: no such file.
+    ValueError: no path of this machine, or no name on the hub.
+  """
+  if source.startswith(HUB):
+    _hub_parts(source)
+    return
+  path = _files.given(source, name=name)
+  if not path.is_file():
+    what = "it is a folder, not a file of weights" if path.is_dir() else "there is no such file"
+    raise FileNotFoundError(f"{name}={source}: {what}")
+
+
 def read(source: str) -> dict[str, np.ndarray]:
   """The state dict in a file, name -> array, under torchvision's names.
 
@@ -48,9 +68,8 @@ def read(source: str) -> dict[str, np.ndarray]:
     FileNotFoundError: no such file.
     ValueError: the file holds no weights, or two of one name, or the package that reads it is not installed.
   """
-  path = _from_hub(source) if source.startswith(HUB) else _files.expanded(source)
-  if not path.is_file():
-    raise FileNotFoundError(f"model.init_from={source}: there is no such file")
+  check(source)
+  path = _from_hub(source) if source.startswith(HUB) else _files.given(source, name="model.init_from")
   weights = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
   renamed: dict[str, np.ndarray] = {}
   for name, array in weights.items():
@@ -256,10 +275,16 @@ def _array(name: str, tensor: Any, path: Path) -> np.ndarray:
     ) from error
 
 
-def _from_hub(source: str) -> Path:
+def _hub_parts(source: str) -> list[str]:
+  """Returns user, repository and file of a name on the hub."""
   parts = source.removeprefix(HUB).split("/")
   if len(parts) < 2 or not all(parts) or ".." in parts:
     raise ValueError(f"{source}: a name like hf://USER/REPOSITORY or hf://USER/REPOSITORY/FILE wanted")
+  return parts
+
+
+def _from_hub(source: str) -> Path:
+  parts = _hub_parts(source)
   try:
     from huggingface_hub import errors, hf_hub_download
   except ImportError:

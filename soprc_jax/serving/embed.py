@@ -67,13 +67,13 @@ def of_split(network: network_lib.Network, split: str, *, embed: network_lib.Emb
   return make_index(network, source, split=split, root=network.config.data.root, embed=embed)
 
 
-def of_images(network: network_lib.Network, path: str) -> index_lib.Index:
-  """The index of the images of a folder or a list, see `soprc_jax.serving.images.find`.
+def of_images(network: network_lib.Network, path: str | images.Named) -> index_lib.Index:
+  """The index of the images of a folder or a list, or of what `soprc_jax.serving.images.find` has found there.
 
   Raises:
     ValueError, FileNotFoundError: as `make_index` and `images.find`.
   """
-  source = images.find(path, flag="--images", on_broken=network.config.data.on_broken)
+  source = images.find(path, flag="--images", on_broken=network.config.data.on_broken) if isinstance(path, str) else path
   return make_index(network, source, root=str(source.root))
 
 

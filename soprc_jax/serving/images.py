@@ -63,7 +63,7 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
     ValueError: there is no image, the list is none, an image stands in it twice, or a link in a
       folder leads nowhere.
   """
-  place = _files.expanded(path)
+  place = _files.given(path, name=flag)
   if place.is_dir():
     return Named(Path.cwd(), _below(place, flag, on_broken=on_broken))
   why = _files.why_no_file(place)
@@ -103,7 +103,7 @@ def queries(given: Sequence[str], *, flag: str) -> list[str]:
   for path in given:
     if not path:
       raise FileNotFoundError(f"{flag}=: an image file is wanted, a folder of images, or a pattern like 'photos/*.jpg'")
-    place = _files.expanded(path)
+    place = _files.given(path, name=flag)
     why = _files.why_no_file(place)
     if place.is_dir():
       found += _below(place, flag)

@@ -7,8 +7,8 @@ from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
-from soprc_jax.studies.ablation_stages import Option, Stage, Variant
-from soprc_jax.training import build, comparison, costs, parallel, plans
+from soprc_jax.studies.ablation_stages import STAGES, Option, Stage, Variant
+from soprc_jax.training import build, checkpoints, comparison, costs, parallel, plans
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -17,6 +17,13 @@ _log = logging.getLogger(__name__)
 _FORWARD_SHARE = 1 / 3
 # The config as it is.
 BASE = Option("soprc", {})
+WRITES = (
+  "comparison.json",
+  "ablation.json",
+  "gradient_through_t.md",
+  *(f"{name}.{kind}" for name in STAGES for kind in ("md", "png")),
+  comparison.RUN_FOLDERS,
+)
 # An option -> the config of its runs; rate, seed and start not yet set.
 MakeConfig = Callable[[Option], Any]
 
@@ -60,7 +67,9 @@ def check(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
     ValueError: the data have no val, or too few classes for a batch; a run is of another config; a start does not fit.
     OSError: a start is missing.
   """
-  comparison.check_folder(folder)
+  comparison.check_folder(folder, WRITES)
+  for start in plan.starts().values():
+    checkpoints.check_start(start)
   base = run_config(plan, make_config, BASE, None, plan.seeds[0])
   if base.data.trainval:
     raise ValueError("data.trainval must be False in an ablation: options and rates are picked on val; got True")

@@ -70,6 +70,8 @@ _SWEEPS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
   "lambda1": ("loss.lambda1", (0.0, 0.1, 1.0, 10.0)),
   "lambda2": ("loss.lambda2", (0.0, 0.5, 5.0, 50.0)),
 }
+# Names of the stages of `make`.
+STAGES = ("table2", "batch_size", *_SWEEPS, "prior", "schedule", "start_of_v", "gradient", "tuned")
 _SYMBOLS = {"num_points": "M", "batch_size": "batch size, images"}
 
 

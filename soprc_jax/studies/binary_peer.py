@@ -29,7 +29,7 @@ def versions(python: str) -> str:
   if not SCRIPT.is_file():
     raise ValueError(f"{SCRIPT} is missing: --libauc_python needs the repository, not the installed package alone")
   try:
-    done = subprocess.run([python, "-c", _VERSIONS], capture_output=True, text=True, check=False)
+    done = subprocess.run([python, "-c", _VERSIONS], capture_output=True, encoding="utf-8", errors="replace", check=False)
   except OSError as error:
     raise ValueError(f"--libauc_python={python} cannot be started ({error.strerror}): {_REMEDY}") from None
   if done.returncode or not done.stdout.startswith("libauc"):
@@ -47,7 +47,9 @@ def train(config: Any, task: binary.Task, python: str) -> tuple[binary.Found, fl
     given, gotten = Path(folder) / "task.npz", Path(folder) / "found.npz"
     arrays: dict[str, Any] = _task_arrays(config, task)
     np.savez(given, **arrays)
-    done = subprocess.run([python, str(SCRIPT), str(given), str(gotten)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+      [python, str(SCRIPT), str(given), str(gotten)], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if done.returncode or not gotten.exists():
       raise ChildProcessError(f"{python} {SCRIPT} has failed: {_last_line(done.stderr)}")
     with np.load(gotten, allow_pickle=False) as found:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from soprc_jax import _files
 from soprc_jax.models import pretrained
 from soprc_jax.training import manifest, parallel
 from soprc_jax.training.state import TrainState
@@ -222,13 +223,26 @@ def fingerprint(source: str) -> str:
   """SHA-256 of the files that `load_network` reads; of a name on the hub, the name."""
   if source.startswith(pretrained.HUB):
     return source
-  path = Path(source).expanduser() if pretrained.is_file(source) else _find(source)
+  path = _files.given(source, name="model.init_from") if pretrained.is_file(source) else _find(source)
   digest = hashlib.sha256()
   for file in [path] if path.is_file() else sorted(path.rglob("*")):
     if file.is_file():
       digest.update(file.relative_to(path.parent).as_posix().encode())
       digest.update(file.read_bytes())
   return digest.hexdigest()
+
+
+def check_start(source: str) -> None:
+  """Raises an error if there is nothing at a source for `load_network` to read; nothing is loaded.
+
+  Raises:
+    FileNotFoundError: there is no checkpoint or file.
+    ValueError: the source is a file of an unknown kind, or no path of this machine.
+  """
+  if pretrained.is_file(source):
+    pretrained.check(source)
+  else:
+    _find(source)
 
 
 def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
@@ -266,7 +280,12 @@ def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
 
 def _find(source: str) -> Path:
   """Folder of the variables, or of the best or the newest checkpoint of a run."""
-  workdir = Path(source).expanduser().absolute()
+  workdir = _files.given(source, name="model.init_from").absolute()
+  if workdir.is_file():
+    raise ValueError(
+      f"model.init_from={source} is a file of an unknown kind: the name of a file of weights ends in one of "
+      + ", ".join(pretrained.SUFFIXES)
+    )
   if (workdir / VARIABLES).is_dir():
     return workdir / VARIABLES
   for kind in (BEST, NEWEST):

@@ -15,6 +15,9 @@ from soprc_jax.training import workdir as workdir_lib
 _log = logging.getLogger(__name__)
 _DIVERGED = "diverged.json"
 _NOTE = "comparison.json"
+# Of the runs, see `plans.RunName.folder`.
+RUN_FOLDERS = "*-lr*-seed*"
+WRITES = (_NOTE, "table.md", "table.json", "costs.json", "pr_curves.png", "convergence.png", RUN_FOLDERS)
 _NOTED = {"shared": dict, "starts": {str: str}}
 # What a run has left: its results, or why it broke down.
 _METRICS = {"mAUPRC": float}
@@ -55,6 +58,8 @@ def check(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> None
     OSError: a start is missing.
   """
   check_folder(folder)
+  for start in plan.starts().values():
+    checkpoints.check_start(start)
   base = make_config("soprc")
   if base.loss.name != "soprc" or base.loss.preset != "default":
     raise ValueError(
@@ -63,6 +68,7 @@ def check(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> None
   first = plans.run_config(plan, make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
   if first.data.trainval:
     raise ValueError("data.trainval must be False in a comparison: learning rates are picked on val; got True")
+  build.make_data(first)
   for method in plan.methods:
     for rate in plans.rates_of(plan, method):
       for seed in plan.seeds:
@@ -75,16 +81,16 @@ def check(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> None
   check_starts(plan.starts(), first)
 
 
-def check_folder(folder: Path) -> None:
-  """Raises a ValueError if the folder is a file, or of a training run or another program."""
-  if not folder.exists() or (folder / _NOTE).exists():
-    return
-  others = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(".")) if folder.is_dir() else []
-  if others or not folder.is_dir():
-    what = f"not empty and holds no {_NOTE} ({', '.join(others[:5])})" if others else "a file"
-    if (folder / workdir_lib.CONFIG).exists():
-      what = "the folder of a training run"
-    raise ValueError(f"--workdir={folder} is {what}: choose a new folder")
+def check_folder(folder: Path, writes: Sequence[str] = WRITES) -> None:
+  """Raises a ValueError if the folder is a file, of a training run, or holds what would be overwritten.
+
+  Args:
+    folder: of the comparison, which may hold an earlier part of it.
+    writes: see `workdir.check_files`.
+  """
+  if (folder / workdir_lib.CONFIG).exists() and not (folder / _NOTE).exists():
+    raise ValueError(f"--workdir={folder} is the folder of a training run: choose a new folder")
+  workdir_lib.check_files(folder, writes, own=_NOTE)
 
 
 def check_starts(starts: Mapping[int, str], config: Any) -> None:
@@ -126,7 +132,7 @@ def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path) ->
     folder.mkdir(parents=True, exist_ok=True)
     workdir_lib.write_atomically(path, json.dumps(noted, indent=2, default=list) + "\n")
     return
-  workdir_lib.refuse_links(folder)
+  workdir_lib.refuse_links(folder, WRITES)
   there = files.read(path, _NOTED, remedy="restore it from a copy, or choose another --workdir")
   lines = config_lib.differences(json.loads(json.dumps(noted["shared"], default=list)), there["shared"])
   if lines:

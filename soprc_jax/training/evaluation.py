@@ -165,8 +165,8 @@ def load(config: Any, workdir: Path, *, newest: bool = False) -> Trained:
       "this is not the config of the run in --workdir (without --config its own is taken):\n"
       + "\n".join(f"  {line}" for line in lines)
     )
+  splits = datasets.make_splits(config.data)  # first: it is known soonest where data are missing
   network, step, meta = restore(config, workdir, newest=newest)
-  splits = datasets.make_splits(config.data)
   embed = make_embed(build.make_model(config, freeze_bn=True), config)
   return Trained(embed, parallel.replicate(network), splits, step, meta)
 

@@ -5,7 +5,9 @@ import contextlib
 import dataclasses
 import itertools
 import logging
+import os
 from pathlib import Path
+import shutil
 import signal
 import time
 import types
@@ -14,12 +16,14 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
+from soprc_jax import _files
 from soprc_jax._text import printable
 from soprc_jax.data import pipeline
 from soprc_jax.training import (
   build,
   checkpoints,
   classes,
+  compiled,
   describe,
   empty,
   evaluation,
@@ -54,7 +58,7 @@ def train(config: Any, workdir: Path) -> dict[str, Any]:
   """
   parallel.check_equal("the config", config_lib.to_json(config))
   parallel.check_equal("--workdir", str(workdir))
-  workdir = workdir.expanduser().absolute()  # Orbax takes no other
+  workdir = _files.given(workdir, name="--workdir").absolute()  # Orbax takes no other
   with _disk_errors(workdir), contextlib.ExitStack() as opened:  # closing writes too
     run = _Run(config, workdir, opened)
     run.train()
@@ -69,9 +73,24 @@ def _disk_errors(workdir: Path) -> Iterator[None]:
   except Exception as error:
     if not workdir_lib.is_full(error):
       raise
+    where = _files.what_is_full(error, workdir)
+    what = "for the run in" if where.startswith(str(workdir)) else "in"
     raise OSError(
-      f"no space is left for the run in {workdir}: make some, and the same command goes on from its newest checkpoint ({error})"
+      f"no space is left {what} {where}: make some, and the same command resumes from the newest checkpoint in {workdir} "
+      f"({error})"
     ) from error
+
+
+@contextlib.contextmanager
+def _leaving_no_folder(workdir: Path) -> Iterator[None]:
+  """Removes the folder of a run that cannot begin, if compiled functions are all that has made it."""
+  is_there = workdir.exists()
+  try:
+    yield
+  except Exception:
+    if not is_there and workdir.is_dir() and os.listdir(workdir) == [compiled.FOLDER]:
+      shutil.rmtree(workdir, ignore_errors=True)
+    raise
 
 
 @dataclasses.dataclass
@@ -102,10 +121,13 @@ class _Run:
   def __init__(self, config: Any, workdir: Path, opened: contextlib.ExitStack):
     self.config, self.workdir = config, workdir
     is_new = workdir_lib.check(workdir, config)
-    self.data = build.make_data(config)
-    self.parts = build.make_parts(config, self.data.class_counts())
-    self.num_steps = config.warmup.steps + config.train.steps
-    start = build.starting_state(config, self.parts) if is_new else None
+    if is_new and config.model.init_from:
+      checkpoints.check_start(config.model.init_from)
+    with _leaving_no_folder(workdir):
+      self.data = build.make_data(config)
+      self.parts = build.make_parts(config, self.data.class_counts())
+      self.num_steps = config.warmup.steps + config.train.steps
+      start = build.starting_state(config, self.parts) if is_new else None
     parallel.wait_for_all("every process has checked the workdir")
     # Only now: a mistake above leaves no folder behind that would refuse the corrected command.
     if parallel.is_main():

@@ -29,7 +29,9 @@ def _commit() -> str:
     return ""
   try:
     head, changes = (
-      subprocess.run(["git", *command], cwd=root, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+      subprocess.run(
+        ["git", *command], cwd=root, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=True
+      ).stdout.strip()
       for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
     )
   except (OSError, subprocess.SubprocessError):

@@ -1,39 +1,57 @@
 """The folder of a run: whose it is, its log lines and its result."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
-import errno
+import fnmatch
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 from soprc_jax import _files
+from soprc_jax.training import compiled, files
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import files
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 RESULTS = "results.json"
 PR_CURVE = "pr_curve.npz"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# By which each program knows a folder that it has begun.
+MARKERS = (CONFIG, "comparison.json", "simulation.json", "stability.json", "benchmark.json")
+# What a training run writes into its folder, or reads as its own, and what the programs that read it write there.
+WRITES = (
+  CONFIG,
+  METRICS,
+  RESULTS,
+  PR_CURVE,
+  "pr_curve.png",
+  "convergence.png",
+  "v.jsonl",
+  "tensorboard",
+  "checkpoints",
+  "best",
+  "damaged",
+  "diverged",
+  "diverged.json",
+  "variables",
+  "evaluation_*.json",
+)
+is_full = _files.is_full
 
 
-def check(workdir: Path, config: Any) -> bool:
+def check(workdir: Path, config: Any, writes: Sequence[str] = WRITES) -> bool:
   """Whether the folder is free, changing nothing; False if it holds a run of the same config, to go on with.
 
+  Args:
+    workdir: that exists or not.
+    config: resolved.
+    writes: see `check_files`.
+
   Raises:
-    ValueError: it holds a run of another config, other files, or a link.
+    ValueError: it holds a run of another config, what a run would overwrite, or a link there.
   """
-  if not workdir.exists():
-    return True
-  refuse_links(workdir)
+  check_files(workdir, writes, own=CONFIG)
   if not (workdir / CONFIG).exists():
-    others = sorted(entry.name for entry in workdir.iterdir() if not entry.name.startswith("."))
-    if others:
-      raise ValueError(
-        f"--workdir={workdir} is not empty and holds no {CONFIG} ({', '.join(others[:5])}): choose a new folder"
-      )
     return True
   lines = config_differences(workdir, config)
   if lines:
@@ -44,24 +62,62 @@ def check(workdir: Path, config: Any) -> bool:
   return False
 
 
-def refuse_links(workdir: Path) -> None:
-  """Raises a ValueError if there is a link in a folder that is to be written into: in somebody else's it could lead to any file of this machine."""
-  for folder, folders, names in os.walk(workdir):
-    for name in [*folders, *names]:
-      if os.path.islink(os.path.join(folder, name)):
+def check_files(folder: Path, writes: Sequence[str], *, own: str, name: str = "--workdir") -> None:
+  """Raises a ValueError if a program would overwrite what it finds in a folder, or write through a link there.
+
+  Other files may lie in the folder, such as the log of a scheduler. A folder that holds ``own`` is one to resume.
+
+  Args:
+    folder: that exists or not.
+    writes: names of what the program writes there, or patterns of `fnmatch`.
+    own: the file by which the program knows a folder that it has begun, one of `MARKERS`; empty where it resumes none.
+    name: of the flag, for messages.
+  """
+  if not folder.is_dir():
+    if folder.exists() or folder.is_symlink():
+      what = "a file" if folder.exists() else "a link to nothing"
+      raise ValueError(f"{name}={folder} is {what}: choose a new folder")
+    return
+  refuse_links(folder, [*writes, own, compiled.FOLDER])
+  if not own or not (folder / own).exists():
+    there = [entry for entry in _among(folder, [*writes, *MARKERS]) if not entry.startswith(".")]
+    if there:
+      raise ValueError(
+        f"{name}={folder} holds {', '.join(there[:5])} of something else, which this program would overwrite "
+        "or take for its own: choose a new folder"
+      )
+
+
+def refuse_links(workdir: Path, writes: Sequence[str] = ("*",)) -> None:
+  """Raises a ValueError if there is a link in a folder that is to be written into: in somebody else's it could lead to any file of this machine.
+
+  Args:
+    workdir: the folder.
+    writes: names or patterns of the entries of the folder that are written.
+  """
+  for entry in _among(workdir, writes):
+    top = workdir / entry
+    below = (os.path.join(where, name) for where, *found in os.walk(top) for name in [*found[0], *found[1]])
+    for path in [str(top), *below]:
+      if os.path.islink(path):
         raise ValueError(
-          f"{os.path.join(folder, name)} is a link, and a run does not write through links in its folder: put what it stands for in its place "
+          f"{path} is a link, and a run does not write through links in its folder: put what it stands for in its place "
           "(--workdir itself may be a link)"
         )
 
 
-def claim(workdir: Path, config: Any) -> None:
+def _among(folder: Path, patterns: Sequence[str]) -> list[str]:
+  """Returns the names in a folder that fit any of some patterns, sorted."""
+  return sorted(name for name in os.listdir(folder) if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+
+
+def claim(workdir: Path, config: Any, writes: Sequence[str] = WRITES) -> None:
   """Makes the folder and writes the config into it, unless it holds a run of the same config.
 
   Raises:
     ValueError: as `check`.
   """
-  if check(workdir, config):
+  if check(workdir, config, writes):
     workdir.mkdir(parents=True, exist_ok=True)
     write_atomically(workdir / CONFIG, config_lib.to_json(config))
 
@@ -103,19 +159,6 @@ def write_atomically(path: Path, text: str) -> None:
     file.write(text.encode())
 
 
-def is_full(error: BaseException) -> bool:
-  """Whether an error, or what has caused it, is a disk or a quota that is full."""
-  causes: list[BaseException] = []
-  found: BaseException | None = error
-  while found is not None and found not in causes:
-    causes.append(found)
-    found = found.__cause__ or found.__context__
-  # tensorstore, under Orbax, tells it as text.
-  return any(
-    getattr(cause, "errno", None) in _FULL or any(os.strerror(number) in str(cause) for number in _FULL) for cause in causes
-  )
-
-
 def write_results(workdir: Path, results: dict[str, Any]) -> None:
   """Writes ``results.json``."""
   write_atomically(workdir / RESULTS, json.dumps(results, indent=2, default=list) + "\n")
@@ -141,12 +184,13 @@ class JsonLines:
     """Puts the lines into the file, and goes on at its end."""
     if self._writes:
       write_atomically(self._path, "".join(_dump(line) for line in self.lines))
-    self._file = (self._path if self._writes else Path(os.devnull)).open("a")
+    self._file = (self._path if self._writes else Path(os.devnull)).open("a", encoding="utf-8")
 
   def write(self, line: dict[str, Any]) -> None:
     """Appends a line."""
     self.lines.append(line)
-    self._file.write(_dump(line))
+    with _files.naming(self._path):
+      self._file.write(_dump(line))
 
   def replace_last(self, line: dict[str, Any]) -> None:
     """Puts another line in the place of the last one; the file holds either of them whenever the process is killed."""
@@ -156,9 +200,10 @@ class JsonLines:
 
   def sync(self) -> None:
     """Puts all lines on disk; done before a checkpoint, so that none of its steps can be missing."""
-    self._file.flush()
-    if self._writes:
-      os.fsync(self._file.fileno())
+    with _files.naming(self._path):
+      self._file.flush()
+      if self._writes:
+        os.fsync(self._file.fileno())
 
   def close(self) -> None:
     self._file.close()
