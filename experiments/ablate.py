@@ -12,6 +12,8 @@ values of a hyperparameter at every rate). All but table2 and tuned run at confi
 
 WORKDIR receives a folder for each run, ablation.json, and for each stage a table STAGE.md and a picture STAGE.png: mAUPRC, the norm of the gradient
 and the share of saturated lists by step.
+
+A start that was trained on classes of val or test is an error; --allow_seen_classes notes them in the results and the tables instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,6 +41,11 @@ _INIT_FROM = absl_flags.DEFINE_string(
   "Workdir of the run that all start from; {seed} is replaced by the seed. Default: config.compare, else random weights.",
 )
 _LIST = absl_flags.DEFINE_bool("list", False, "Tell the planned runs and their time, and make none.")
+_ALLOW_SEEN = absl_flags.DEFINE_bool(
+  "allow_seen_classes",
+  False,
+  "Start from networks also if they were trained on classes of val or test: a warning and a note in the results instead of an error.",
+)
 # What the ablation sets in every run, or does not read: an override by hand would be lost.
 _OWN_KEYS = {
   "seed": "--seeds",
@@ -56,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
 
   with flags.errors_as_messages():
     plan = _plan(run.config)
-    ablation.check(plan, _make_config, run.workdir)
+    ablation.check(plan, _make_config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
     if not _LIST.value:
       ablation.claim(plan, _make_config, run.workdir)
       flags.prepare_jax(run.workdir)
@@ -65,7 +72,14 @@ def main(argv: Sequence[str]) -> None:
     if _LIST.value:
       return
     try:
-      done = ablation.run(plan, _make_config, run.workdir, minutes=_MINUTES.value, seconds=seconds)
+      done = ablation.run(
+        plan,
+        _make_config,
+        run.workdir,
+        minutes=_MINUTES.value,
+        seconds=seconds,
+        allow_seen_classes=_ALLOW_SEEN.value,
+      )
     finally:
       # Also if a run has failed: what the others have found is told.
       results = ablation.results(plan, run.workdir)

@@ -11,6 +11,8 @@ of SOPRC (paper, authors), soprc for the config as it is, or any other argument 
 
 Each run has a folder in WORKDIR, and the same command goes on where it stopped. WORKDIR receives table.md, table.json, pr_curves.png
 (mean over seeds of the mean precision-recall curves on test) and convergence.png (mean over seeds of mAUPRC on val).
+
+A start that was trained on classes of val or test is an error; --allow_seen_classes notes them in the results and the table instead.
 """
 
 from collections.abc import Sequence
@@ -40,6 +42,12 @@ _INIT_FROM = absl_flags.DEFINE_string(
   "Workdir of the run that every method starts from; {seed} is replaced by the seed. Default: config.compare; empty: random weights.",
 )
 
+_ALLOW_SEEN = absl_flags.DEFINE_bool(
+  "allow_seen_classes",
+  False,
+  "Start from networks also if they were trained on classes of val or test: a warning and a note in the results instead of an error.",
+)
+
 
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv)
@@ -48,9 +56,9 @@ def main(argv: Sequence[str]) -> None:
   with flags.errors_as_messages():
     plan = plans.read_plan(_settings())
     _refuse_lost_overrides()
-    comparison.check(plan, _make_config, run.workdir)
+    comparison.check(plan, _make_config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
     first = plans.run_config(plan, _make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
-    comparison.claim(plans.shared(first), plan.starts(), run.workdir)
+    comparison.claim(plans.shared(first), plan.starts(), run.workdir, data=first.data)
     _logger().info("%s; into %s.", plans.describe(plan), run.workdir)
     _compare(plan, run)
 
@@ -59,7 +67,7 @@ def _compare(plan: Any, run: flags.Run) -> None:
   from soprc_jax.training import comparison, plans, report
 
   flags.prepare_jax(run.workdir)
-  rows = comparison.run_all(plan, _make_config, run.workdir)
+  rows = comparison.run_all(plan, _make_config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
   configs = {row.method: plans.run_config(plan, _make_config, row.runs[0]) for row in rows}
   print(report.write(run.workdir, plan, rows, configs))
   print(f"Written to {run.workdir}: table.md, table.json, pr_curves.png, convergence.png")

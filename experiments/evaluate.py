@@ -3,6 +3,8 @@ r"""Evaluates the network of a finished or running training: retrieval metrics o
 python -m experiments.evaluate --workdir=runs/glyphs [--split=test] [--checkpoint=best]
 
 The config is that of the run; a --config that is given, with the same flags as in training, must agree with it, but for where the data are and the like. The metrics are printed and written to WORKDIR/evaluation_SPLIT.json.
+
+Classes of the split that the network was trained on are an error, and so are data of the run that have changed; --allow_seen_classes notes such classes in the file instead.
 """
 
 from collections.abc import Sequence
@@ -19,6 +21,12 @@ _SPLIT = absl_flags.DEFINE_string(
 )
 _CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
 
+_ALLOW_SEEN = absl_flags.DEFINE_bool(
+  "allow_seen_classes",
+  False,
+  "Test also on classes that were trained on: a warning and a note in the results instead of an error.",
+)
+
 
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, several_processes=True, without_config="--workdir=runs/glyphs")
@@ -30,7 +38,13 @@ def main(argv: Sequence[str]) -> None:
     config = network.stored_config(run.workdir) if run.config is None else run.config
     parallel.check_equal("the config", config_lib.to_json(config))
     parallel.check_equal("one of --workdir, --split, --checkpoint", f"{run.workdir} {_SPLIT.value} {_CHECKPOINT.value}")
-    values = evaluation.evaluate_workdir(config, run.workdir, split=_SPLIT.value, newest=_CHECKPOINT.value == "newest")
+    values = evaluation.evaluate_workdir(
+      config,
+      run.workdir,
+      split=_SPLIT.value,
+      newest=_CHECKPOINT.value == "newest",
+      allow_seen_classes=_ALLOW_SEEN.value,
+    )
     path = run.workdir / f"evaluation_{_SPLIT.value}.json"
     if parallel.is_main():
       workdir.write_atomically(path, json.dumps(values, indent=2) + "\n")

@@ -9,6 +9,7 @@ experiments.embed has made with the same network, which needs no second embeddin
 several times.
 
 Printed are the cosine similarity, the class and the image, the nearest first (the query itself, if it is among them); with --format=json the same as JSON on stdout.
+Searching in val or test is an error if the network was trained on classes of it; --allow_seen_classes makes that a warning, and a note in the JSON.
 --contact_sheet draws the pictures: a row a query, the query on the left.
 """
 
@@ -46,10 +47,17 @@ _ON_BROKEN = absl_flags.DEFINE_enum(
   "Images of the split that cannot be decoded; by default as data.on_broken of the config.",
 )
 
+_ALLOW_SEEN = absl_flags.DEFINE_bool(
+  "allow_seen_classes",
+  False,
+  "Search val or test also where classes of it were trained on: a warning instead of an error.",
+)
+
 
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, without_config="--workdir=runs/mine --query=photo.jpg")
   from soprc_jax import _files, _text
+  from soprc_jax.data import sources
   from soprc_jax.serving import embed, images, index, network, search, sheet
 
   with flags.errors_as_messages():
@@ -67,15 +75,18 @@ def main(argv: Sequence[str]) -> None:
     if file is not None and gallery is not None:
       embedder = None
       index.check_network(gallery, found, path=file)
+      seen = search.check_unseen(found, gallery.split, gallery.class_names, allow_seen_classes=_ALLOW_SEEN.value)
     else:
-      embedder = network.make_embed(found)
-      gallery = embed.of_split(found, _SPLIT.value, embed=embedder)
+      embedder, source = network.make_embed(found), embed.split_source(found, _SPLIT.value)
+      names = sources.shown_classes(source)
+      seen = search.check_unseen(found, _SPLIT.value, names, allow_seen_classes=_ALLOW_SEEN.value)
+      gallery = embed.make_index(found, source, split=_SPLIT.value, root=found.config.data.root, embed=embedder)
     vectors = search.embed_queries(found, paths, embedder)
     rows = search.nearest(gallery, vectors, top=_TOP.value, backend=_BACKEND.value)
     if picture is not None:
       sheet.write(picture, sheet.draw(gallery, paths, rows, sheet.loader(gallery, found.config)))
   if _FORMAT.value == "json":
-    print(search.to_json(gallery, paths, rows))
+    print(search.to_json(gallery, paths, rows, seen_classes=seen))
   else:
     tables = [search.table(row, classes=gallery.has_classes) for row in rows]
     heads = [f"{_text.printable(path)}:\n" if len(rows) > 1 else "" for path in paths]

@@ -3,7 +3,9 @@ r"""Trains an embedding network and tests it; goes on where a killed run stopped
 python -m experiments.train --config=configs/glyphs.py --workdir=runs/glyphs [--config.KEY=VALUE ...]
 
 WORKDIR receives results.json (val and test metrics), metrics.jsonl (one line a step), convergence.png, pr_curve.png, tensorboard/,
-checkpoints/ (newest) and best/ (best on val). The same command on the same folder resumes, bit for bit; another config is refused.
+checkpoints/ (newest) and best/ (best on val). The same command on the same folder resumes, bit for bit; another config is refused, and so are data that have changed since.
+
+A network to start from (model.init_from) that was trained on classes of val or test is an error; --allow_seen_classes notes them in results.json instead.
 """
 
 from collections.abc import Sequence
@@ -15,6 +17,11 @@ from absl import flags as absl_flags
 from experiments import flags
 
 absl_flags.adopt_module_key_flags(flags)
+_ALLOW_SEEN = absl_flags.DEFINE_bool(
+  "allow_seen_classes",
+  False,
+  "Start from a network (model.init_from) also if it was trained on classes of val or test: a warning and a note in the results instead of an error.",
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -24,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
 
   flags.prepare_jax(run.workdir)
   with flags.errors_as_messages():
-    results = loop.train(run.config, run.workdir)
+    results = loop.train(run.config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
   if not parallel.is_main():
     return
   print(flags.metrics_line("test", results["test"]))

@@ -120,7 +120,7 @@ class _Trainer:
   def __init__(self):
     self.made, self.clock = [], 0.0
 
-  def __call__(self, config, folder):
+  def __call__(self, config, folder, *, allow_seen_classes=False):
     workdir.claim(folder, config)
     self.clock += 60.0
     name = ({0.1: "a", 0.2: "b", 0.3: "c"}[config.loss.tau1], config.optim.learning_rate, config.seed)

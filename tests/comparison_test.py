@@ -11,8 +11,10 @@ from PIL import Image
 import pytest
 import quick
 import runs
+import trees
 
-from soprc_jax.training import comparison, costs, loop, methods, plans, plots, tables, workdir
+from soprc_jax.data import datasets
+from soprc_jax.training import classes, comparison, costs, loop, methods, plans, plots, tables, workdir
 from soprc_jax.training import config as config_lib
 
 quick_compilation = quick.quick_compilation
@@ -54,10 +56,11 @@ class _Trainer:
   """Stands in for `loop.train`: leaves the files of a finished run, without training."""
 
   def __init__(self):
-    self.made, self.configs = [], {}
+    self.made, self.configs, self.allowed = [], {}, []
 
-  def __call__(self, config, folder):
+  def __call__(self, config, folder, *, allow_seen_classes=False):
     workdir.claim(folder, config)
+    self.allowed.append(allow_seen_classes)
     name = (config.loss.name, config.optim.learning_rate, config.seed)
     self.made.append(name)
     self.configs[name] = config
@@ -91,7 +94,7 @@ def test_a_run_that_broke_down_goes_on_with_more_patience(tmp_path, monkeypatch)
   folder = tmp_path / name.folder()
   made = []
 
-  def train(config, folder):
+  def train(config, folder, **options):
     made.append((config.train.on_nonfinite, config.train.max_skipped))
     workdir.claim(folder, config)
     raise loop.DivergedError("training broke down at step 3")
@@ -248,7 +251,7 @@ class TestStarts:
       _claim(plan, _make_config, tmp_path / "new")
 
   def test_other_classes_are_refused(self, tmp_path, start):
-    with pytest.raises(ValueError, match=r"was trained with data\.split_seed=0, here it is 5: classes of val or test"):
+    with pytest.raises(ValueError, match=r"of the classes that are tested on were trained on: '\d"):
       self._check(tmp_path / "new", start, **{"data.split_seed": 5})
 
   def test_another_network_is_refused(self, tmp_path, start):
@@ -268,6 +271,39 @@ class TestStarts:
       _claim(plan, wider, tmp_path / "new")
     more = plans.read_plan(_settings(methods=("soprc", "xbm"), rates=(0.5,)))
     _claim(more, _make_config, tmp_path / "new")
+
+
+def test_f40_the_flag_reaches_every_run_and_its_note_the_table(trainer, tmp_path):
+  plan = plans.read_plan(_settings())
+  rows = comparison.run_all(plan, _make_config, tmp_path, allow_seen_classes=True)
+  assert trainer.allowed == [True] * 6
+  path = tmp_path / rows[1].runs[1].folder() / workdir.RESULTS
+  content = json.loads(path.read_text()) | {"seen_classes": {"count": 4, "examples": ["65", "66", "67"]}}
+  path.write_text(json.dumps(content))
+  note = "Not a test of unseen classes: 4 of the classes that are tested on were trained on: '65', '66', '67' and 1 more."
+  assert comparison.seen_classes(tmp_path, rows[1].runs) == note
+  assert comparison.seen_classes(tmp_path, rows[0].runs) == ""
+
+
+def test_f44_runs_on_other_data_do_not_enter_a_comparison(tmp_path):
+  trees.folder(tmp_path / "data", 12)
+  values = {"data.source": "folder", "data.root": str(tmp_path / "data"), "data.train_share": 0.5, "data.val_share": 0.25}
+  data = runs.tiny_config(**values).data
+  folder = tmp_path / "comparison"
+  comparison.claim({}, {}, folder, data=data)
+  (folder / classes.IMAGES).unlink()  # a kill before it was written
+  comparison.claim({}, {}, folder, data=data)
+  image = tmp_path / "data" / datasets.make_splits(data)["val"].ids[0]
+  image.rename(image.with_name("other.png"))
+  with pytest.raises(
+    ValueError, match=r"(?s)the data are not those .*\n  val: .* 1 added \('.*other.png'\), 1 removed \('"
+  ):
+    comparison.claim({}, {}, folder, data=data)
+  (folder / "comparison.json").write_text('{"shared": {}, "starts": {}, "data": {"train": 3}}')
+  with pytest.raises(ValueError, match=r"comparison.json is corrupt \(data.train must be an object"):
+    comparison.claim({}, {}, folder, data=data)
+  (folder / "comparison.json").write_text('{"shared": {}, "starts": {}}')  # of an older version
+  comparison.claim({}, {}, folder, data=data)
 
 
 class TestMethods:

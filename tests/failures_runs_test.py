@@ -1,9 +1,10 @@
-"""Runs whose data change between two calls, in this process: what a checkpoint knows of the classes is compared with what is there (F10, F11, F15, F19, F33)."""
+"""Runs whose data change between two calls, in this process: what a checkpoint knows of them is compared with what is there (F10, F11, F15, F19, F33, F40, F44)."""
 
 import json
 import logging
 import pathlib
 import runpy
+import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +12,10 @@ from quick import quick_compilation  # noqa: F401
 import runs
 import trees
 
-from soprc_jax.training import build, checkpoints, evaluation, loop
+from soprc_jax.data import sources
+from soprc_jax.reports import run as run_report
+from soprc_jax.serving import embed, network, search
+from soprc_jax.training import build, checkpoints, evaluation, loop, workdir
 from soprc_jax.training import config as config_lib
 
 _TINY = {
@@ -94,10 +98,10 @@ def test_f33_classes_that_have_moved_to_other_rows_are_refused(finished, change,
     moved = tmp_path / name  # one class fewer: other labels in train
   path.rename(moved)
   try:
-    with pytest.raises(ValueError, match=r"the classes of the data are not those that the run in .* was trained on"):
+    with pytest.raises(ValueError, match=r"the data are not those that the run in .* was trained on"):
       loop.train(_config(folder / "data"), folder / "run")
     # And evaluation: a class fewer, and others of the training classes would be test classes.
-    with pytest.raises(ValueError, match=r"the classes of the data are not those .* some of test may have been among them"):
+    with pytest.raises(ValueError, match=r"the data are not those that the run in .* was trained on"):
       evaluation.evaluate_workdir(_config(folder / "data"), folder / "run", split="test", newest=True)
   finally:
     moved.rename(path)
@@ -106,17 +110,181 @@ def test_f33_classes_that_have_moved_to_other_rows_are_refused(finished, change,
   )
 
 
-def test_f33_an_image_less_keeps_the_rows(finished):
+def _first_of(folder, split):
+  """The first image of a split of the run, as ``CLASS/IMAGE``."""
+  return build.make_data(_config(folder / "data")).splits[split].ids[0]
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_f44_an_image_less_is_reported_on_resuming_and_evaluating(finished, split):
   folder, _ = finished
-  name = next(iter(_meta(folder / "run")["class_names"].values()))
-  path = folder / "data" / name / "1.png"
+  name = _first_of(folder, split)
+  path = folder / "data" / name
   content = path.read_bytes()
   path.unlink()
+  message = rf"(?s)the data are not those .*\n  {split}: (\d+) images in the checkpoint, \d+ now; 1 removed \('{name}'\)$"
   try:
-    again = loop.train(_config(folder / "data"), folder / "run")  # at its end: nothing is trained
+    with pytest.raises(ValueError, match=message):
+      loop.train(_config(folder / "data"), folder / "run")
+    with pytest.raises(ValueError, match=message):
+      evaluation.evaluate_workdir(_config(folder / "data"), folder / "run", split="test", newest=True)
   finally:
     path.write_bytes(content)
-  assert again["tested_step"] == 5
+  assert loop.train(_config(folder / "data"), folder / "run")["tested_step"] == 5
+
+
+def test_f44_fewer_classes_are_reported_and_not_arrays_of_another_shape(finished, tmp_path):
+  """Each training class has a row of v, so that the checkpoint has arrays of another shape too."""
+  folder, _ = finished
+  shutil.copytree(folder / "data", tmp_path / "data")
+  for label in (0, 2, 3):
+    shutil.rmtree(tmp_path / "data" / f"class_{label:03d}")
+  assert len(_meta(folder / "run")["labels"]) == 12
+  with pytest.raises(ValueError, match=r"(?s)the data are not those .* removed \('class_00"):
+    loop.train(_config(tmp_path / "data"), folder / "run")
+
+
+@pytest.fixture(scope="module")
+def resumed(finished, tmp_path_factory):
+  """The same run, stopped behind the milestone at step 2, and resumed with its data in another place."""
+  folder = tmp_path_factory.mktemp("resumed")
+  shutil.copytree(finished[0] / "data", folder / "data")
+  save = checkpoints.Store.save
+
+  def save_and_stop(store, state, meta):
+    save(store, state, meta)
+    if int(state.step) == 3:
+      raise RuntimeError("stopped behind the milestone")
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(checkpoints.Store, "save", save_and_stop)
+    with pytest.raises(RuntimeError, match="behind the milestone"):
+      loop.train(_config(folder / "data"), folder / "run")
+  (folder / "data").rename(folder / "moved")
+  loop.train(_config(folder / "moved"), folder / "run")
+  return folder / "run"
+
+
+def test_f44_a_moved_folder_resumes_bit_for_bit(finished, resumed):
+  there = finished[0] / "run"
+  assert runs.metrics(resumed) == runs.metrics(there)
+  results = [json.loads((path / workdir.RESULTS).read_text()) for path in (resumed, there)]
+  assert results[0]["test"] == results[1]["test"]
+  assert _meta(resumed) == _meta(there)
+
+
+def test_f40_evaluating_elsewhere_needs_classes_that_were_not_trained_on(finished, tmp_path, caplog, monkeypatch):
+  """In a copy with one class less, the split is another one."""
+  monkeypatch.setattr(logging.getLogger("soprc_jax"), "propagate", True)
+  folder, _ = finished
+  shutil.copytree(folder / "data", tmp_path / "data")
+  shutil.rmtree(tmp_path / "data" / "class_000")
+  config = _config(tmp_path / "data")
+  trained = {_meta(folder / "run")["class_names"][str(label)] for label, _ in _meta(folder / "run")["labels"]}
+  both = sorted(trained & set(sources.shown_classes(build.make_data(config).splits["test"])))
+  assert len(both) > 3
+  first = ", ".join(map(repr, both[:3]))
+  message = f"{len(both)} of the classes that are tested on were trained on: {first} and {len(both) - 3} more .*--allow_seen_classes"
+  for split in ("test", "all"):
+    with pytest.raises(ValueError, match=message if split == "test" else "were trained on"):
+      evaluation.evaluate_workdir(config, folder / "run", split=split, newest=True)
+  values = evaluation.evaluate_workdir(config, folder / "run", split="test", newest=True, allow_seen_classes=True)
+  assert values["seen_classes"] == {"count": len(both), "examples": both[:3]}
+  assert "Evaluating on other data than those that the run in" in caplog.text
+  # Whoever names the training classes of the run itself knows that they are not unseen.
+  for split in ("train", "all"):
+    values = evaluation.evaluate_workdir(_config(folder / "data"), folder / "run", split=split, newest=True)
+    assert "seen_classes" not in values
+
+
+def _from_seen(finished):
+  folder, _ = finished
+  values = {"model.init_from": str(folder / "run"), "data.split_seed": 7, "train.steps": 1}
+  return _config(f"{folder / 'data'}/.", **values)
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(finished, tmp_path_factory):
+  """A run from the network of another one, whose training classes are partly its val and test classes."""
+  folder = tmp_path_factory.mktemp("fine_tuned")
+  loop.train(_from_seen(finished), folder / "run", allow_seen_classes=True)
+  return folder / "run"
+
+
+class TestStartFromSeenClasses:
+  def _note(self, finished):
+    there = _meta(finished[0] / "run")
+    trained = {there["class_names"][str(label)] for label, _ in there["labels"]}
+    splits = build.make_data(_from_seen(finished)).splits
+    both = sorted(trained & {name for key in ("val", "test") for name in sources.shown_classes(splits[key])})
+    return {"count": len(both), "examples": both[:3]}
+
+  def test_f40_training_from_them_is_an_error(self, finished, tmp_path):
+    with pytest.raises(ValueError, match="of the classes that are tested on were trained on: 'class_"):
+      loop.train(_from_seen(finished), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+  def test_f40_the_flag_makes_it_a_note_in_the_results_and_the_report(self, finished, fine_tuned):
+    note = self._note(finished)
+    assert note["count"] > 3
+    assert json.loads((fine_tuned / workdir.RESULTS).read_text())["seen_classes"] == note
+    page = run_report.make(fine_tuned)
+    assert f"Not a test of unseen classes: {note['count']} of the classes that are tested on were trained on" in page
+    assert all(name in page for name in note["examples"])
+    assert "all queries are of classes not seen in training" not in page
+    assert "seen_classes" not in json.loads((finished[0] / "run" / workdir.RESULTS).read_text())
+    assert "all queries are of classes not seen in training" in run_report.make(finished[0] / "run")
+
+  def test_f40_resuming_needs_no_flag_and_keeps_the_note(self, finished, fine_tuned):
+    (fine_tuned / workdir.RESULTS).unlink()
+    assert loop.train(_from_seen(finished), fine_tuned)["seen_classes"] == self._note(finished)
+
+  def test_f40_evaluating_needs_the_flag(self, finished, fine_tuned):
+    config = _from_seen(finished)
+    with pytest.raises(ValueError, match="were trained on"):
+      evaluation.evaluate_workdir(config, fine_tuned, split="test", newest=True)
+    values = evaluation.evaluate_workdir(config, fine_tuned, split="test", newest=True, allow_seen_classes=True)
+    assert 3 < values["seen_classes"]["count"] < self._note(finished)["count"]
+
+  def test_f40_searching_in_a_test_split_needs_the_flag(self, finished, fine_tuned):
+    found = network.load(fine_tuned)
+    names = sources.shown_classes(embed.split_source(found, "test"))
+    with pytest.raises(ValueError, match="were trained on"):
+      search.check_unseen(found, "test", names, allow_seen_classes=False)
+    assert search.check_unseen(found, "test", names, allow_seen_classes=True)["count"] > 3
+    for split in ("", "train", "all"):
+      assert search.check_unseen(found, split, names, allow_seen_classes=False) is None
+
+  def test_f40_a_network_of_the_fine_tuned_one_knows_the_first_classes(self, finished, fine_tuned):
+    """The lineage: both splits are trained on by then."""
+    folder, _ = finished
+    config = _config(folder / "data", **{"model.init_from": str(fine_tuned), "data.split_seed": 7})
+    with pytest.raises(ValueError, match="were trained on"):
+      build.check_unseen(config)
+    trained = build.check_unseen(config, allow_seen_classes=True)
+    own = {
+      seed: set(
+        sources.shown_classes(build.make_data(_config(folder / "data", **{"data.split_seed": seed})).splits["train"])
+      )
+      for seed in (0, 7)
+    }
+    assert trained == {"": sorted(own[0] | own[7])}
+
+  @pytest.mark.parametrize("module", ["train", "evaluate", "search", "compare", "ablate"])
+  def test_f40_the_flag_of_the_commands(self, module):
+    done = runs.call(f"experiments.{module}", "--allow_seen_classes")
+    assert done.stderr.startswith("Error: missing --"), done.stderr
+    assert "Unknown command line flag" in runs.call(f"experiments.{module}", "--allow_seen").stderr
+
+  def test_f40_the_command_without_the_flag(self, finished, tmp_path):
+    values = _TINY | {"data.root": finished[0] / "data", "data.split_seed": 1, "model.init_from": finished[0] / "run"}
+    flags = [f"--config.{key}={value}" for key, value in values.items()]
+    config = f"--config={runs.ROOT / 'configs' / 'folder.py'}"
+    done = runs.call("experiments.train", config, *flags, f"--workdir={tmp_path / 'run'}")
+    assert done.returncode == 1
+    assert "of the classes that are tested on were trained on: 'class_" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_f19_a_relative_workdir_is_that_of_the_current_folder(finished, monkeypatch):
@@ -131,21 +299,8 @@ def _meta(folder):
   return json.loads((folder / checkpoints.NEWEST / str(step) / "meta" / "metadata").read_text())
 
 
-def test_f15_going_on_after_a_milestone_takes_the_rate_of_the_step(finished, tmp_path, monkeypatch):
+def test_f15_going_on_after_a_milestone_takes_the_rate_of_the_step(finished, resumed):
   """Stopped behind a milestone and started again: the rate that is logged, and the one that is taken, is that of the step."""
-  config = _config(finished[0] / "data")
-  save = checkpoints.Store.save
-
-  def save_and_stop(store, state, meta):
-    save(store, state, meta)
-    if int(state.step) == 3:
-      raise RuntimeError("stopped behind the milestone at step 2")
-
-  with monkeypatch.context() as patch:
-    patch.setattr(checkpoints.Store, "save", save_and_stop)
-    with pytest.raises(RuntimeError, match="behind the milestone"):
-      loop.train(config, tmp_path / "run")
-  loop.train(config, tmp_path / "run")
-  assert runs.metrics(tmp_path / "run") == runs.metrics(finished[0] / "run")
-  lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+  assert runs.metrics(resumed) == runs.metrics(finished[0] / "run")
+  lines = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
   np.testing.assert_allclose([line["learning_rate"] for line in lines], [0.02, 0.02, 0.002, 0.002, 0.0002], rtol=1e-5)

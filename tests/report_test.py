@@ -123,7 +123,7 @@ def finished(tmp_path_factory):
   results.write(folder, config, data.splits, embed, state, lines)
   for kind in (checkpoints.BEST, checkpoints.NEWEST):
     store = checkpoints.Store(folder / kind)
-    store.save(state, classes.describe(data.splits["train"]))
+    store.save(state, classes.describe(data.splits, data_source=config.data.source))
     store.close()
   history = [
     {"step": step, "classes": [_v(step, 0, _NAMES[0]), _v(step, 3, "x", visits=2 * int(step > 3))]} for step in (3, 6)
@@ -429,6 +429,17 @@ class TestRunsOfOtherKinds:
     assert "the loss triplet has no v" in text
     assert "paper: Triplet (the same loss)" not in text  # other data
 
+  def test_f40_seen_classes_are_reported(self, folder):
+    seen = {"count": 4, "examples": ["<b>", "cat", "dog"]}
+    _change(folder / workdir.RESULTS, lambda content: content.update(seen_classes=seen))
+    text = run_report.make(folder)
+    assert "Not a test of unseen classes: 4 of the classes that are tested on were trained on" in text
+    assert "<b>" not in text
+    assert "all queries are of classes not seen in training" not in text
+    _change(folder / workdir.RESULTS, lambda content: content.update(seen_classes={"count": "4"}))
+    with pytest.raises(ValueError, match="seen_classes"):
+      run_report.make(folder)
+
   def test_without_val(self, folder):
     _change(folder / workdir.CONFIG, lambda content: content["data"].update(trainval=True))
     _change(folder / workdir.RESULTS, lambda content: content.update(val={}))
@@ -611,6 +622,12 @@ class TestPageOfAComparison:
     assert _cells(text[text.index('id="rates"') :], "SOPRC") == ["0.5000", "broke down"]
     assert "Training broke down (not finite) in a run of SmoothAP" in text
     assert "loss.name=smooth_ap" in text
+
+  def test_f40_seen_classes_are_reported(self, tmp_path):
+    note = "Not a test of unseen classes: 4 of the classes"
+    assert note not in comparison.make(_comparison(tmp_path))
+    _change(tmp_path / "table.json", lambda content: content.update(seen_classes=f"{note}."))
+    assert note in comparison.make(tmp_path)
 
   def test_curves_are_those_of_the_runs(self, tmp_path):
     text = comparison.make(_comparison(tmp_path))

@@ -44,6 +44,10 @@ class Files:
   def labels(self) -> np.ndarray:
     return self._labels
 
+  @property
+  def ids(self) -> list[str]:
+    return self.paths
+
   def __len__(self) -> int:
     return len(self.paths)
 

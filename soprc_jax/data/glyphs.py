@@ -50,6 +50,10 @@ class Glyphs:
   def labels(self) -> np.ndarray:
     return self._labels
 
+  @property
+  def ids(self) -> list[str]:
+    return [str(name) for name in self._ids]
+
   def __len__(self) -> int:
     return len(self._labels)
 

@@ -138,19 +138,19 @@ def load(name: str, root: str, *, on_broken: str = "error") -> Benchmark:
     FileNotFoundError: the folder, a list or an image is missing.
   """
   folder = files.check_root(root, what=BENCHMARKS[name].what, layout=BENCHMARKS[name].layout)
-  labels, listed_in = read_lists(name, folder), BENCHMARKS[name].lists
+  (labels, class_names), listed_in = read_lists(name, folder), BENCHMARKS[name].lists
   splits = {}
   for split, found in labels.items():
     files.check_paths(folder, list(found), listed_in=listed_in[split], on_broken=on_broken)
-    splits[split] = files.Files(folder, list(found), list(found.values()))
+    splits[split] = files.Files(folder, list(found), list(found.values()), class_names)
   train = splits.pop("train")
   for split, source in splits.items():
     files.check_disjoint(train.labels, source.labels, names=(listed_in["train"], listed_in[split]))
   return Benchmark(train, splits)
 
 
-def read_lists(name: str, folder: Path, *, layout: str = "") -> dict[str, dict[str, int]]:
-  """Split -> image -> label, from the list files of a benchmark; the images themselves are not looked for.
+def read_lists(name: str, folder: Path, *, layout: str = "") -> tuple[dict[str, dict[str, int]], dict[int, str]]:
+  """Reads split -> image -> label, and label -> class name, from the list files of a benchmark; the images themselves are not looked for.
 
   Args:
     name: key of `BENCHMARKS`.
@@ -173,7 +173,7 @@ def read_lists(name: str, folder: Path, *, layout: str = "") -> dict[str, dict[s
   numbers = files.label_numbers(spellings.values())
   labels = {split: {path: numbers[spellings[label]] for path, label in found.items()} for split, found in rows.items()}
   files.check_lists({benchmark.lists[split]: found for split, found in labels.items()})
-  return labels
+  return labels, {number: label for label, number in numbers.items()}
 
 
 _CSV_LAYOUT = (

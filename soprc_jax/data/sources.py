@@ -57,6 +57,11 @@ class Subset:
   def labels(self) -> np.ndarray:
     return self._labels
 
+  @property
+  def ids(self) -> list[str]:
+    everything = ids(self._source)
+    return [everything[position] for position in self.positions]
+
   def __len__(self) -> int:
     return len(self.positions)
 
@@ -77,12 +82,28 @@ class Joined:
   def labels(self) -> np.ndarray:
     return self._labels
 
+  @property
+  def ids(self) -> list[str]:
+    return [name for part in self._parts for name in ids(part)]
+
   def __len__(self) -> int:
     return len(self._labels)
 
   def __getitem__(self, index: int) -> Example:
     part = int(np.searchsorted(self._ends, index, side="right"))
     return self._parts[part][index - int(self._ends[part] - len(self._parts[part]))]
+
+
+def ids(source: Source) -> Sequence[str]:
+  """Returns the id of every image. A source says so by an attribute ``ids``; without it every image is read."""
+  found: Sequence[str] | None = getattr(source, "ids", None)
+  return [source[index].id for index in range(len(source))] if found is None else found
+
+
+def shown_classes(source: Source) -> list[str]:
+  """Returns what names the class of every image for people: its name, or its label where it has none."""
+  names = class_names(source)
+  return [names.get(label, str(label)) for label in source.labels.tolist()]
 
 
 def class_names(source: Source) -> dict[int, str]:

@@ -3,7 +3,7 @@
 Preparing needs the ``[tfds]`` extra, once: ``tfds build stanford_online_products --file_format=array_record --data_dir=ROOT``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import logging
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,14 @@ class Records:
     records: random access to records with the encoded file under ``"image"``.
     labels: ``[N]`` integers.
     ids: ``[N]`` names of the images.
+    class_names: label -> what the data call the class.
   """
 
-  def __init__(self, records: Any, labels: np.ndarray, ids: Sequence[str]):
+  def __init__(self, records: Any, labels: np.ndarray, ids: Sequence[str], class_names: Mapping[int, str] | None = None):
     self._records = records
     self._labels = np.asarray(labels, np.int64)
-    self._ids = list(ids)
+    self.ids = list(ids)
+    self.class_names = dict(class_names or {})
 
   @property
   def labels(self) -> np.ndarray:
@@ -42,8 +44,9 @@ class Records:
     return len(self._labels)
 
   def __getitem__(self, index: int) -> sources.Example:
-    name = self._ids[index]
-    return sources.Example(pictures.Encoded(self._records[index]["image"], name), int(self._labels[index]), name)
+    name, label = self.ids[index], int(self._labels[index])
+    content = pictures.Encoded(self._records[index]["image"], name)
+    return sources.Example(content, label, name, self.class_names.get(label, ""))
 
 
 def load(name: str, root: str) -> tuple[sources.Source, sources.Source]:
@@ -69,14 +72,16 @@ def _sop(builder: Any, folder: Path) -> tuple[sources.Source, sources.Source]:
   for split in ("train", "test"):
     records = _data_source(builder, split)
     labels = _column(records, "class_id", folder, f"{builder.name}-{builder.version}-{split}")
-    splits.append(Records(records, labels, [f"{builder.name}/{split}/{i}" for i in range(len(records))]))
+    # TFDS counts classes from 0, the list files of the data set from 1.
+    class_names = {label: str(label + 1) for label in np.unique(labels).tolist()}
+    splits.append(Records(records, labels, [f"{builder.name}/{split}/{i}" for i in range(len(records))], class_names))
   files.check_disjoint(splits[0].labels, splits[1].labels, names=("train", "test"))
   return splits[0], splits[1]
 
 
 def _inaturalist(builder: Any, folder: Path, layout: str) -> tuple[sources.Source, sources.Source]:
   """The lists name files of TFDS's splits ``train`` and ``validation``; an id is the name of the file without its ending."""
-  rows = lists.read_lists("inaturalist", folder, layout=layout)
+  rows, class_names = lists.read_lists("inaturalist", folder, layout=layout)
   label_of = {Path(path).stem: label for found in rows.values() for path, label in found.items()}
   parts: list[sources.Source] = []
   positions: dict[str, int] = {}
@@ -85,7 +90,7 @@ def _inaturalist(builder: Any, folder: Path, layout: str) -> tuple[sources.Sourc
     ids = [str(name) for name in _column(records, "id", folder, f"{builder.name}-{builder.version}-{split}")]
     positions |= {name: len(positions) + i for i, name in enumerate(ids)}
     # Images that are in no list are never asked for.
-    parts.append(Records(records, np.array([label_of.get(name, -1) for name in ids]), ids))
+    parts.append(Records(records, np.array([label_of.get(name, -1) for name in ids]), ids, class_names))
   everything, splits = sources.Joined(parts), []
   for split in ("train", lists.TEST):
     stems = [Path(path).stem for path in rows[split]]

@@ -80,7 +80,9 @@ def _intro(folder: Path, table: dict[str, Any], entries: list[dict[str, Any]]) -
     (f"{entry['label']}, test mAUPRC", "-" if (mean := entry["test"]["mAUPRC"]["mean"]) is None else f"{mean:.4f}")
     for entry in entries[:3]
   ]
-  return join([paragraph(text, tag("code", folder)), page.cards(shown)])
+  seen = table.get("seen_classes")
+  warning = paragraph(seen, class_="warning") if isinstance(seen, str) else ""
+  return join([paragraph(text, tag("code", folder)), page.cards(shown), warning])
 
 
 def _methods(table: dict[str, Any], entries: list[dict[str, Any]]) -> Markup:

@@ -8,13 +8,20 @@ import numpy as np
 from soprc_jax._text import shown
 from soprc_jax.data import arrays
 from soprc_jax.serving import network
-from soprc_jax.training import files, reproduction, v_history
+from soprc_jax.training import classes, files, reproduction, v_history
 from soprc_jax.training import workdir as workdir_lib
 
 _METRICS = {"mAUPRC": float}
 _RESULTS = {"steps": int, "val": dict, "test": _METRICS}
 # What older versions did not note.
-_NOTED = {"tested_step": int, "versions": {str: str}, "device": str, "images_per_second": float, "data_wait_share": float}
+_NOTED = {
+  "seen_classes": classes.SEEN,
+  "tested_step": int,
+  "versions": {str: str},
+  "device": str,
+  "images_per_second": float,
+  "data_wait_share": float,
+}
 _V_ENTRY = {
   "class": str,
   "row": int,

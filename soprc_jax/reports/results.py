@@ -4,7 +4,7 @@ from typing import Any
 
 from soprc_jax.reports import page, paper, reading
 from soprc_jax.reports.markup import Markup, join, paragraph, tag
-from soprc_jax.training import methods
+from soprc_jax.training import classes, methods
 
 _COUNTS = {
   "num_queries": "queries",
@@ -42,6 +42,7 @@ def section(run: reading.Run) -> Markup:
   rows += [[_COUNTS[key], *(page.number(found[name].get(key)) for name in names)] for key in counts]
   parts = [
     paragraph(_which(run)),
+    *([_seen(found["seen_classes"])] if "seen_classes" in found else []),
     page.table("Every metric of every evaluation (values from 0 to 1)", ["metric", *names], rows),
     *_beyond(found, names),
   ]
@@ -123,7 +124,16 @@ def _which(run: reading.Run) -> str:
   if config.data.trainval:
     return f"Tested: the network of step {step:,}, the last one; the classes of val were trained on (data.trainval), so there is no val."
   best = "the last one" if not found["val"] else "the best on val"
-  return f"Tested: the network of step {step:,} of {found['steps']:,}, {best}. No class is in two splits: all queries are of classes not seen in training."
+  unseen = "" if "seen_classes" in found else ": all queries are of classes not seen in training"
+  return f"Tested: the network of step {step:,} of {found['steps']:,}, {best}. No class is in two splits{unseen}."
+
+
+def _seen(found: dict[str, Any]) -> Markup:
+  return paragraph(
+    f"Not a test of unseen classes: {classes.sentence(found)}. The run began with --allow_seen_classes, from a network "
+    "that was trained on them (model.init_from).",
+    class_="warning",
+  )
 
 
 def _beyond(found: dict[str, Any], names: list[str]) -> list[Markup]:

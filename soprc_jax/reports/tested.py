@@ -10,7 +10,7 @@ import numpy as np
 from soprc_jax import metrics
 from soprc_jax.data import sources
 from soprc_jax.reports import ranking, reading
-from soprc_jax.training import classes, evaluation, parallel, progress
+from soprc_jax.training import evaluation, parallel, progress
 
 _log = logging.getLogger(__name__)
 TOP = 10
@@ -63,8 +63,9 @@ def rank(run: reading.Run, *, data_root: Path | None = None) -> Tested:
     with config.unlocked():
       config.data.root = str(data_root)
   trained = evaluation.load(config, run.workdir)
-  if classes.differ(trained.meta, classes.describe(trained.splits["train"])):
-    raise ValueError("the classes of the data are not those that the run was trained on")
+  lines = evaluation.changes(trained, config, run.workdir)
+  if lines:
+    raise ValueError(f"the data are not those that the run was trained on ({'; '.join(lines)})")
   source = trained.splits["test"]
   _log.info("Embedding %d test images with the network of step %d.", len(source), trained.step)
   began = time.perf_counter()

@@ -63,8 +63,16 @@ def of_split(network: network_lib.Network, split: str, *, embed: network_lib.Emb
     ValueError: as `make_index`, or there is no such split, or the data are not what they should be.
     FileNotFoundError: the data are not there.
   """
-  source = evaluation.pick_split(datasets.make_splits(network.config.data), split)
-  return make_index(network, source, split=split, root=network.config.data.root, embed=embed)
+  return make_index(network, split_source(network, split), split=split, root=network.config.data.root, embed=embed)
+
+
+def split_source(network: network_lib.Network, split: str) -> sources.Source:
+  """Returns a split of the data of a run, by its name.
+
+  Raises:
+    ValueError, FileNotFoundError: as `of_split`.
+  """
+  return evaluation.pick_split(datasets.make_splits(network.config.data), split)
 
 
 def of_images(network: network_lib.Network, path: str | images.Named) -> index_lib.Index:

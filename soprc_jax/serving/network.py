@@ -26,6 +26,7 @@ class Network(NamedTuple):
     variables: ``{"params", "batch_stats"}``, numpy arrays.
     step: of the checkpoint.
     digest: of the variables, see `digest`.
+    meta: what the checkpoint knows of its data, see `soprc_jax.training.classes.describe`.
   """
 
   config: Any
@@ -33,6 +34,7 @@ class Network(NamedTuple):
   variables: dict[str, Any]
   step: int
   digest: str
+  meta: Mapping[str, Any] = {}
 
   @property
   def image_size(self) -> int:
@@ -73,8 +75,8 @@ def load(workdir: Path, config: Any = None, *, newest: bool = False, on_broken: 
       raise ValueError(f"this is not the config of the run in --workdir (without --config its own is taken):\n{told}")
   if on_broken is not None:
     config.data.on_broken = on_broken
-  variables, step, _ = evaluation.restore(config, workdir, newest=newest)
-  return Network(config, workdir, variables, step, digest(variables))
+  variables, step, meta = evaluation.restore(config, workdir, newest=newest)
+  return Network(config, workdir, variables, step, digest(variables), meta)
 
 
 def stored_config(workdir: Path) -> Any:

@@ -1,6 +1,6 @@
 """The images of an index that are nearest to query images."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ from soprc_jax.data import pictures
 from soprc_jax.serving import images
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
+from soprc_jax.training import classes
 
 BACKENDS = ("exact", "faiss")
 _BLOCK = 1 << 24  # float32 similarities at a time
@@ -31,6 +32,32 @@ class Neighbour(NamedTuple):
   id: str
   class_name: str
   similarity: float
+
+
+def check_unseen(
+  network: network_lib.Network, split: str, class_names: Iterable[str], *, allow_seen_classes: bool
+) -> dict[str, Any] | None:
+  """Raises a ValueError, or logs a warning, if a search in val or test would show classes that were trained on.
+
+  Args:
+    network: that embeds.
+    split: that is searched. ``train`` and ``all`` have classes that were trained on by their names; images of a user's
+      own (empty) are not tested on.
+    class_names: of its images.
+    allow_seen_classes: log a warning instead.
+
+  Returns:
+    As `soprc_jax.training.classes.seen`.
+  """
+  if split in ("", "train", "all"):
+    return None
+  where = f"step {network.step} of {network.workdir}"
+  trained = classes.trained_on(network.meta, where=where)
+  if trained is None:
+    classes.warn_unknown(where)
+    return None
+  found = classes.seen(trained, class_names, data_source=network.config.data.source)
+  return classes.report_seen(found, splits=[split], network=where, allow_seen_classes=allow_seen_classes)
 
 
 def check_queries(paths: Sequence[str]) -> None:
@@ -141,8 +168,14 @@ def table(found: Sequence[Neighbour], *, classes: bool) -> str:
   return "\n".join(lines)
 
 
-def to_json(index: index_lib.Index, paths: Sequence[str], found: Sequence[Sequence[Neighbour]]) -> str:
-  """The same as JSON, in ASCII; a class that is not known is null."""
+def to_json(
+  index: index_lib.Index,
+  paths: Sequence[str],
+  found: Sequence[Sequence[Neighbour]],
+  *,
+  seen_classes: dict[str, Any] | None = None,
+) -> str:
+  """The same as JSON, in ASCII; a class that is not known is null. ``seen_classes``: see `check_unseen`."""
   content: dict[str, Any] = {
     "network": {"workdir": index.workdir, "step": index.step, "digest": index.digest},
     "gallery": {
@@ -161,4 +194,6 @@ def to_json(index: index_lib.Index, paths: Sequence[str], found: Sequence[Sequen
       for path, row in zip(paths, found, strict=True)
     ],
   }
+  if seen_classes is not None:
+    content["seen_classes"] = seen_classes
   return json.dumps(content, indent=1)

@@ -60,8 +60,8 @@ class Result(NamedTuple):
   trials: int
 
 
-def check(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
-  """Raises a ValueError or an OSError for what would stop a run later.
+def check(plan: Plan, make_config: MakeConfig, folder: Path, *, allow_seen_classes: bool = False) -> None:
+  """Raises a ValueError or an OSError for what would stop a run later; ``allow_seen_classes`` as `comparison.check_starts`.
 
   Raises:
     ValueError: the data have no val, or too few classes for a batch; a run is of another config; a start does not fit.
@@ -78,7 +78,8 @@ def check(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
       name = plans.RunName(option.name, rate, seed)
       workdir_lib.check(folder / name.folder(), run_config(plan, make_config, option, rate, seed))
   _check_batches(plan, make_config)
-  comparison.check_starts(plan.starts(), base.copy_and_resolve_references())
+  starts, config = plan.starts(), base.copy_and_resolve_references()
+  comparison.check_starts(starts, config, allow_seen_classes=allow_seen_classes)
 
 
 def claim(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
@@ -87,9 +88,10 @@ def claim(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
   Raises:
     ValueError: the folder is of an ablation of another config, or from other networks.
   """
-  shared = run_config(plan, make_config, BASE, None, plan.seeds[0]).to_dict()
+  config = run_config(plan, make_config, BASE, None, plan.seeds[0])
+  shared = config.to_dict()
   del shared["seed"], shared["model"]["init_from"], shared["optim"]["learning_rate"]
-  comparison.claim(shared, plan.starts(), folder)
+  comparison.claim(shared, plan.starts(), folder, data=config.data)
 
 
 def _check_batches(plan: Plan, make_config: MakeConfig) -> None:
@@ -152,7 +154,15 @@ def planned(plan: Plan, folder: Path) -> dict[str, list[tuple[Option, bool]]]:
   return found
 
 
-def run(plan: Plan, make_config: MakeConfig, folder: Path, *, minutes: float, seconds: Callable[[Option], float]) -> bool:
+def run(
+  plan: Plan,
+  make_config: MakeConfig,
+  folder: Path,
+  *,
+  minutes: float,
+  seconds: Callable[[Option], float],
+  allow_seen_classes: bool = False,
+) -> bool:
   """Makes the runs that have not ended yet, one after the other, as long as the next one is likely to end in time.
 
   Args:
@@ -161,6 +171,7 @@ def run(plan: Plan, make_config: MakeConfig, folder: Path, *, minutes: float, se
     folder: of the ablation.
     minutes: after which no run is begun; the first one is always.
     seconds: of a run of an option.
+    allow_seen_classes: see `soprc_jax.training.loop.train`.
 
   Returns:
     Whether all runs have ended.
@@ -178,7 +189,8 @@ def run(plan: Plan, make_config: MakeConfig, folder: Path, *, minutes: float, se
     is_new = comparison.finished(folder, name) is None
     if is_new and made and time.perf_counter() - began + seconds(option) > 60 * minutes:
       return False
-    comparison.run_one(run_config(plan, make_config, option, rate, seed), folder, name, progress)
+    config = run_config(plan, make_config, option, rate, seed)
+    comparison.run_one(config, folder, name, progress, allow_seen_classes=allow_seen_classes)
     made += is_new
     return True
 

@@ -68,6 +68,7 @@ def table(folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds:
       [f"{len(stage.variants) - len(results)} of {len(stage.variants)} variants have not finished."]
       * (len(results) < len(stage.variants))
     ),
+    *filter(None, [comparison.seen_classes(folder, (run for result in results for run in result.row.runs))]),
   ]
   return "\n".join([*lines, "", *notes]) + "\n"
 

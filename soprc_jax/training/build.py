@@ -14,7 +14,7 @@ import optax
 
 from soprc_jax.data import datasets, pipeline, sampler, sources
 from soprc_jax.models import RESNETS, EmbeddingNet, ResNet
-from soprc_jax.training import checkpoints, objectives, optimizers, parallel
+from soprc_jax.training import checkpoints, classes, objectives, optimizers, parallel
 from soprc_jax.training import state as state_lib
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
@@ -183,35 +183,46 @@ def starting_state(config: Any, parts: Parts) -> state_lib.TrainState:
   state = _random_state(config, parts)
   if not config.model.init_from:
     return state
-  check_unseen(config)
   network = checkpoints.load_network(config.model.init_from, {"params": state.params, "batch_stats": state.batch_stats})
   return dataclasses.replace(state, **network)
 
 
-def check_unseen(config: Any) -> None:
-  """Raises a ValueError if the run that ``config.model.init_from`` names divided the same data in another way.
+def check_unseen(config: Any, splits: datasets.Splits | None = None, *, allow_seen_classes: bool = False) -> classes.Names:
+  """Raises a ValueError if the network of ``config.model.init_from`` was trained on classes of val or test.
 
-  Its training classes could then be among the val or test classes here.
+  Args:
+    config: resolved.
+    splits: of its data; None reads them.
+    allow_seen_classes: log a warning instead.
+
+  Returns:
+    The classes that the network was trained on, as far as they are known: see `classes.trained_on`.
   """
-  there = workdir_lib.find_config(Path(config.model.init_from).expanduser())
-  if there is None:
-    return
-  data = there.get("data")
-  if not isinstance(data, dict) or "source" not in data:
-    raise ValueError(
-      f"{config.model.init_from}/{workdir_lib.CONFIG} is not that of a run of experiments.train: it has no data.source"
-    )
-  if data["source"] != config.data.source:
-    return
-  if config.data.source in ("folder", "csv") and data.get("root") != config.data.root:
-    return  # other images
-  for key in ("train_share", "val_share", "split_seed", "trainval"):
-    found = data.get(key, config.data[key])
-    if found != config.data[key]:
-      raise ValueError(
-        f"model.init_from={config.model.init_from} was trained with data.{key}={found!r}, here it is {config.data[key]!r}: "
-        "classes of val or test may be among those that it was trained on"
-      )
+  start = config.model.init_from
+  if not start:
+    return {}
+  there = workdir_lib.find_config(Path(start).expanduser())
+  if there is not None and not (isinstance(there.get("data"), dict) and "source" in there["data"]):
+    raise ValueError(f"{start}/{workdir_lib.CONFIG} is not that of a run of experiments.train: it has no data.source")
+  try:
+    meta = checkpoints.find_meta(start)
+  except FileNotFoundError:
+    return {}  # whoever loads the network says so
+  if meta is None:
+    return {}
+  trained = classes.trained_on(meta, where=start)
+  if trained is None:
+    classes.warn_unknown(start)
+    return {}
+  splits = datasets.make_splits(config.data) if splits is None else splits
+  classes.check_unseen(
+    trained,
+    {name: split for name, split in splits.items() if name != "train"},
+    data_source=config.data.source,
+    network=f"model.init_from={start}",
+    allow_seen_classes=allow_seen_classes,
+  )
+  return trained
 
 
 def _random_state(config: Any, parts: Parts) -> state_lib.TrainState:

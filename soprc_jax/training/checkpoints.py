@@ -1,6 +1,6 @@
 """Checkpoints with Orbax: the newest ones for resuming, the best on val kept apart."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 import errno
 import hashlib
 import logging
@@ -110,8 +110,14 @@ class Store:
         errno.ENOSPC, f"a checkpoint of {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free", str(self._folder)
       )
 
-  def restore_intact(self, like: TrainState) -> tuple[TrainState, dict[str, Any]] | None:
+  def restore_intact(
+    self, like: TrainState, *, check: Callable[[dict[str, Any]], None] = lambda meta: None
+  ) -> tuple[TrainState, dict[str, Any]] | None:
     """The newest checkpoint that is not damaged, as of `restore`; None if there is none at all. Damaged ones are set aside with a warning.
+
+    Args:
+      like: see `restore`.
+      check: gets what `save` was given beside the state, before the arrays are read: it may raise a better error than arrays of another shape.
 
     Raises:
       DamagedError: there are checkpoints, and all are damaged.
@@ -133,6 +139,7 @@ class Store:
       self._set_aside(step, problem)
     parallel.wait_for_all("the damaged checkpoints are set aside")
     self._manager.reload()
+    check(self._meta(steps[len(problems)]))
     return self._read(like, steps[len(problems)])
 
   def check(self, step: int | None = None) -> None:
@@ -206,6 +213,9 @@ class Store:
     if step is None:
       raise FileNotFoundError(f"no checkpoint in {self._folder}")
     self.check(step)
+    return self._meta(step)
+
+  def _meta(self, step: int) -> dict[str, Any]:
     return dict(self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"])
 
   def close(self) -> None:
@@ -274,6 +284,23 @@ def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
     raise ValueError(
       f"the network in {source} does not fit model.* of this config (same name, width, stem, embedding_dim?):\n{error}"
     ) from error
+  finally:
+    store.close()
+
+
+def find_meta(source: str) -> dict[str, Any] | None:
+  """Returns what `Store.save` was given beside the network that `load_network` loads; None for weights.
+
+  Raises:
+    FileNotFoundError: there is no checkpoint.
+    DamagedError: its files are not those that were written.
+  """
+  folder = None if pretrained.is_file(source) else _find(source)
+  if folder is None or folder.name == VARIABLES:
+    return None
+  store = Store(folder)
+  try:
+    return store.meta()
   finally:
     store.close()
 

@@ -1,6 +1,6 @@
 """A fair comparison of methods: same start, batches and budget, each with its learning rate picked on val."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import logging
 import math
@@ -8,7 +8,8 @@ from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
-from soprc_jax.training import build, checkpoints, files, loop, objectives, plans
+from soprc_jax.data import datasets
+from soprc_jax.training import build, checkpoints, classes, files, loop, objectives, plans
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -44,13 +45,14 @@ class Row(NamedTuple):
     return len(self.val) > 1 and self.rate in (min(self.val), max(self.val))
 
 
-def check(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> None:
+def check(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path, *, allow_seen_classes: bool = False) -> None:
   """Raises a ValueError or an OSError for what would stop a run later or make the comparison unfair.
 
   Args:
     plan: which runs.
     make_config: config of a method.
     folder: of the comparison, which may hold an earlier part of it.
+    allow_seen_classes: see `check_starts`.
 
   Raises:
     ValueError: methods differ in more than the loss (and the optimizer); the data have no val; a run or the folder is of another comparison; a
@@ -78,7 +80,7 @@ def check(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> None
         workdir_lib.check(folder / name.folder(), config)
     if config.loss.name not in objectives.LOSSES:
       objectives.check(config.loss.name, config.loss)
-  check_starts(plan.starts(), first)
+  check_starts(plan.starts(), first, allow_seen_classes=allow_seen_classes)
 
 
 def check_folder(folder: Path, writes: Sequence[str] = WRITES) -> None:
@@ -93,44 +95,54 @@ def check_folder(folder: Path, writes: Sequence[str] = WRITES) -> None:
   workdir_lib.check_files(folder, writes, own=_NOTE)
 
 
-def check_starts(starts: Mapping[int, str], config: Any) -> None:
+def check_starts(starts: Mapping[int, str], config: Any, *, allow_seen_classes: bool = False) -> None:
   """Loads the network that each seed starts from, and throws it away.
 
   Args:
     starts: seed -> ``model.init_from``, see `plans.Plan.starts`.
     config: resolved config of one of the runs.
+    allow_seen_classes: log a warning instead of an error if a start was trained on classes of val or test.
 
   Raises:
-    ValueError: a start does not fit, has seen the test classes, or is a run that has not finished.
+    ValueError: a start does not fit, was trained on classes of val or test, or is a run that has not finished.
     OSError: a start is missing.
   """
-  like = build.abstract_network(config)
+  if not starts:
+    return
+  like, splits = build.abstract_network(config), datasets.make_splits(config.data)
   for start in starts.values():
     if workdir_lib.find_config(Path(start).expanduser()) and not (Path(start).expanduser() / workdir_lib.RESULTS).exists():
       raise ValueError(f"the run in {start} has not finished: the network to start from would change as it goes on")
     with config.unlocked():
       config.model.init_from = start
-    build.check_unseen(config)
+    build.check_unseen(config, splits, allow_seen_classes=allow_seen_classes)
     checkpoints.load_network(start, like)
 
 
-def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path) -> None:
-  """Makes the folder and notes what is compared from which start, or checks that it is what was noted there.
+def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path, *, data: Any = None) -> None:
+  """Makes the folder and notes what is compared from which start on which data, or checks that it is what was noted there.
 
   Args:
     shared: what all runs have in common, e.g. `plans.shared`.
     starts: seed -> ``model.init_from``, see `plans.Plan.starts`.
     folder: of the comparison.
+    data: ``config.data`` of the runs; None leaves the data out.
 
   Raises:
-    ValueError: the folder holds a comparison of another config, its runs started from other networks, or there is a link in it.
+    ValueError: the folder holds a comparison of another config, its runs started from other networks, the data have changed since, or there is
+      a link in it.
   """
   prints = {str(seed): checkpoints.fingerprint(start) for seed, start in starts.items()}
   noted = {"shared": shared, "starts": prints}
+  splits = {} if data is None else datasets.make_splits(data)
+  if splits:
+    noted["data"] = classes.describe(splits, data_source=data.source)["splits"]
   path = folder / _NOTE
   if not path.exists():
     folder.mkdir(parents=True, exist_ok=True)
     workdir_lib.write_atomically(path, json.dumps(noted, indent=2, default=list) + "\n")
+    if splits:
+      classes.write_images(folder, splits)
     return
   workdir_lib.refuse_links(folder, WRITES)
   there = files.read(path, _NOTED, remedy="restore it from a copy, or choose another --workdir")
@@ -148,17 +160,35 @@ def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path) ->
     raise ValueError(
       f"earlier runs in {folder} started from {'networks' if there['starts'] else 'random weights'}: choose another folder"
     )
+  if splits:
+    _check_data(path, there, noted["data"], splits)
   noted["starts"] = there["starts"] | prints
-  workdir_lib.write_atomically(path, json.dumps(noted, indent=2, default=list) + "\n")
+  workdir_lib.write_atomically(path, json.dumps(there | noted, indent=2, default=list) + "\n")
 
 
-def run_all(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> list[Row]:
+def _check_data(path: Path, there: Mapping[str, Any], here: Mapping[str, Any], splits: datasets.Splits) -> None:
+  """Raises a ValueError if the data are not those that the earlier runs were trained on."""
+  folder, noted = path.parent, there.get("data", here)  # an older version noted none
+  problem = files.problem(noted, classes.SPLITS, "data")
+  if problem:
+    raise ValueError(f"{path} is corrupt ({problem}): restore it from a copy, or choose another --workdir")
+  lines = classes.split_changes(noted, here, splits, folder)
+  if lines:
+    raise ValueError(classes.changed_message(folder, lines))
+  if not (folder / classes.IMAGES).exists():
+    classes.write_images(folder, splits)
+
+
+def run_all(
+  plan: plans.Plan, make_config: plans.MakeConfig, folder: Path, *, allow_seen_classes: bool = False
+) -> list[Row]:
   """Makes every run that has not finished yet; a killed comparison goes on where it stopped.
 
   Args:
     plan: which runs.
     make_config: config of a method.
     folder: of the comparison; each run has a folder in it.
+    allow_seen_classes: see `loop.train`.
 
   Raises:
     ValueError: a folder holds a run of another config.
@@ -170,7 +200,8 @@ def run_all(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path) -> li
 
     def run(rate: float, seed: int, method: str = method) -> plans.RunName:
       name = plans.RunName(method, rate, seed)
-      run_one(plans.run_config(plan, make_config, name), folder, name, progress)
+      config = plans.run_config(plan, make_config, name)
+      run_one(config, folder, name, progress, allow_seen_classes=allow_seen_classes)
       return name
 
     for rate in rates:
@@ -210,6 +241,13 @@ def metric(folder: Path, name: plans.RunName, split: str, key: str) -> float:
   return results[split][key]
 
 
+def seen_classes(folder: Path, names: Iterable[plans.RunName]) -> str:
+  """Returns a note on the classes of val and test that the starts of some runs were trained on; empty if there are none."""
+  found = [(finished(folder, name) or {}).get("seen_classes") for name in names]
+  told = dict.fromkeys(classes.sentence(one) for one in found if one and not files.problem(one, classes.SEEN))
+  return f"Not a test of unseen classes: {'; '.join(told)}." if told else ""
+
+
 def device(folder: Path, name: plans.RunName) -> str:
   """What a run was trained on."""
   return str((finished(folder, name) or {}).get("device", "an unknown device"))
@@ -220,7 +258,9 @@ def val_by_rate(folder: Path, method: str, rates: Sequence[float], seed: int) ->
   return {rate: metric(folder, plans.RunName(method, rate, seed), "val", "mAUPRC") for rate in rates}
 
 
-def run_one(config: Any, folder: Path, name: plans.RunName, progress: "Progress") -> None:
+def run_one(
+  config: Any, folder: Path, name: plans.RunName, progress: "Progress", *, allow_seen_classes: bool = False
+) -> None:
   """Makes a run unless it has ended before, and tells its result.
 
   Args:
@@ -228,6 +268,7 @@ def run_one(config: Any, folder: Path, name: plans.RunName, progress: "Progress"
     folder: of the comparison.
     name: of the run.
     progress: of the comparison.
+    allow_seen_classes: see `loop.train`.
 
   Raises:
     ValueError: its folder holds a run of another config.
@@ -240,7 +281,7 @@ def run_one(config: Any, folder: Path, name: plans.RunName, progress: "Progress"
   if is_new:
     _log.info("Run %s", name.folder())
     try:
-      loop.train(config, folder / name.folder())
+      loop.train(config, folder / name.folder(), allow_seen_classes=allow_seen_classes)
     except loop.DivergedError as error:
       # Too high a rate is a result like another: remembered, so that the same command does not repeat it.
       note = {"diverged": str(error), "patience": _patience(config)}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import functools
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from soprc_jax.data import datasets, pipeline, sources
 from soprc_jax.training import build, checkpoints, classes, guard, parallel, progress
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
+
+_log = logging.getLogger(__name__)
 
 
 class Embedded(NamedTuple):
@@ -142,7 +145,7 @@ class Trained(NamedTuple):
     variables: of the network, on all devices.
     splits: data of the run.
     step: of the checkpoint.
-    meta: what the checkpoint knows of its classes, see `classes`.
+    meta: what the checkpoint knows of its data, see `classes.describe`.
   """
 
   embed: EmbedFn
@@ -172,7 +175,7 @@ def load(config: Any, workdir: Path, *, newest: bool = False) -> Trained:
 
 
 def restore(config: Any, workdir: Path, *, newest: bool = False) -> tuple[dict[str, Any], int, dict[str, Any]]:
-  """``{"params", "batch_stats"}`` of a checkpoint as numpy arrays, its step, and what it knows of its classes; no data are looked at.
+  """``{"params", "batch_stats"}`` of a checkpoint as numpy arrays, its step, and what it knows of its data; no data are looked at.
 
   Args:
     config: of the run, resolved.
@@ -195,22 +198,61 @@ def restore(config: Any, workdir: Path, *, newest: bool = False) -> tuple[dict[s
     store.close()
 
 
-def evaluate_workdir(config: Any, workdir: Path, *, split: str, newest: bool) -> dict[str, Any]:
+def evaluate_workdir(
+  config: Any, workdir: Path, *, split: str, newest: bool, allow_seen_classes: bool = False
+) -> dict[str, Any]:
   """Metrics of ``split`` for a checkpoint of the run in ``workdir``, under ``"checkpoint_step"`` its step.
 
+  Args:
+    config: of the run, resolved; ``data.root`` may be another place, also of other images.
+    workdir: of the run.
+    split: see `pick_split`.
+    newest: take the newest checkpoint instead of the one that was best on val.
+    allow_seen_classes: log a warning instead of an error if classes that are tested on were trained
+      on, and return under ``"seen_classes"`` what `classes.seen` has found.
+
   Raises:
-    ValueError: as `load`; or the data have no such split; or their classes are other ones than in training.
+    ValueError: as `load`; the data have no such split; the data of the run have changed; classes
+      that are tested on were trained on.
     FileNotFoundError: as `load`.
   """
   trained = load(config, workdir, newest=newest)
-  here = workdir_lib.read_config(workdir)["data"]["root"] == config.data.root  # elsewhere any classes may be
-  if here and classes.differ(trained.meta, classes.describe(trained.splits["train"])):
-    raise ValueError(
-      f"the classes of the data are not those that the run in {workdir} was trained on: some of {split} may have been among them. Give it the data of "
-      "before"
-    )
   images = pick_split(trained.splits, split)
-  return evaluate(trained.embed(trained.variables, images), config) | {"checkpoint_step": trained.step}
+  lines = changes(trained, config, workdir)
+  if lines and _same_place(config, workdir):
+    raise ValueError(classes.changed_message(workdir, lines))
+  if lines:
+    _log.warning("Evaluating on other data than those that the run in %s was trained on:\n%s", workdir, "\n".join(lines))
+  tested = {name: source for name, source in trained.splits.items() if split in (name, "all")}
+  if not lines:
+    tested.pop("train", None)  # the run's own: whoever names it knows
+  known = classes.trained_on(trained.meta, where=str(workdir))
+  found = None
+  if known is None:
+    classes.warn_unknown(str(workdir))
+  else:
+    found = classes.check_unseen(
+      known,
+      tested,
+      data_source=config.data.source,
+      network=f"step {trained.step} of {workdir}",
+      allow_seen_classes=allow_seen_classes,
+    )
+  values = evaluate(trained.embed(trained.variables, images), config) | {"checkpoint_step": trained.step}
+  return values if found is None else values | {"seen_classes": found}
+
+
+def changes(trained: Trained, config: Any, workdir: Path) -> list[str]:
+  """Returns how the data of a run differ from those that it was trained on, see `classes.changes`."""
+  now = classes.describe(trained.splits, data_source=config.data.source)
+  return classes.changes(trained.meta, now, trained.splits, workdir)
+
+
+def _same_place(config: Any, workdir: Path) -> bool:
+  """Whether the data are where those of the run were, however that is spelled; elsewhere any data may be."""
+  roots = (config.data.root, workdir_lib.read_config(workdir)["data"]["root"])
+  there, here = (Path(root).expanduser().resolve() for root in roots)
+  return there == here or config.data.source == "glyphs"  # its root is a cache
 
 
 def pick_split(splits: dict[str, sources.Source], name: str) -> sources.Source:

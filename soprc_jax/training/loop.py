@@ -18,7 +18,7 @@ import numpy as np
 
 from soprc_jax import _files
 from soprc_jax._text import printable
-from soprc_jax.data import pipeline
+from soprc_jax.data import pipeline, sources
 from soprc_jax.training import (
   build,
   checkpoints,
@@ -45,13 +45,20 @@ _log = logging.getLogger(__name__)
 DivergedError = guard.DivergedError
 
 
-def train(config: Any, workdir: Path) -> dict[str, Any]:
+def train(config: Any, workdir: Path, *, allow_seen_classes: bool = False) -> dict[str, Any]:
   """Trains by a resolved config, or goes on with the run in ``workdir``; returns what ``results.json`` holds.
 
   At a kill at any moment, the same call goes on from the newest checkpoint and ends with the same bits.
 
+  Args:
+    config: resolved.
+    workdir: of the run.
+    allow_seen_classes: log a warning instead of an error if the network of ``model.init_from`` was trained on
+      classes of val or test; the results then have ``"seen_classes"``, see `classes.seen`.
+
   Raises:
-    ValueError: the config does not fit the data, the devices, or the run in ``workdir``; another process is at it; its files are damaged.
+    ValueError: the config does not fit the data, the devices, or the run in ``workdir``; another process is at it; its files are damaged;
+      its data have changed; classes of val or test were trained on.
     DivergedError: a step is not finite.
     InterruptedRunError: SIGTERM or Ctrl-C while steps were made; a checkpoint has been written.
     OSError: no space, no permission.
@@ -60,7 +67,7 @@ def train(config: Any, workdir: Path) -> dict[str, Any]:
   parallel.check_equal("--workdir", str(workdir))
   workdir = _files.given(workdir, name="--workdir").absolute()  # Orbax takes no other
   with _disk_errors(workdir), contextlib.ExitStack() as opened:  # closing writes too
-    run = _Run(config, workdir, opened)
+    run = _Run(config, workdir, opened, allow_seen_classes=allow_seen_classes)
     run.train()
     return run.finish()
 
@@ -118,13 +125,14 @@ class _Evaluation(NamedTuple):
 class _Run:
   """The open files and compiled functions of one run."""
 
-  def __init__(self, config: Any, workdir: Path, opened: contextlib.ExitStack):
-    self.config, self.workdir = config, workdir
+  def __init__(self, config: Any, workdir: Path, opened: contextlib.ExitStack, *, allow_seen_classes: bool):
+    self.config, self.workdir, self._allow_seen_classes = config, workdir, allow_seen_classes
     is_new = workdir_lib.check(workdir, config)
     if is_new and config.model.init_from:
       checkpoints.check_start(config.model.init_from)
     with _leaving_no_folder(workdir):
       self.data = build.make_data(config)
+      started_from = self._check_unseen() if is_new else None
       self.parts = build.make_parts(config, self.data.class_counts())
       self.num_steps = config.warmup.steps + config.train.steps
       start = build.starting_state(config, self.parts) if is_new else None
@@ -142,16 +150,17 @@ class _Run:
     opened.callback(self.best.close)
     self.embed = evaluation.make_embed(self.parts.model, config)
     self.like = build.abstract_state(config, self.parts)
-    self.meta = classes.describe(self.data.splits["train"])
-    found = self.newest.restore_intact(self.like)
+    self.meta = classes.describe(self.data.splits, data_source=config.data.source)
+    found = self.newest.restore_intact(self.like, check=self._check_unchanged)
     if found is None:
       state = build.starting_state(config, self.parts) if start is None else start
     else:
       state, meta = found
-      if classes.differ(meta, self.meta):
-        raise ValueError(
-          f"the classes of the data are not those that the run in {workdir} was trained on: give it the data of before, or choose another --workdir"
-        )
+      started_from = meta.get("started_from")
+    # Its start may be gone by now, or hold another network.
+    self.meta["started_from"] = self._check_unseen() if started_from is None else started_from
+    if parallel.is_main() and (found is None or not (workdir / classes.IMAGES).exists()):
+      classes.write_images(workdir, self.data.splits)
     self.start = int(state.step)
     # These steps come again, with other bits if the devices are others.
     self.best.remove([step for step in self.best.steps() if step > self.start])
@@ -162,6 +171,12 @@ class _Run:
     self.records = records.Records(workdir, config, self.data, last_step=self.start, opened=opened)
     self.best_value = self.records.val_at(self.best.latest_step())
     describe.start(config, self.data, self.like.params, self.start, self.num_steps, workdir)
+
+  def _check_unseen(self) -> classes.Names:
+    return build.check_unseen(self.config, self.data.splits, allow_seen_classes=self._allow_seen_classes)
+
+  def _check_unchanged(self, meta: dict[str, Any]) -> None:
+    classes.check_unchanged(meta, self.meta, self.data.splits, self.workdir)
 
   def train(self) -> None:
     """All steps that are left."""
@@ -370,7 +385,10 @@ class _Run:
     else:
       state, which = self.best.restore(self.like)[0], "best on val"
     _log.info("Testing the network of step %d (%s).", int(state.step), which)
-    return results.write(self.workdir, self.config, self.data.splits, self.embed, state, self.records.lines)
+    splits = self.data.splits
+    tested = {name for split in splits for name in sources.shown_classes(splits[split]) if split != "train"}
+    seen = classes.seen(self.meta["started_from"], tested, data_source=self.config.data.source)
+    return results.write(self.workdir, self.config, splits, self.embed, state, self.records.lines, seen_classes=seen)
 
 
 def _trailing_skips(lines: list[dict[str, Any]]) -> int:

@@ -28,15 +28,15 @@ def write(folder: Path, plan: plans.Plan, rows: Sequence[comparison.Row], config
   metrics = ["mAUPRC", *(f"recall@{k}" for k in config.eval.ks[:2])]
   summaries = [tables.summarize(folder, row, metrics, found[row.method]) for row in rows]
   devices = sorted({comparison.device(folder, run) for row in rows for run in row.runs})
-  table = (
-    f"{_title(plan, configs)}; trained on {' and '.join(devices)}\n\n{tables.markdown(summaries, parallel.describe())}"
-  )
+  seen = comparison.seen_classes(folder, (run for row in rows for run in row.runs))
+  title = f"{_title(plan, configs)}; trained on {' and '.join(devices)}" + (f"\n\n{seen}" if seen else "")
+  table = f"{title}\n\n{tables.markdown(summaries, parallel.describe())}"
   about = {
     "plan": plan._asdict(),
     "trained_on": devices,
     "costs_on": parallel.describe(),
     "config": plans.shared(config),
-  }
+  } | ({"seen_classes": seen} if seen else {})
   content = tables.as_json(summaries, about)
   workdir_lib.write_atomically(folder / "table.md", table)
   workdir_lib.write_atomically(folder / "table.json", json.dumps(content, indent=2, default=list, allow_nan=False) + "\n")

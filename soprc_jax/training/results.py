@@ -19,6 +19,8 @@ def write(
   embed: evaluation.EmbedFn,
   state: TrainState,
   lines: list[dict[str, Any]],
+  *,
+  seen_classes: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
   """Tests a network on every test split, writes pictures and ``results.json``, and returns what that holds.
 
@@ -29,6 +31,7 @@ def write(
     embed: of `evaluation.make_embed`.
     state: whose network is tested; numpy leaves.
     lines: of ``metrics.jsonl``.
+    seen_classes: classes of val and test that the network had been trained on, see `classes.seen`.
 
   Raises:
     DivergedError: an embedding is not finite.
@@ -53,6 +56,8 @@ def write(
     "val": _val_at(lines, int(state.step)),
     **values,
   }
+  if seen_classes is not None:
+    found["seen_classes"] = seen_classes
   if parallel.is_main():
     workdir_lib.write_results(workdir, found)
   parallel.wait_for_all("the results are written")
