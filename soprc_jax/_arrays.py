@@ -65,9 +65,38 @@ def as_mask(where: Any, name: str) -> Array:
 
 
 def masked(array: Array, where: Any, name: str = "where") -> tuple[Array, Array]:
-  """The array with 0 in its invalid entries, whatever they hold (NaN too), and its mask."""
+  """Fills the invalid entries with 0, whatever they hold, and returns the array and its mask.
+
+  A valid entry that is infinite becomes NaN: `RetrievalLists` fills the entries that are not valid with
+  infinities, so that a loss without the masks is NaN and not a plausible number.
+  """
   mask = mask_like(where, array, name)
-  return jnp.where(mask, array, jnp.zeros_like(array)), mask
+  # One after the other: no NaN is computed where the masks are right.
+  array = jnp.where(mask, array, jnp.zeros_like(array))
+  return jnp.where(jnp.isinf(array), jax.lax.stop_gradient(array - array), array), mask
+
+
+def check_masks_passed(**scores_and_masks: tuple[Any, Any]) -> None:
+  """Raises a ValueError if scores on the host are infinite and come without a mask.
+
+  Args:
+    **scores_and_masks: name of the scores -> (scores, mask). Arrays on a device pass: no device is
+      waited for, `masked` turns them into NaN.
+  """
+  for name, (scores, where) in scores_and_masks.items():
+    if where is not None or isinstance(scores, jax.Array):
+      continue
+    numbers = np.asarray(scores)
+    if numbers.dtype.kind == "f" and np.isinf(numbers).any():
+      raise ValueError(
+        f"{name} hold {numbers[np.isinf(numbers)].flat[0]} and come without a mask. Entries of "
+        "RetrievalLists that are not valid are infinite: pass **lists.masks"
+      )
+
+
+def has_both(positive_where: Array, negative_where: Array) -> Array:
+  """``[...]`` lists with a valid positive and a valid negative, from masks ``[..., P]`` and ``[..., N]``."""
+  return jnp.any(positive_where, axis=-1) & jnp.any(negative_where, axis=-1)
 
 
 def psum(values: Any, axis_name: AxisName) -> Any:
@@ -107,9 +136,17 @@ def masked_mean(values: Array, where: Array, axis: int | Sequence[int] | None = 
   """
   # The inner `where` keeps inf and NaN of invalid entries out of value and gradient.
   total = jnp.sum(jnp.where(where, values, jnp.zeros_like(values)), axis=axis)
-  count = jnp.sum(where, axis=axis).astype(total.dtype)
+  count = count_true(where, axis).astype(total.dtype)
   total, count = psum((total, count), axis_name)
   return ratio(total, count)
+
+
+def count_true(where: Array, axis: int | Sequence[int] | None = None) -> Array:
+  """Counts the True entries, in int64 where int32 could overflow."""
+  if where.size <= np.iinfo(np.int32).max:
+    return jnp.sum(where, axis=axis)
+  with jax.enable_x64(True):
+    return jnp.sum(where, axis=axis, dtype=jnp.int64)
 
 
 def ordered_bits(array: Array) -> Array:
@@ -193,20 +230,70 @@ def per_list(name: str, value: Any, scores: Array) -> Array:
 
 
 def is_positive(labels: Any) -> Array:
-  """Binary labels as booleans: > 0. Host labels are compared before jax cuts them to 32 bits, where 2^32 is 0.
+  """Returns binary labels as booleans: > 0.
 
   Raises:
     TypeError: labels are no numbers.
     ValueError: a host label is NaN.
   """
+  labels = _uncut(labels)
   if isinstance(labels, jax.Array):
     return labels > 0
-  labels = np.asarray(labels)
   if labels.dtype.kind in "OSUc":
     raise TypeError(f"labels must be numbers, > 0 for a positive; got {labels.dtype}")
   if np.any(labels != labels):
     raise ValueError("labels must be numbers, > 0 for a positive; got nan")
   return jnp.asarray(labels > 0)
+
+
+def integer_labels(labels: Any, name: str = "labels") -> Array:
+  """Returns labels of any integer type, or booleans, as an array of that type.
+
+  Raises:
+    TypeError: labels are no integers.
+    ValueError: jax would cut a label to 32 bits. Traced labels have been cut before.
+  """
+  labels = _uncut(labels)
+  if not (jnp.issubdtype(labels.dtype, jnp.integer) or labels.dtype == bool):
+    if labels.size:
+      raise TypeError(f"{name} must be integers, got {labels.dtype}")
+    labels = labels.astype(np.int32)  # an empty list is one of floats
+  if not isinstance(labels, jax.Array) and labels.size:
+    ends = np.iinfo(jax.dtypes.canonicalize_dtype(np.int8 if labels.dtype == bool else labels.dtype))
+    if labels.min() < ends.min or labels.max() > ends.max:
+      raise ValueError(
+        f"{name} must fit into {ends.bits} bits, map them to rows first; got {labels.min()} to {labels.max()}"
+      )
+  return jnp.asarray(labels)
+
+
+def label_keys(labels: Array) -> Array:
+  """Returns labels as signed integers of the widest type, int32 or with x64 int64.
+
+  Labels of one type are equal where their keys are. An unsigned label beyond that type keeps its bits: its key is
+  negative.
+  """
+  return labels.astype(jax.dtypes.canonicalize_dtype(np.int64))
+
+
+def same_labels(labels: Array, others: Array) -> Array:
+  """Which labels are equal, for any two integer types: 2^32 - 1 of uint32 is not -1 of int32."""
+  keys, other_keys = label_keys(labels), label_keys(others)
+  same = keys == other_keys
+  if jnp.issubdtype(labels.dtype, jnp.unsignedinteger) != jnp.issubdtype(others.dtype, jnp.unsignedinteger):
+    same = same & (keys >= 0)
+  return same
+
+
+def _uncut(labels: Any) -> Any:
+  """Labels in a numpy array, unless jax already holds them in a type that it computes with."""
+  if isinstance(labels, jax.core.Tracer):
+    return labels
+  if isinstance(labels, jax.Array):
+    wide = labels.dtype in (np.int64, np.uint64, np.float64)
+    if not (wide and jax.dtypes.canonicalize_dtype(labels.dtype) != labels.dtype):
+      return labels
+  return np.asarray(labels)
 
 
 def or_nan(value: Any, *, low: float, high: float) -> Array:

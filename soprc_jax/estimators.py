@@ -85,6 +85,9 @@ def soprc_loss(
   >>> print(f"{soprc_loss(positive_scores, negative_scores, v, prior=0.1):.4f}")
   0.3140
   """
+  _arrays.check_masks_passed(
+    positive_scores=(positive_scores, positive_where), negative_scores=(negative_scores, negative_where)
+  )
   positive_scores, negative_scores, v = _arrays.promote(
     positive_scores, negative_scores, v, names=("positive_scores", "negative_scores", "v")
   )
@@ -98,7 +101,7 @@ def soprc_loss(
   fpr = _false_positive_rate(positive_scores, negative_scores, negative_mask, tau1, algorithm)
   tpr = _true_positive_rate(positive_scores, v, _arrays.mask_like(None, v), self_weight, tau2, algorithm)
   risk = _list_risk(fpr, tpr, prior, positive_mask, tpr_gradient)
-  return _reduce_lists(risk, _valid(positive_mask, negative_mask), reduce_fn, axis_name)
+  return _reduce_lists(risk, _arrays.has_both(positive_mask, negative_mask), reduce_fn, axis_name)
 
 
 def ap_loss(
@@ -147,6 +150,9 @@ def ap_loss(
   >>> print(f"{ap_loss(jnp.array([[0.9, 0.6]]), jnp.array([[0.55, 0.2]])):.4f}")
   0.0714
   """
+  _arrays.check_masks_passed(
+    positive_scores=(positive_scores, positive_where), negative_scores=(negative_scores, negative_where)
+  )
   positive_scores, negative_scores = _arrays.promote(
     positive_scores, negative_scores, names=("positive_scores", "negative_scores")
   )
@@ -162,7 +168,7 @@ def ap_loss(
   fpr = _false_positive_rate(positive_scores, negative_scores, negative_mask, tau1, algorithm)
   tpr = _true_positive_rate(positive_scores, positive_scores, positive_mask, self_weight, tau2, algorithm)
   risk = _list_risk(fpr, tpr, batch_prior, positive_mask, tpr_gradient)
-  return _reduce_lists(risk, _valid(positive_mask, negative_mask), reduce_fn, axis_name)
+  return _reduce_lists(risk, _arrays.has_both(positive_mask, negative_mask), reduce_fn, axis_name)
 
 
 def semi_variance(
@@ -213,13 +219,16 @@ def semi_variance(
     raise ValueError(f"pool must be 'batch' or 'list', got {pool!r}")
   _arrays.check_range("lambda1", lambda1, low=0.0)
   _arrays.check_range("lambda2", lambda2, low=0.0)
+  _arrays.check_masks_passed(
+    positive_scores=(positive_scores, positive_where), negative_scores=(negative_scores, negative_where)
+  )
   positive_scores, negative_scores = _arrays.promote(
     positive_scores, negative_scores, names=("positive_scores", "negative_scores")
   )
   _arrays.check_lists(positive_scores=positive_scores, negative_scores=negative_scores)
   positive_scores, positive_mask = _arrays.masked(positive_scores, positive_where, "positive_where")
   negative_scores, negative_mask = _arrays.masked(negative_scores, negative_where, "negative_where")
-  valid = _valid(positive_mask, negative_mask)
+  valid = _arrays.has_both(positive_mask, negative_mask)
   limit = _largest_deviation(positive_scores.dtype)
   positive_scores, negative_scores = (jnp.clip(scores, -limit, limit) for scores in (positive_scores, negative_scores))
 
@@ -233,7 +242,7 @@ def semi_variance(
     if not mean_gradient:
       mean = jax.lax.stop_gradient(mean)
     excess = jax.nn.relu(sign * (scores - mean))
-    selected = mask & (excess > 0) if average_over == "selected" else mask
+    selected = mask & ~(excess <= 0) if average_over == "selected" else mask
     return _arrays.masked_mean(jnp.square(excess), selected, axis, names)
 
   dtype = positive_scores.dtype
@@ -258,11 +267,6 @@ def _check_hyperparameters(tau1: Any, tau2: Any, self_weight: Any, prior: Any, a
 def _largest_deviation(dtype: Any) -> float:
   """A score of which 2^30 squares have a finite sum, two deviations wide."""
   return float(np.sqrt(float(jnp.finfo(dtype).max)) / 2**16)
-
-
-def _valid(positive_mask: jax.Array, negative_mask: jax.Array) -> jax.Array:
-  """``[...]`` lists with at least one valid positive and one valid negative."""
-  return jnp.any(positive_mask, axis=-1) & jnp.any(negative_mask, axis=-1)
 
 
 def _false_positive_rate(

@@ -30,7 +30,7 @@ def interpolate_scores(
   wrong pair in its second loop; README, errata 2.)
 
   Args:
-    scores: ``[..., P]`` scores in any order; beyond a quarter of the dtype's largest number they count as that.
+    scores: ``[..., P]`` finite scores in any order; beyond a quarter of the dtype's largest number they count as that.
     num_points: M >= 1, static.
     bounds: ``(b, B)``, the range of the scores: the two extrapolated ends stay inside, but never move past u_1 and
       u_n. ``None`` does not bound them.
@@ -39,7 +39,8 @@ def interpolate_scores(
     where: ``[..., P]`` mask of the valid scores; ``None`` means all. n counts per list.
 
   Returns:
-    ``[..., M]``, ascending, at least float32. One valid score gives a constant row, none gives zeros.
+    ``[..., M]``, ascending, at least float32. One valid score gives a constant row, none gives zeros. A valid score
+    that is NaN or infinite makes its row NaN.
 
   Raises:
     ValueError: ``num_points``, ``grid`` or ``bounds`` is out of range; ``where`` does not fit, or holds other numbers than 0 and 1.
@@ -48,19 +49,26 @@ def interpolate_scores(
   >>> print([f"{value:.3f}" for value in phi])
   ['0.150', '0.250', '0.375', '0.525', '0.675', '0.825']
   """
-  _arrays.check_count("num_points", num_points)
-  if grid not in GRIDS:
-    raise ValueError(f"grid must be one of {GRIDS}, got {grid!r}")
-  if bounds is not None:
-    ends = np.asarray(bounds, np.float64)
-    if ends.shape != (2,) or not ends[0] < ends[1]:
-      raise ValueError(f"bounds must be (low, high) with low < high, got {bounds!r}")
-    bounds = (float(ends[0]), float(ends[1]))
+  bounds = check_settings(num_points, bounds, grid)
+  _arrays.check_masks_passed(scores=(scores, where))
   (scores,) = _arrays.promote(scores)
   if scores.ndim < 1:
     raise ValueError("scores must have a list axis: shape [..., P], got a scalar")
   mask = _arrays.mask_like(where, scores)
   return _interpolate(scores, mask, int(num_points), bounds, grid)
+
+
+def check_settings(num_points: int, bounds: tuple[float, float] | None, grid: Grid) -> tuple[float, float] | None:
+  """Raises the ValueError of `interpolate_scores` for a setting out of range; returns the bounds as floats."""
+  _arrays.check_count("num_points", num_points)
+  if grid not in GRIDS:
+    raise ValueError(f"grid must be one of {GRIDS}, got {grid!r}")
+  if bounds is None:
+    return None
+  ends = np.asarray(bounds, np.float64)
+  if ends.shape != (2,) or not ends[0] < ends[1]:
+    raise ValueError(f"bounds must be (low, high) with low < high, got {bounds!r}")
+  return float(ends[0]), float(ends[1])
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
@@ -69,7 +77,9 @@ def _interpolate(
 ) -> jax.Array:
   if scores.shape[-1] == 0:
     return jnp.zeros((*scores.shape[:-1], num_points), scores.dtype)
+  scores, mask = _arrays.masked(scores, mask)  # NaN where a valid score is infinite
   count = jnp.sum(mask, axis=-1, keepdims=True)
+  unknown = jnp.any(jnp.isnan(scores), axis=-1, keepdims=True)
   extended = _extend(scores, mask, count, bounds)
   midpoints = 0.5 * (extended[..., :-1] + extended[..., 1:])
   segment, offset = _positions(count, num_points, grid, scores.dtype)
@@ -77,7 +87,8 @@ def _interpolate(
   right = jnp.take_along_axis(midpoints, segment + 1, axis=-1)
   # The running maximum undoes a last-bit inversion that rounding may leave between segments.
   points = jax.lax.cummax(left + offset * (right - left), axis=scores.ndim - 1)
-  return jnp.where(count > 0, points, jnp.zeros_like(points))
+  points = jnp.where(count > 0, points, jnp.zeros_like(points))
+  return jnp.where(unknown, jnp.nan, points)
 
 
 def _extend(scores: jax.Array, mask: jax.Array, count: jax.Array, bounds: tuple[float, float] | None) -> jax.Array:

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from soprc_jax import _arrays
 
@@ -14,14 +13,23 @@ _SMALL = 128
 
 
 class RetrievalLists(NamedTuple):
-  """Scores of Q lists with their masks.
+  """Holds the scores of Q lists with their masks.
+
+  The scores need their masks. Entries that are not valid are infinite, so that a loss without the masks is NaN:
+  pass ``**lists.masks`` to it. A custom loss must replace them (``jnp.where(mask, scores, 0)``) before it computes
+  with them, since a product of a mask and an infinite score is NaN.
 
   Attributes:
-    positive_scores: ``[Q, P]``.
+    positive_scores: ``[Q, P]``; -inf where not valid.
     positive_where: ``[Q, P]`` mask of the valid positives.
-    negative_scores: ``[Q, N]``.
+    negative_scores: ``[Q, N]``; inf where not valid.
     negative_where: ``[Q, N]`` mask of the valid negatives.
-    num_dropped: scalar int32, positives left out because of ``max_positives``, over all lists (and devices).
+    num_dropped: scalar int32, positives left out because of ``max_positives``, over all lists (and devices). From
+      2^31 - 1 on it stays there.
+
+  >>> lists = binary_lists(jnp.array([0.9, 0.1, 0.4]), jnp.array([1, 0, 0]))
+  >>> print(lists.positive_scores, lists.negative_scores, lists.valid)
+  [[ 0.9 -inf -inf]] [[inf 0.1 0.4]] [ True]
   """
 
   positive_scores: jax.Array
@@ -29,6 +37,55 @@ class RetrievalLists(NamedTuple):
   negative_scores: jax.Array
   negative_where: jax.Array
   num_dropped: jax.Array
+
+  @property
+  def valid(self) -> jax.Array:
+    """``[Q]`` bool: the list has a valid positive and a valid negative.
+
+    >>> print(binary_lists(jnp.array([[0.9, 0.1], [0.4, 0.3]]), jnp.array([[1, 0], [1, 1]])).valid)
+    [ True False]
+    """
+    return _arrays.has_both(self.positive_where, self.negative_where)
+
+  @property
+  def masks(self) -> dict[str, Any]:
+    """The masks as keyword arguments of `soprc_loss`, `ap_loss` and `semi_variance`.
+
+    >>> import soprc_jax
+    >>> lists = binary_lists(jnp.array([0.9, 0.1, 0.4]), jnp.array([0, 1, 0]))
+    >>> print(f"{soprc_jax.ap_loss(lists.positive_scores, lists.negative_scores, **lists.masks):.4f}")
+    0.9565
+    """
+    return {"positive_where": self.positive_where, "negative_where": self.negative_where}
+
+  def update_args(self, list_ids: Any) -> dict[str, Any]:
+    """Returns the keyword arguments of the ``update`` of a chain that holds a `score_ema`.
+
+    Args:
+      list_ids: ``[Q]`` integers, the row of v of each list.
+
+    >>> lists = binary_lists(jnp.array([0.9, 0.1, 0.4]), jnp.array([0, 1, 0]))
+    >>> print(sorted(lists.update_args(jnp.zeros(1, int))))
+    ['list_ids', 'positive_scores', 'positive_where']
+    """
+    return {"positive_scores": self.positive_scores, "list_ids": list_ids, "positive_where": self.positive_where}
+
+
+def _make_lists(
+  positive_scores: jax.Array,
+  positive_where: jax.Array,
+  negative_scores: jax.Array,
+  negative_where: jax.Array,
+  num_dropped: jax.Array,
+) -> RetrievalLists:
+  """Makes lists whose scores are infinite where they are not valid: below all positives, above all negatives."""
+  return RetrievalLists(
+    jnp.where(positive_where, positive_scores, jnp.full_like(positive_scores, -jnp.inf)),
+    positive_where,
+    jnp.where(negative_where, negative_scores, jnp.full_like(negative_scores, jnp.inf)),
+    negative_where,
+    num_dropped,
+  )
 
 
 def retrieval_lists(
@@ -49,12 +106,13 @@ def retrieval_lists(
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers.
+    labels: ``[B]`` integers of any type, or booleans. Without x64 jit cuts host labels to 32 bits before
+      they can be checked, so that 2^32 equals 0: map wider labels to rows before the call.
     max_positives: P, static. A query with more positives keeps evenly spaced ones by rank; the others are left out of the
       list altogether (they are not negatives) and counted. ``None`` keeps all, at the size of the gallery: pass the largest
       number of positives that a batch can hold, since losses cost ``P`` times the gallery.
     gallery: ``[G, D]`` candidates other than the batch; used as it is, on each device.
-    gallery_labels: ``[G]`` integers, with ``gallery``.
+    gallery_labels: ``[G]`` integers, with ``gallery``; of any type, compared by value.
     where: ``[B]`` mask of the valid images of the batch.
     gallery_where: ``[G]`` mask of the valid candidates, with ``gallery``.
     axis_name: name of a mapped axis: the gallery is then the batch of all its devices.
@@ -64,7 +122,7 @@ def retrieval_lists(
 
   Raises:
     AssertionError: when traced, if shapes do not fit.
-    TypeError: labels are no integers.
+    TypeError: labels are not integers.
     ValueError: ``max_positives`` < 1; one of ``gallery``, ``gallery_labels`` is missing; a label on the host has more than 32 bits; a mask on
       the host holds other numbers than 0 and 1.
 
@@ -85,11 +143,13 @@ def retrieval_lists(
     axis_name=axis_name,
   )
   scores, positive_mask, negative_mask = found.scores, found.positive, found.negative
-  if max_positives is None:
-    positive_scores, dropped = scores, jnp.zeros([], jnp.int32)
-  else:
-    positive_scores, positive_mask, dropped = pick_positives(scores, positive_mask, max_positives)
-  return RetrievalLists(positive_scores, positive_mask, scores, negative_mask, _arrays.psum(dropped, axis_name))
+  positive_scores = scores
+  dropped = jnp.zeros([], jnp.int32)
+  if max_positives is not None:
+    num_positives = jnp.sum(positive_mask, axis=1)
+    positive_scores, positive_mask = pick_positives(scores, positive_mask, max_positives)
+    dropped = _num_dropped(num_positives, positive_mask.shape[1], axis_name)
+  return _make_lists(positive_scores, positive_mask, scores, negative_mask, dropped)
 
 
 class Similarities(NamedTuple):
@@ -129,7 +189,7 @@ def join_devices(
   Embeddings of masked images are 0, whatever they were (NaN too), and pass no gradient. ``names`` are those of the arguments in errors.
   """
   (embeddings,) = _arrays.promote(embeddings, names=names[:1])
-  labels = _integers(labels, names[1])
+  labels = _arrays.integer_labels(labels, names[1])
   chex.assert_rank(embeddings, 2, custom_message=f"{names[0]} must be [B, D]")
   chex.assert_shape(labels, embeddings.shape[:1], custom_message=f"{names[1]} must be [B], one for each row of {names[0]}")
   mask = _arrays.mask_like(None, labels) if where is None else _checked_mask(where, labels, names)
@@ -140,22 +200,6 @@ def join_devices(
   first = jax.lax.axis_index(axis_name) * labels.shape[0]
   embeddings, labels, mask = jax.lax.all_gather((embeddings, labels, mask), axis_name, tiled=True)
   return JoinedBatch(embeddings, labels, mask, first)
-
-
-def _integers(labels: Any, name: str) -> jax.Array:
-  """Labels as an array; those on the host are checked before jax cuts them to 32 bits."""
-  if not isinstance(labels, jax.Array):
-    labels = np.asarray(labels)
-    if labels.size and labels.dtype.kind not in "biu":
-      raise TypeError(f"{name} must be integers, got {labels.dtype}")
-    if labels.size and labels.dtype.kind in "iu" and jax.dtypes.canonicalize_dtype(np.int64) == np.int32:
-      low, high = np.iinfo(np.int32).min, np.iinfo(np.uint32 if labels.dtype.kind == "u" else np.int32).max
-      if labels.min() < low or labels.max() > high:
-        raise ValueError(f"{name} must fit into 32 bits, map them to rows first; got {labels.min()} to {labels.max()}")
-  array = jnp.asarray(labels)
-  if array.size and not (jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool):
-    raise TypeError(f"{name} must be integers, got {array.dtype}")
-  return array
 
 
 def _checked_mask(where: Any, labels: jax.Array, names: tuple[str, str, str]) -> jax.Array:
@@ -201,17 +245,8 @@ def similarities(
     itself = jnp.zeros((size, candidates.labels.shape[0]), bool)
   scores = _gram(queries.embeddings) if alone else _product(*_arrays.promote(queries.embeddings, candidates.embeddings))
   usable = queries.where[:, None] & candidates.where[None, :]
-  same = _same(queries.labels[:, None], candidates.labels[None, :])
+  same = _arrays.same_labels(queries.labels[:, None], candidates.labels[None, :])
   return Similarities(scores, same & usable & ~itself, ~same & usable, itself & usable)
-
-
-def _same(labels: jax.Array, others: jax.Array) -> jax.Array:
-  """Which labels are equal; an unsigned one of 2^31 or more is not the negative one of the same 32 bits."""
-  same = labels == others
-  for one, other in ((labels, others), (others, labels)):
-    if jnp.issubdtype(one.dtype, jnp.unsignedinteger) and jnp.issubdtype(other.dtype, jnp.signedinteger):
-      same = same & (other >= 0)
-  return same
 
 
 def _product(queries: jax.Array, candidates: jax.Array) -> jax.Array:
@@ -251,7 +286,8 @@ def binary_lists(scores: Any, labels: Any, *, where: Any = None) -> RetrievalLis
 
   Args:
     scores: ``[L]`` or ``[..., L]`` scores of any mixture of positives and negatives; of K labels a list each, ``[K, L]``.
-    labels: like ``scores``; > 0 (or True) is positive.
+    labels: like ``scores``; > 0 (or True) is positive. Without x64 jit cuts host labels to 32 bits
+      before they can be checked, so that 2^32 is 0: compare wider labels with 0 before the call.
     where: like ``scores``: mask of the valid entries.
 
   Returns:
@@ -273,21 +309,17 @@ def binary_lists(scores: Any, labels: Any, *, where: Any = None) -> RetrievalLis
   mask = _arrays.mask_like(where, scores)
   if scores.ndim == 1:
     scores, positive, mask = scores[None], positive[None], mask[None]
-  return RetrievalLists(scores, positive & mask, scores, ~positive & mask, jnp.zeros([], jnp.int32))
+  return _make_lists(scores, positive & mask, scores, ~positive & mask, jnp.zeros([], jnp.int32))
 
 
-def pick_positives(
-  scores: jax.Array, positive_mask: jax.Array, max_positives: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """The positives of each row in ``[B, P]``: all of them, or evenly spaced ranks where there are more; with mask and number of dropped ones."""
-  columns, mask, dropped = positive_columns(scores, positive_mask, max_positives)
-  return jnp.take_along_axis(scores, columns, axis=1), mask, dropped
+def pick_positives(scores: jax.Array, positive_mask: jax.Array, max_positives: int) -> tuple[jax.Array, jax.Array]:
+  """Picks the positives of each row, ``[B, P]``: all, or evenly spaced ranks where there are more; with their mask."""
+  columns, mask = positive_columns(scores, positive_mask, max_positives)
+  return jnp.take_along_axis(scores, columns, axis=1), mask
 
 
-def positive_columns(
-  scores: jax.Array, positive_mask: jax.Array, max_positives: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """The columns that `pick_positives` picks, with mask and number of dropped ones."""
+def positive_columns(scores: jax.Array, positive_mask: jax.Array, max_positives: int) -> tuple[jax.Array, jax.Array]:
+  """Returns the columns that `pick_positives` picks, and their mask."""
   width = min(max_positives, scores.shape[1])
   count = jnp.sum(positive_mask, axis=1)
   # Ranks only choose columns, hence no gradient through the order.
@@ -298,13 +330,26 @@ def positive_columns(
 
   def evenly_spaced(keys: jax.Array) -> jax.Array:
     order = jnp.argsort(-keys, axis=1)
-    slots = jnp.arange(width)[None, :]
-    # The ranks in the middle of `width` equal parts; all of them if there are no more than `width`.
-    ranks = jnp.where(count[:, None] > width, (2 * slots + 1) * count[:, None] // (2 * width), slots)
+    ranks = _evenly_spaced_ranks(jnp.arange(width)[None, :], count[:, None], width)
     return jnp.take_along_axis(order, ranks, axis=1).astype(jnp.int32)
 
   # A full sort is needed only if some query has too many positives.
   columns = jax.lax.cond(jnp.any(count > width), evenly_spaced, best, keys)
-  mask = jnp.arange(width)[None, :] < count[:, None]
-  dropped = jnp.sum(jnp.maximum(count - width, 0)).astype(jnp.int32)
-  return columns, mask, dropped
+  return columns, jnp.arange(width)[None, :] < count[:, None]
+
+
+def _evenly_spaced_ranks(slots: jax.Array, count: jax.Array, width: int) -> jax.Array:
+  """The ranks in the middle of ``width`` equal parts of ``count``; all of them if there are no more than ``width``."""
+  # (2 slot + 1) count goes beyond int32 from 2^30 pairs of a slot and a positive on.
+  with jax.enable_x64(True):
+    slots, count = slots.astype(jnp.int64), count.astype(jnp.int64)
+    middle = (2 * slots + 1) * count // (2 * width)
+    return jnp.where(count > width, middle, slots).astype(jnp.int32)
+
+
+def _num_dropped(count: jax.Array, width: int, axis_name: _arrays.AxisName) -> jax.Array:
+  """How many of the ``count [B]`` positives of each list do not fit into ``width``, over all lists of all devices."""
+  # The sum is one over pairs of images, hence in int64.
+  with jax.enable_x64(True):
+    total = _arrays.psum(jnp.sum(jnp.maximum(count.astype(jnp.int64) - width, 0)), axis_name)
+    return jnp.minimum(total, jnp.iinfo(jnp.int32).max).astype(jnp.int32)

@@ -25,7 +25,7 @@ class EmbeddingMemoryState(NamedTuple):
 
   Attributes:
     embeddings: ``[S, D]`` float32; zero in slots that are not filled.
-    labels: ``[S]`` int32.
+    labels: ``[S]`` int32, with x64 int64. Of an unsigned label beyond that type they hold the bits.
     filled: ``[S]`` slots that hold an image.
     pointer: int32, the slot that the next image takes.
     count: int32, updates so far that had an image; what ``start_after`` counts.
@@ -91,7 +91,8 @@ def embedding_memory(
 
     * ``init(params) -> EmbeddingMemoryState``;
     * ``update(updates, state, params=None, *, embeddings, labels, where=None, **extra)`` with ``embeddings [B, D]`` (unit norm, stored as they
-      are, in float32), ``labels [B]`` integers and ``where [B]``, the images to store;
+      are, in float32), ``labels [B]`` integers and ``where [B]``, the images to store. Labels are of one type in all batches, and under jit
+      within 32 bits, see `retrieval_lists`;
     * ``lookahead(opt_state, embeddings, labels, where=None) -> Memory``: the memory that ``update`` will store, with the slot of each image of
       the batch, as constants (but see ``start_after``). This is what XBM uses;
     * ``current(opt_state) -> Memory``: what is stored, without the current batch, as constants. This is what BlackBox uses.
@@ -121,14 +122,14 @@ def embedding_memory(
     del params
     return EmbeddingMemoryState(
       embeddings=jnp.zeros([size, dim], jnp.float32),
-      labels=jnp.zeros([size], jnp.int32),
+      labels=_arrays.label_keys(jnp.zeros([size], jnp.int32)),
       filled=jnp.zeros([size], bool),
       pointer=jnp.zeros([], jnp.int32),
       count=jnp.zeros([], jnp.int32),
     )
 
   def join(embeddings: Any, labels: Any, where: Any) -> lists.JoinedBatch:
-    batch = join_devices(embeddings, labels, where, axis_name)
+    batch = lists.join_devices(embeddings, labels, where, axis_name)
     chex.assert_shape(batch.embeddings, (None, dim), custom_message=f"embeddings must be [B, dim={dim}]")
     if batch.labels.shape[0] > size:
       raise ValueError(f"the memory has size={size} slots, fewer than the {batch.labels.shape[0]} images of a batch")
@@ -260,7 +261,7 @@ def reference_memory(num_batches: int, batch_size: int, *, axis_name: _arrays.Ax
   ) -> tuple[Any, ReferenceMemoryState]:
     del params, extra
     _check_given("reference_memory", embeddings=embeddings, labels=labels)
-    batch = jax.lax.stop_gradient(join_devices(embeddings, labels, where, axis_name))
+    batch = jax.lax.stop_gradient(lists.join_devices(embeddings, labels, where, axis_name))
     chex.assert_axis_dimension(
       batch.labels, 0, batch_size, custom_message=f"embeddings and labels must have batch_size={batch_size} images"
     )
@@ -292,18 +293,22 @@ def reference_memory(num_batches: int, batch_size: int, *, axis_name: _arrays.Ax
   return transform
 
 
-def join_devices(embeddings: Any, labels: Any, where: Any, axis_name: _arrays.AxisName) -> lists.JoinedBatch:
-  """`lists.join_devices` for labels that are stored, hence integers."""
-  if not isinstance(labels, jax.Array):
-    labels = np.asarray(labels)
-  # Only of other types than int32, so that nothing waits for a device.
-  if labels.dtype.kind in "iu" and labels.dtype != np.int32 and labels.size and not isinstance(labels, jax.core.Tracer):
-    low, high = int(labels.min()), int(labels.max())
-    if low < np.iinfo(np.int32).min or high > np.iinfo(np.int32).max:
-      raise ValueError(f"labels must fit into 32 bits, map them to rows first; memories hold int32, got {low} to {high}")
-  if not jnp.issubdtype(labels.dtype, jnp.integer):
-    raise AssertionError(f"labels must be integers, as which they are stored; got {labels.dtype}")
-  return lists.join_devices(embeddings, labels, where, axis_name)
+def compare(embeddings: Any, labels: Any, memory: Memory, where: Any) -> lists.Similarities:
+  """Returns the pairs of the images of a batch and those of a memory.
+
+  Labels are compared as the memory stores them. A `Memory` made by hand may hold them as they are, in any type.
+  """
+  stored = memory.labels
+  if not jnp.issubdtype(jnp.asarray(stored).dtype, jnp.unsignedinteger):
+    labels = _arrays.label_keys(_arrays.integer_labels(labels))
+  return lists.similarities(
+    embeddings,
+    labels,
+    gallery=memory.embeddings,
+    gallery_labels=stored,
+    where=where,
+    gallery_where=memory.where,
+  )
 
 
 def _place(
@@ -320,10 +325,12 @@ def _place(
     slots = jnp.where(fits, state.pointer, size - number) + nth - 1
     pointer = jnp.where(fits, state.pointer + number, 0)
   slots = jnp.where(batch.where, slots, size)
+  keys = _arrays.label_keys(batch.labels)
   placed = EmbeddingMemoryState(
     # A batch in float64 that only takes the place of the memory keeps its precision.
     embeddings=_scatter(state.embeddings.astype(batch.embeddings.dtype), slots, batch.embeddings),
-    labels=_scatter(state.labels, slots, batch.labels.astype(jnp.int32)),
+    # A state from before x64 was switched on holds 32 bits.
+    labels=_scatter(state.labels.astype(keys.dtype), slots, keys),
     filled=_scatter(state.filled, slots, batch.where),
     pointer=pointer,
     count=state.count,

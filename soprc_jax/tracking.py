@@ -74,7 +74,7 @@ def score_ema(
     beta: in (0, 1], or an optax schedule of the update count.
     bounds: range of the scores, see `interpolate_scores`; (-1, 1) for cosines.
     grid: see `interpolate_scores`.
-    initial_v: ``None``, or an array ``[M]`` or ``[C, M]``.
+    initial_v: ``None``, or an array ``[M]`` or ``[C, M]``. It is kept on the host, so it must not be traced.
     axis_name: name of a mapped axis whose devices hold the other lists of the batch. Every device then
       stores the same state.
 
@@ -83,14 +83,15 @@ def score_ema(
 
     * ``init(params) -> ScoreEmaState``;
     * ``update(updates, state, params=None, *, positive_scores, list_ids, positive_where=None, **extra)`` with ``positive_scores [Q, P]``
-      and ``list_ids [Q]`` integers in [0, C);
+      and ``list_ids [Q]`` integers of any type in [0, C). Without x64 jit cuts host ids to 32 bits before they can be
+      checked, so that 2^32 is row 0: map labels to rows before the call;
     * ``lookahead(opt_state, positive_scores, list_ids, positive_where=None) -> [Q, M]``: the rows ``v_{t+1}[list_ids]`` that ``update``
       will store, which Alg. 1 uses in the loss of step t. ``opt_state`` is any tree with exactly one state of a ``score_ema``.
 
   Raises:
     ValueError: a size, beta or ``initial_v`` is out of range; concrete ``list_ids`` are outside [0, C). Traced ids outside
       give NaN rows in ``lookahead``, never another list's row.
-    TypeError: ``update`` is called without the scores.
+    TypeError: ``update`` is called without the scores; ``initial_v`` is traced.
     AssertionError: shapes do not fit, or ``list_ids`` are no integers.
 
   >>> tracker = score_ema(num_lists=2, num_points=4, beta=0.1)
@@ -99,19 +100,21 @@ def score_ema(
   >>> print([f"{value:.2f}" for value in state.v[1]], state.weight)
   ['0.10', '0.30', '0.50', '0.70'] [0.  0.1]
   """
+  if isinstance(beta, jax.Array) and not isinstance(beta, jax.core.Tracer):
+    beta = np.asarray(beta)
   _check_settings(num_lists, num_points, beta)
   start, start_weight = _initial(initial_v, num_lists, num_points)
-  # Raises on a bad grid or bounds now, not at the first step.
-  interpolation.interpolate_scores(np.zeros((0, 1)), num_points=num_points, bounds=bounds, grid=grid)
+  # A bad grid or bounds is an error now, not at the first step.
+  interpolation.check_settings(num_points, bounds, grid)
 
   def init_fn(params: Any) -> ScoreEmaState:
     del params
-    return ScoreEmaState(
-      v=jnp.array(start), weight=jnp.full([num_lists], start_weight, start.dtype), count=jnp.zeros([], jnp.int32)
-    )
+    v = jnp.array(start)
+    return ScoreEmaState(v, jnp.full([num_lists], start_weight, v.dtype), jnp.zeros([], jnp.int32))
 
   def advance(state: ScoreEmaState, positive_scores: Any, list_ids: Any, positive_where: Any) -> ScoreEmaState:
     _check_ids(list_ids, num_lists)
+    _arrays.check_masks_passed(positive_scores=(positive_scores, positive_where))
     (positive_scores,), list_ids = _arrays.promote(positive_scores, names=("positive_scores",)), jnp.asarray(list_ids)
     chex.assert_rank(positive_scores, 2, custom_message="positive_scores must be [Q, P]")
     chex.assert_shape(
@@ -195,17 +198,27 @@ def _mix(state: ScoreEmaState, phi: jax.Array, lists: jax.Array, beta: jax.Array
   return ScoreEmaState(v=v, weight=weight, count=optax.safe_increment(state.count))
 
 
-def _initial(initial_v: Any, num_lists: int, num_points: int) -> tuple[jax.Array, float]:
+def _initial(initial_v: Any, num_lists: int, num_points: int) -> tuple[np.ndarray, float]:
+  """Returns v and its weight at the start, on the host: an array made under jit would be a tracer that outlives it."""
+  dtype = jax.dtypes.canonicalize_dtype(np.float64)
   if initial_v is None:
-    return jnp.zeros([num_lists, num_points]), 0.0
-  (start,) = _arrays.promote(initial_v, names=("initial_v",))
+    return np.broadcast_to(np.zeros([], dtype), (num_lists, num_points)), 0.0
+  if isinstance(initial_v, jax.core.Tracer):
+    raise TypeError(
+      f"initial_v must be known when the score_ema is made, got a traced array of shape {initial_v.shape}. Make the "
+      "score_ema outside of the transformed function, or replace v in the state that init() returns"
+    )
+  start = np.asarray(initial_v)
+  if start.dtype.kind in "OSUc":
+    raise TypeError(f"initial_v must be real numbers, got {start.dtype}")
+  start = start.astype(dtype if start.dtype == np.float64 else np.float32)
   if start.shape not in ((num_points,), (num_lists, num_points)):
     raise ValueError(
       f"initial_v must have shape [M] = ({num_points},) or [C, M] = ({num_lists}, {num_points}), got {start.shape}"
     )
-  if not bool(jnp.all(jnp.isfinite(start))):
+  if not np.isfinite(start).all():
     raise ValueError("initial_v must be finite")
-  return jnp.broadcast_to(start, (num_lists, num_points)), 1.0
+  return np.broadcast_to(start, (num_lists, num_points)), 1.0
 
 
 def _check_settings(num_lists: int, num_points: int, beta: Any) -> None:
@@ -217,8 +230,8 @@ def _check_settings(num_lists: int, num_points: int, beta: Any) -> None:
 
 
 def _not_wrapped(list_ids: Any, num_lists: int) -> jax.Array:
-  """The ids with negative ones moved out of range: an index of -1 would mean the last row."""
-  list_ids = jnp.asarray(list_ids)
+  """The ids in a type that holds ``num_lists``, negative ones out of range: an index of -1 would mean the last row."""
+  list_ids = _arrays.label_keys(jnp.asarray(list_ids))
   return jnp.where(list_ids < 0, num_lists, list_ids)
 
 

@@ -410,3 +410,17 @@ def test_two_devices_equal_one(kind, which, margin):
     chex.assert_trees_all_close((got[0], state), mapping.replicate((loss, expected)), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got[1], mapping.replicate(gradient), rtol=0, atol=1e-4 * np.abs(gradient).max())
     assert np.abs(gradient).max() > 1e-4
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_f67_labels_may_be_booleans(jitted):
+  embeddings, labels = _unit(0, 8), _LABELS == 7
+  loss = functools.partial(losses.blackbox_ap_loss, embeddings)
+  got = (jax.jit(loss) if jitted else loss)(labels)
+  np.testing.assert_array_equal(got, (jax.jit(loss) if jitted else loss)(np.int32(labels)))
+
+
+def test_f46_more_pairs_than_int32_counts_are_an_error():
+  images = jax.ShapeDtypeStruct((46_341, 2), jnp.float32), jax.ShapeDtypeStruct((46_341,), jnp.int32)
+  with pytest.raises(ValueError, match="got 46,341 images"):
+    jax.eval_shape(functools.partial(losses.blackbox_ap_loss, max_positives=3), *images)

@@ -473,6 +473,16 @@ class TestPipeline:
     np.testing.assert_array_equal(1000 + 17 * batch["label"], labels[batch["position"]])
     assert not batch["where"].all()
 
+  def test_f49_labels_beyond_32_bits_become_rows_before_they_reach_jax(self):
+    """As arguments of a jitted function 0, 2^32 and 2^33 would be one class."""
+    source = _Pictures(np.repeat([0, 2**32, 2**33], 2))
+    plan = sampler.ClassSampler(source.labels, batch_size=6, per_class=2, seed=0)
+    rows = sources.label_rows(source.labels)
+    settings = {"augmentation": "none", "image_size": 12, "seed": 0, "num_steps": 1}
+    batch = pipeline.TrainBatches(source, plan, rows=rows, **settings)[0]
+    assert batch["label"].dtype == np.int32
+    np.testing.assert_array_equal(2**32 * batch["label"].astype(np.int64), source.labels[batch["position"]])
+
   def test_images_are_those_of_the_positions(self):
     batches = _batches(augmentation="none", image_size=12)
     batch, source = batches[3], _Pictures(_labels(_LAYOUTS["with_small"]))

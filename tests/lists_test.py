@@ -11,8 +11,19 @@ import jax
 import jax.numpy as jnp
 import mapping
 import numpy as np
+import pytest
 
-from soprc_jax import ap_loss, binary_lists, retrieval_lists, semi_variance, soprc_loss
+from soprc_jax import (
+  _arrays,
+  ap_loss,
+  binary_lists,
+  interpolate_scores,
+  lists,
+  retrieval_lists,
+  score_ema,
+  semi_variance,
+  soprc_loss,
+)
 
 B, D, G = 7, 4, 5
 _LABELS = np.array([9, 2, 9, 5, 2, 9, 9])  # unsorted; classes of 4, 2 and 1
@@ -209,7 +220,8 @@ class RetrievalListsTest(chex.TestCase):
       got = retrieval_lists(rounded, _LABELS)
       self.assertEqual(got.negative_scores.dtype, jnp.float32)
       exact = np.asarray(rounded, np.float64) @ np.asarray(rounded, np.float64).T
-      np.testing.assert_allclose(got.negative_scores, exact, rtol=0, atol=1e-6)
+      where = np.asarray(got.negative_where)
+      np.testing.assert_allclose(np.asarray(got.negative_scores)[where], exact[where], rtol=0, atol=1e-6)
     with jax.enable_x64(True):
       got = retrieval_lists(jnp.asarray(embeddings, jnp.float64), _LABELS)
       self.assertEqual(got.positive_scores.dtype, jnp.float64)
@@ -317,3 +329,170 @@ class BinaryListsTest(chex.TestCase):
       self.assertEqual(binary_lists(jnp.ones(3, jnp.float64), jnp.ones(3)).positive_scores.dtype, jnp.float64)
     with self.assertRaises(AssertionError):
       binary_lists(jnp.ones(3), jnp.ones(4))
+
+
+def _ranks(slots, count, width):
+  got = lists._evenly_spaced_ranks(jnp.asarray(slots)[None, :], jnp.full([1, 1], count), width)
+  return np.asarray(got)[0].tolist()
+
+
+@pytest.mark.parametrize(
+  ("count", "width"), [(7, 3), (3, 7), (99_999, 50_000), (2**20, 2**11 + 1), (2**31 - 1, 2**30), (2**31 - 1, 2**31 - 1)]
+)
+def test_f46_ranks_are_exact_beyond_a_product_of_31_bits(count, width):
+  slots = sorted({0, 1, width // 3, width // 2, width - 2, width - 1})
+  want = [(2 * slot + 1) * count // (2 * width) if count > width else slot for slot in slots]
+  assert _ranks(slots, count, width) == want
+  assert jax.jit(_ranks_of, static_argnums=2)(jnp.asarray(slots), count, width).tolist() == want
+
+
+def _ranks_of(slots, count, width):
+  return lists._evenly_spaced_ranks(slots[None, :], jnp.full([1, 1], count), width)[0]
+
+
+def test_f46_half_of_a_large_gallery_is_kept_without_a_repeat():
+  size, kept = 100_000, 50_000
+  gallery = np.linspace(-1, 1, size, dtype=np.float32)[:, None]
+  options = {"gallery": gallery, "gallery_labels": np.zeros(size, int), "max_positives": kept}
+  found = retrieval_lists(np.ones((1, 1), np.float32), np.zeros(1, int), **options)
+  # Every other positive, from the second highest on.
+  np.testing.assert_array_equal(found.positive_scores[0], gallery[::-1, 0][1::2])
+  assert found.num_dropped == size - kept
+
+
+def test_f46_counts_beyond_31_bits():
+  """Of an array that is never made, a broadcast number."""
+  side = 2**16
+  every = jax.jit(lambda one: _arrays.count_true(jnp.broadcast_to(one, (side, side))).astype(jnp.float32))
+  assert every(jnp.array(True)) == 2**32
+  large = [jax.ShapeDtypeStruct((side, side), dtype) for dtype in (jnp.float32, bool)]
+  assert jax.eval_shape(_arrays.masked_mean, *large).dtype == jnp.float32
+  assert lists._num_dropped(jnp.full(3, 2**31 - 1, jnp.int32), 1, None) == 2**31 - 1
+  assert lists._num_dropped(jnp.array([5, 1, 2]), 2, None) == 3
+
+
+@pytest.mark.parametrize("dtype", [np.uint64, np.int64])
+def test_f41_labels_of_64_bits_and_two_types_are_compared_exactly(dtype):
+  """int64 beside uint64 is compared in float64, where 2^62 and 2^62 + 1 are equal."""
+  with jax.enable_x64(True):
+    labels = np.array([2**62, 7], dtype)
+    gallery = np.array([2**62 + 1, 2**62, 7], np.int64)
+    found = retrieval_lists(np.eye(2, D), labels, gallery=np.eye(3, D), gallery_labels=gallery)
+    np.testing.assert_array_equal(found.positive_where, [[False, True, False], [False, False, True]])
+    large = retrieval_lists(
+      np.eye(1, D), np.array([2**63], np.uint64), gallery=np.eye(1, D), gallery_labels=np.array([-(2**63)])
+    )
+    assert large.negative_where.all()
+
+
+def test_f41_arrays_of_64_bits_are_checked_where_jax_computes_in_32():
+  with jax.enable_x64(True):
+    labels = jnp.array([0, 2**32, 0])
+  with pytest.raises(ValueError, match="labels must fit into 32 bits"):
+    retrieval_lists(np.eye(3, D), labels)
+  np.testing.assert_array_equal(binary_lists(np.zeros(3), labels).positive_where, [[False, True, False]])
+
+
+def _both_kinds():
+  embeddings = _embeddings(3)
+  return {
+    "retrieval": retrieval_lists(embeddings, _LABELS, max_positives=3),
+    "retrieval_all": retrieval_lists(embeddings, _LABELS),
+    "gallery": retrieval_lists(embeddings, _LABELS, gallery=_embeddings(4, G), gallery_labels=_LABELS[:G]),
+    "binary": binary_lists(embeddings[:, :2].T, np.stack([_LABELS > 5, _LABELS < 0])),
+  }
+
+
+@pytest.mark.parametrize("name", _both_kinds())
+def test_f50_valid_masks_and_update_args(name):
+  found = _both_kinds()[name]
+  np.testing.assert_array_equal(
+    found.valid, np.asarray(found.positive_where).any(axis=1) & np.asarray(found.negative_where).any(axis=1)
+  )
+  assert found.masks == {"positive_where": found.positive_where, "negative_where": found.negative_where}
+  ids = np.arange(len(found.valid))
+  tracker = score_ema(len(ids), 4, 0.5)
+  state = jax.jit(lambda found: tracker.update(None, tracker.init(None), **found.update_args(ids))[1])(found)
+  want = interpolate_scores(found.positive_scores, num_points=4, where=found.positive_where)
+  np.testing.assert_allclose(state.v, want, rtol=1e-6)
+  assert found.update_args(ids)["list_ids"] is ids
+
+
+def _losses_of(found, v, **masks):
+  pair = found.positive_scores, found.negative_scores
+  return {
+    "soprc": lambda: soprc_loss(*pair, v, prior=0.1, **masks),
+    "soprc_max": lambda: soprc_loss(*pair, v, prior=0.1, reduce_fn=functools.partial(jnp.max, initial=-jnp.inf), **masks),
+    "ap": lambda: ap_loss(*pair, **masks),
+    "variance": lambda: semi_variance(*pair, **masks),
+    "variance_of_all": lambda: semi_variance(*pair, average_over="all", mean_gradient=False, **masks),
+    "variance_of_lists": lambda: semi_variance(*pair, pool="list", **masks),
+  }
+
+
+def _v(found):
+  return interpolate_scores(found.positive_scores, num_points=4, where=found.positive_where)
+
+
+@pytest.mark.parametrize("name", ["retrieval", "binary"])
+@pytest.mark.parametrize("left_out", ["positive_where", "negative_where", "both", "none"])
+def test_f50_a_loss_without_the_masks_is_nan(name, left_out):
+  found = _both_kinds()[name]
+  masks = {name: mask for name, mask in found.masks.items() if left_out not in (name, "both")}
+  values = jax.jit(lambda found, v: {name: loss() for name, loss in _losses_of(found, v, **masks).items()})(
+    found, _v(found)
+  )
+  assert {name for name, value in values.items() if np.isnan(value)} == (set() if left_out == "none" else set(values))
+
+
+def test_f50_sorted_sums_without_the_masks_are_nan():
+  found = _both_kinds()["retrieval"]
+  loss = jax.jit(functools.partial(soprc_loss, prior=0.1, algorithm="sorted"))
+  assert np.isnan(loss(found.positive_scores, found.negative_scores, _v(found)))
+
+
+@pytest.mark.parametrize("loss", ["soprc", "ap", "variance"])
+def test_f50_scores_on_the_host_without_masks_are_an_error(loss):
+  found = jax.tree.map(np.asarray, _both_kinds()["retrieval"])
+  with pytest.raises(ValueError, match=r"positive_scores hold -inf and come without a mask.*pass \*\*lists.masks"):
+    _losses_of(found, _v(found))[loss]()
+
+
+@pytest.mark.parametrize("name", _both_kinds())
+def test_f50_v_without_the_mask_is_nan_or_an_error(name):
+  found = _both_kinds()[name]
+  ids, tracker = np.arange(len(found.valid)), score_ema(len(found.valid), 4, 0.5)
+  rows = tracker.lookahead(tracker.init(None), found.positive_scores, ids)
+  incomplete = ~np.asarray(found.positive_where).all(axis=1)
+  assert incomplete.any()
+  np.testing.assert_array_equal(np.isnan(rows).all(axis=1), incomplete)
+  with pytest.raises(ValueError, match=r"pass \*\*lists.masks"):
+    tracker.lookahead(tracker.init(None), np.asarray(found.positive_scores), ids)
+
+
+def _total(embeddings, jitted_lists=retrieval_lists):
+  found = jitted_lists(embeddings, _LABELS, max_positives=2)
+  return sum(loss() for loss in _losses_of(found, _v(found), **found.masks).values())
+
+
+def test_f50_no_nan_is_computed_with_the_masks():
+  with jax.debug_nans(True):
+    assert np.isfinite(jax.grad(_total)(_embeddings(3))).all()
+
+
+def _finite_lists(*args, **options):
+  """As they were before: finite scores everywhere."""
+  found = retrieval_lists(*args, **options)
+  fill = {
+    name: jnp.where(getattr(found, f"{name}_where"), getattr(found, f"{name}_scores"), 0.25)
+    for name in ("positive", "negative")
+  }
+  return found._replace(positive_scores=fill["positive"], negative_scores=fill["negative"])
+
+
+def test_f50_with_the_masks_the_infinite_scores_change_no_bit():
+  value_and_grad = [
+    jax.value_and_grad(functools.partial(_total, jitted_lists=make)) for make in (retrieval_lists, _finite_lists)
+  ]
+  got, want = (jax.jit(function)(_embeddings(3)) for function in value_and_grad)
+  jax.tree.map(np.testing.assert_array_equal, got, want)

@@ -344,3 +344,70 @@ def test_training_loop_with_the_memory_in_the_optimizer_state():
     np.testing.assert_allclose(ahead.embeddings, opt_state[0].embeddings, rtol=1e-6)
   assert opt_state[0].filled.all()
   chex.assert_tree_all_finite(params)
+
+
+_F41_EMBEDDINGS = np.random.default_rng(0).normal(size=(12, 3)).astype(np.float32)
+_F41_EMBEDDINGS /= np.linalg.norm(_F41_EMBEDDINGS, axis=1, keepdims=True)
+_F41_LABELS = np.arange(12) % 4
+
+
+def _xbm(memory, embeddings, labels):
+  ahead = memory.lookahead(_update(memory, memory.init(None), embeddings[::-1], labels), embeddings, labels)
+  return losses.xbm_contrastive_loss(embeddings, labels, ahead)
+
+
+def _blackbox(memory, embeddings, labels):
+  stored = memory.current(_update(memory, memory.init(None), embeddings[::-1], labels))
+  return losses.blackbox_ap_loss(embeddings, labels, memory=stored, max_positives=11, interclass_coef=0.0)
+
+
+_WITH_MEMORY = {"xbm": _xbm, "blackbox": _blackbox}
+
+
+_F41_TYPES = (
+  ("int8", 124),
+  ("uint8", 250),
+  ("int16", -(2**15)),
+  ("uint16", 2**16 - 4),
+  ("int32", -(2**31)),
+  ("uint32", 3_000_000_000),
+  ("uint32", 2**31 - 2),
+  ("int64", 2**32),
+  ("int64", -(2**40)),
+  ("uint64", 2**63 - 2),
+)
+
+
+@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
+@pytest.mark.parametrize(
+  ("name", "dtype", "shift"), [("xbm", *case) for case in _F41_TYPES] + [("blackbox", *case) for case in _F41_TYPES[5::2]]
+)
+def test_f41_labels_of_any_type_and_size_mean_the_same_to_a_memory(name, dtype, shift, x64):
+  labels = (_F41_LABELS.astype(object) + shift).astype(dtype)
+  with jax.enable_x64(x64):
+    loss = functools.partial(_WITH_MEMORY[name], embedding_memory(24, 3), _F41_EMBEDDINGS)
+    if not x64 and dtype in ("int64", "uint64"):
+      with pytest.raises(ValueError, match="labels must fit into 32 bits, map them to rows"):
+        loss(labels)
+      return
+    want = loss(_F41_LABELS.astype(np.int32))
+    np.testing.assert_allclose(loss(labels), want, rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(loss)(labels), want, rtol=1e-6)
+
+
+def test_f41_a_state_of_32_bits_takes_labels_of_64():
+  memory, labels = embedding_memory(24, 3), _F41_LABELS + 2**40
+  state = memory.init(None)
+  assert state.labels.dtype == jnp.int32
+  with jax.enable_x64(True):
+    stored = _update(memory, state, _F41_EMBEDDINGS, labels)
+    np.testing.assert_array_equal(stored.labels[:12], labels)
+
+
+@pytest.mark.parametrize("name", _WITH_MEMORY)
+@pytest.mark.parametrize("dtype", ["uint32", "int16", "uint8", "bool"])
+def test_f54_labels_that_a_jitted_function_closes_over_have_any_type(name, dtype):
+  labels = jnp.asarray(_F41_LABELS % 2, dtype)
+  loss = functools.partial(_WITH_MEMORY[name], embedding_memory(24, 3))
+  got = jax.jit(lambda embeddings: loss(embeddings, labels))(_F41_EMBEDDINGS)
+  np.testing.assert_allclose(got, loss(_F41_EMBEDDINGS, np.int32(_F41_LABELS % 2)), rtol=1e-6)

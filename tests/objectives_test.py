@@ -275,3 +275,16 @@ class OtherObjectivesTest(chex.TestCase):
   def test_unknown_name_lists_the_losses(self):
     with self.assertRaisesRegex(ValueError, "soprc"):
       objectives.make_objective("softmax", _loss_config(), _setting())
+
+
+def test_f53_an_objective_made_under_jit_outlives_it():
+  made = []
+
+  @jax.jit
+  def make(x):
+    made.append(objectives.make_objective("soprc", _loss_config(prior__kind="frequency", initial_v="uniform"), _setting()))
+    return x
+
+  make(1.0)
+  inputs, _ = _inputs(made[0])
+  assert np.isfinite(made[0].compute(inputs).loss)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import mapping
 import numpy as np
 import optax
+import pytest
 import reference
 
 from soprc_jax import ScoreEmaState, interpolate_scores, retrieval_lists, score_ema, soprc_loss
@@ -602,3 +603,57 @@ class DevicesTest(chex.TestCase):
     got = mapped(*mapping.replicate((kernel, state)), *map(mapping.split, (inputs, labels, where)))
     chex.assert_trees_all_close(got, mapping.replicate(expected), rtol=1e-5, atol=1e-6)
     self.assertGreater(np.abs(np.asarray(expected[1])).max(), 1e-2)
+
+
+_F60_SCORES = np.float32([[0.1, 0.2], [0.3, 0.4]])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize("num_lists", [1, 200, 300, 70_000])
+@pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
+def test_f60_list_ids_have_any_integer_type(dtype, num_lists, x64):
+  with jax.enable_x64(x64):
+    tracker = score_ema(num_lists, 2, 0.5)
+    last = min(num_lists - 1, np.iinfo(dtype).max)
+    given = _F60_SCORES[1:], np.array([last], dtype)
+    for run in (lambda function: function, jax.jit):
+      rows = run(tracker.lookahead)(tracker.init(None), *given)
+      np.testing.assert_allclose(rows, [[0.3, 0.4]], rtol=1e-6)
+      _, state = run(tracker.update)(None, tracker.init(None), positive_scores=given[0], list_ids=given[1])
+      np.testing.assert_allclose(state.v[last], rows[0], rtol=1e-6)
+      np.testing.assert_array_equal(np.flatnonzero(state.weight), [last])
+
+
+@pytest.mark.parametrize(("dtype", "outside"), [("int8", -1), ("uint8", 255), ("uint32", 3_000_000_000)])
+def test_f60_ids_outside_are_an_error_or_nan_in_any_type(dtype, outside):
+  tracker, ids = score_ema(200, 2, 0.5), np.array([outside, 1], dtype)
+  rows = jax.jit(tracker.lookahead)(tracker.init(None), _F60_SCORES, ids)
+  np.testing.assert_array_equal(np.isnan(rows), [[True, True], [False, False]])
+  with pytest.raises(ValueError, match=f"list_ids must lie in .*{outside}"):
+    tracker.lookahead(tracker.init(None), _F60_SCORES, ids)
+
+
+def test_f60_booleans_are_no_list_ids():
+  tracker = score_ema(2, 2, 0.5)
+  with pytest.raises(AssertionError, match="list_ids must be integers"):
+    tracker.lookahead(tracker.init(None), _F60_SCORES, np.array([True, False]))
+
+
+@pytest.mark.parametrize("initial_v", [None, np.arange(3.0), [0.1, 0.2, 0.3], jnp.arange(6.0).reshape(2, 3)])
+def test_f53_a_tracker_made_under_jit_outlives_it(initial_v):
+  made = []
+
+  @jax.jit
+  def make(x):
+    made.append(score_ema(2, 3, 0.5, initial_v=initial_v))
+    return x
+
+  make(1.0)
+  state = made[0].init(None)
+  np.testing.assert_allclose(state.v, np.broadcast_to(np.zeros(3) if initial_v is None else np.asarray(initial_v), (2, 3)))
+  np.testing.assert_array_equal(state.weight, np.full(2, 0.0 if initial_v is None else 1.0))
+
+
+def test_f53_a_traced_initial_v_is_an_error_that_says_so():
+  with pytest.raises(TypeError, match="initial_v must be known when the score_ema is made"):
+    jax.jit(lambda start: score_ema(2, 3, 0.5, initial_v=start).init(None).v)(jnp.zeros(3))

@@ -57,23 +57,22 @@ def make_batch(size: int) -> Batch:
 
 
 def _soprc(embeddings: jax.Array, batch: Batch) -> jax.Array:
-  found, masks = _lists(embeddings, batch)
-  return estimators.soprc_loss(found.positive_scores, found.negative_scores, batch.v, prior=PRIOR, **masks)
+  found = _lists(embeddings, batch)
+  return estimators.soprc_loss(found.positive_scores, found.negative_scores, batch.v, prior=PRIOR, **found.masks)
 
 
 def _ap(embeddings: jax.Array, batch: Batch) -> jax.Array:
-  found, masks = _lists(embeddings, batch)
-  return estimators.ap_loss(found.positive_scores, found.negative_scores, **masks)
+  found = _lists(embeddings, batch)
+  return estimators.ap_loss(found.positive_scores, found.negative_scores, **found.masks)
 
 
 def _semi_variance(embeddings: jax.Array, batch: Batch) -> jax.Array:
-  found, masks = _lists(embeddings, batch)
-  return estimators.semi_variance(found.positive_scores, found.negative_scores, **masks)
+  found = _lists(embeddings, batch)
+  return estimators.semi_variance(found.positive_scores, found.negative_scores, **found.masks)
 
 
-def _lists(embeddings: jax.Array, batch: Batch) -> tuple[lists.RetrievalLists, dict[str, Any]]:
-  found = lists.retrieval_lists(embeddings, batch.labels, max_positives=_MAX_POSITIVES)
-  return found, {"positive_where": found.positive_where, "negative_where": found.negative_where}
+def _lists(embeddings: jax.Array, batch: Batch) -> lists.RetrievalLists:
+  return lists.retrieval_lists(embeddings, batch.labels, max_positives=_MAX_POSITIVES)
 
 
 def _xbm(embeddings: jax.Array, batch: Batch) -> jax.Array:

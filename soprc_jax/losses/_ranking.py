@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from soprc_jax import _arrays, lists
@@ -29,7 +28,7 @@ def ranking(embeddings: Any, labels: Any, *, include_self: bool, where: Any, axi
   """The ranking of the batch for each of its images; with ``include_self`` each is relevant to itself."""
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
   relevant = pairs.positive | pairs.itself if include_self else pairs.positive
-  valid = jnp.any(pairs.positive, axis=-1) & jnp.any(pairs.negative, axis=-1)
+  valid = _arrays.has_both(pairs.positive, pairs.negative)
   return Ranking(pairs.scores, relevant, relevant | pairs.negative, valid)
 
 
@@ -50,7 +49,7 @@ def relevant_scores(
   width = relevant_width(labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self)
   if width is None:
     return found.scores, found.relevant
-  return lists.pick_positives(found.scores, found.relevant, width)[:2]
+  return lists.pick_positives(found.scores, found.relevant, width)
 
 
 def relevant_width(

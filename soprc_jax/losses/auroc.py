@@ -30,7 +30,8 @@ def auroc_loss(
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size; concrete ones save time, see `smooth_ap_loss`.
+    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
+      `retrieval_lists`; concrete ones save time, see `smooth_ap_loss`.
     surrogate: f, one of the above.
     tau: width > 0 of ``huber`` and ``sigmoid``.
     include_self: whether a query is relevant to itself, as in the reference code.

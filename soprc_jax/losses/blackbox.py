@@ -11,7 +11,7 @@ import numpy as np
 
 from soprc_jax import _arrays, _blocks, lists
 from soprc_jax.losses import _counting, _ranking
-from soprc_jax.memory import Memory, StoredScores, join_devices
+from soprc_jax.memory import Memory, StoredScores, compare
 
 Ties = Literal["pessimistic", "order"]
 
@@ -66,7 +66,8 @@ def blackbox_ap_loss(
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size.
+    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
+      `retrieval_lists`.
     lambda_: width > 0 of the interpolation.
     margin: m >= 0. Scores are shifted by ``-m |z| / 2`` for relevant candidates and by ``m |z| / 2`` for the others, with
       z standard normal, from ``key``.
@@ -91,7 +92,7 @@ def blackbox_ap_loss(
     if the batch has no such pair.
 
   Raises:
-    ValueError: an option is a plain number out of range; ``margin`` without ``key``; ``memory`` from ``lookahead``, which would
+    ValueError: an option is a plain number out of range; more than 46,340 images on all devices; ``margin`` without ``key``; ``memory`` from ``lookahead``, which would
       count the batch twice.
     AssertionError: when traced, if shapes do not fit.
 
@@ -102,7 +103,7 @@ def blackbox_ap_loss(
   _check_options(lambda_, margin, interclass_coef, ties)
   if not _is_zero(margin) and key is None and noise is None:
     raise ValueError("margin needs key: the shift of the scores is random")
-  batch = join_devices(embeddings, labels, where, axis_name)
+  batch = lists.join_devices(embeddings, labels, where, axis_name)
   whole = lists.similarities(batch.embeddings, batch.labels, where=batch.where)
   size, whole_size = jnp.shape(labels)[0], batch.labels.shape[0]
 
@@ -123,7 +124,7 @@ def blackbox_ap_loss(
       lambda ours, theirs: jnp.concatenate([ours, theirs.astype(ours.dtype)], axis=1), queries._replace(columns=None), more
     )
     positive = jnp.concatenate([positive, more.relevant], axis=1)
-  valid = jnp.any(positive, axis=1) & jnp.any(queries.where & ~queries.relevant, axis=1)
+  valid = _arrays.has_both(positive, queries.where & ~queries.relevant)
   rankable = jnp.any(whole.positive) & jnp.any(whole.negative)
   flat = _flattened(pairs)
   if not _is_zero(margin):
@@ -207,12 +208,17 @@ def _loss_of_ranks(ranks: jax.Array, among: jax.Array, relevant: jax.Array, weig
 
 
 def _relevant_columns(scores: jax.Array, relevant: jax.Array, width: int) -> jax.Array:
-  columns, used, _ = lists.positive_columns(scores, relevant, width)
+  columns, used = lists.positive_columns(scores, relevant, width)
   return jnp.where(used, columns, scores.shape[1])
 
 
 def _flattened(pairs: _Rankings) -> _Rankings:
   """All pairs as one ranking."""
+  if pairs.scores.size > np.iinfo(np.int32).max:
+    raise ValueError(
+      f"blackbox_ap_loss ranks all pairs of the batch, at most 2^31 - 1; got {pairs.scores.shape[0]:,} images, "
+      f"the square of which is {pairs.scores.size:,}: at most 46,340 images fit"
+    )
   flat = jax.tree.map(lambda matrix: matrix.reshape(1, -1), pairs)
   if pairs.columns is None:
     return flat
@@ -259,14 +265,7 @@ def _candidates(
     return _Rankings(rows.scores, rows.relevant & valid, valid)
   if memory.own is not None:
     raise ValueError("the memory already holds the current batch: pass current(opt_state) of the memory, not lookahead")
-  pairs = lists.similarities(
-    embeddings,
-    labels,
-    gallery=jax.lax.stop_gradient(memory.embeddings),
-    gallery_labels=memory.labels,
-    where=where,
-    gallery_where=memory.where,
-  )
+  pairs = compare(embeddings, labels, memory._replace(embeddings=jax.lax.stop_gradient(memory.embeddings)), where)
   return _Rankings(pairs.scores, pairs.positive, pairs.positive | pairs.negative)
 
 

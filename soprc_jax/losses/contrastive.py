@@ -24,7 +24,8 @@ def contrastive_loss(
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size.
+    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
+      `retrieval_lists`.
     positive_margin: similarity m+ above which a positive pair costs nothing.
     negative_margin: similarity m- below which a negative pair costs nothing.
     average_active: divide each of the two sums by the number of pairs that cost something, instead of summing.

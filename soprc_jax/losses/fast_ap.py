@@ -28,7 +28,8 @@ def fast_ap_loss(
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size.
+    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
+      `retrieval_lists`.
     num_bins: L >= 1.
     where: ``[B]`` mask of the valid images.
     axis_name: name of a mapped axis: the candidates are then the batch of all its devices.

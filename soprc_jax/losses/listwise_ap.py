@@ -27,7 +27,8 @@ def listwise_ap_loss(
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size.
+    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
+      `retrieval_lists`.
     num_bins: number of centres >= 2.
     include_self: whether a query is relevant to itself, as in the reference code.
     where: ``[B]`` mask of the valid images.

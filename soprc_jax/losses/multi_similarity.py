@@ -25,7 +25,8 @@ def multi_similarity_loss(
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size.
+    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
+      `retrieval_lists`.
     alpha: sharpness for positives, > 0.
     beta: sharpness for negatives, > 0 (not the beta of Eq. 10).
     base: similarity b around which pairs are weighted.

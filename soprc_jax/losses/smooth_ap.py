@@ -30,7 +30,8 @@ def smooth_ap_loss(
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size. Where they are concrete, the cost is that of the largest class; traced labels
+    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
+      `retrieval_lists`. Where they are concrete, the cost is that of the largest class; traced labels
       (an argument of a jitted function) cost time cubic in the batch, though not memory, unless ``max_positives`` is given.
     tau: temperature > 0.
     include_self: whether a query is relevant to itself, as in the reference code.

@@ -25,7 +25,8 @@ def triplet_loss(
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size.
+    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
+      `retrieval_lists`.
     margin: m >= 0.
     where: ``[B]`` mask of the valid images.
     axis_name: name of a mapped axis: triplets are then over the batch of all its devices.
@@ -39,19 +40,23 @@ def triplet_loss(
   0.1000
   """
   _arrays.check_range("margin", margin, low=0.0)
-  pairs = lists.retrieval_lists(embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name)
+  if max_positives is not None:
+    _arrays.check_count("max_positives", max_positives)
+  pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
+  positives, positive_where, negatives = pairs.scores, pairs.positive, pairs.scores
+  if max_positives is not None:
+    positives, positive_where = lists.pick_positives(pairs.scores, pairs.positive, max_positives)
 
   def cost(positives: jax.Array) -> jax.Array:
-    gaps = pairs.negative_scores[:, None, :] - positives[:, :, None]
+    gaps = negatives[:, None, :] - positives[:, :, None]
     hinge = jax.nn.relu(gaps + jnp.asarray(margin, gaps.dtype))
-    return jnp.sum(jnp.where(pairs.negative_where[:, None, :], hinge, jnp.zeros_like(hinge)), axis=2)
+    return jnp.sum(jnp.where(pairs.negative[:, None, :], hinge, jnp.zeros_like(hinge)), axis=2)
 
-  positives, negatives = pairs.positive_scores, pairs.negative_scores
   if _piecewise.is_faster(positives.shape[1], negatives.shape[1]):
     reach = positives - jnp.asarray(margin, positives.dtype)
-    costs = _piecewise.sums_of_lists(_piecewise.HINGE, reach, negatives, pairs.negative_where, 1.0)
+    costs = _piecewise.sums_of_lists(_piecewise.HINGE, reach, negatives, pairs.negative, 1.0)
   else:
     costs = _blocks.map_columns(cost, positives, negatives.size)
-  per_anchor = jnp.sum(jnp.where(pairs.positive_where, costs, jnp.zeros_like(costs)), axis=1)
+  per_anchor = jnp.sum(jnp.where(positive_where, costs, jnp.zeros_like(costs)), axis=1)
   anchors = _arrays.mask_like(where, per_anchor)
   return _arrays.masked_mean(per_anchor, anchors, None, axis_name)

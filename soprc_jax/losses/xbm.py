@@ -6,8 +6,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, lists
-from soprc_jax.memory import Memory
+from soprc_jax import _arrays
+from soprc_jax.memory import Memory, compare
 
 
 def xbm_contrastive_loss(
@@ -29,7 +29,8 @@ def xbm_contrastive_loss(
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size.
+    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
+      `retrieval_lists`.
     memory: `Memory` with ``embeddings [S, D]``, ``labels [S]``, ``where [S]`` and ``own [B]``, the slots of the batch, or None.
     negative_margin: similarity m- below which a negative costs nothing.
     include_self: whether a query meets its own entry, as in the reference code. With unit norm that adds nothing to the loss, and to
@@ -51,9 +52,7 @@ def xbm_contrastive_loss(
   0.2000
   """
   _arrays.check_range("negative_margin", negative_margin)
-  pairs = lists.similarities(
-    embeddings, labels, gallery=memory.embeddings, gallery_labels=memory.labels, where=where, gallery_where=memory.where
-  )
+  pairs = compare(embeddings, labels, memory, where)
   positive = pairs.positive
   if not include_self and memory.own is not None:
     chex.assert_shape(memory.own, jnp.shape(labels), custom_message="memory.own must be [B], the slots of this batch")

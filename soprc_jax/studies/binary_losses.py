@@ -85,7 +85,7 @@ def _soprc(config: Any, setting: Setting) -> Loss:
   self_weight = None if config.self_weight == -1 else config.self_weight
 
   def compute(inputs: Inputs) -> tuple[jax.Array, dict[str, Any]]:
-    found, masks = _lists(inputs, config, setting)
+    found = _lists(inputs, config, setting)
     ids = jnp.zeros(1, jnp.int32)
     v = tracker.lookahead(inputs.opt_state, found.positive_scores, ids, found.positive_where)
     loss = estimators.soprc_loss(
@@ -97,10 +97,9 @@ def _soprc(config: Any, setting: Setting) -> Loss:
       tau2=config.tau2,
       self_weight=self_weight,
       tpr_gradient=config.tpr_gradient,
-      **masks,
+      **found.masks,
     )
-    seen = {"positive_scores": found.positive_scores, "list_ids": ids, "positive_where": found.positive_where}
-    return loss, seen
+    return loss, found.update_args(ids)
 
   return Loss(tracker, compute)
 
@@ -109,9 +108,9 @@ def _ap(config: Any, setting: Setting) -> Loss:
   """The AP loss of the batch (Eq. 5), whose prior is the batch's."""
 
   def loss(inputs: Inputs) -> jax.Array:
-    found, masks = _lists(inputs, config, setting)
+    found = _lists(inputs, config, setting)
     taus = {"tau1": config.ap.tau1, "tau2": config.tau2}
-    return estimators.ap_loss(found.positive_scores, found.negative_scores, **taus, **masks)
+    return estimators.ap_loss(found.positive_scores, found.negative_scores, **taus, **found.masks)
 
   return _stateless(loss)
 
@@ -121,13 +120,15 @@ def _auroc(config: Any, setting: Setting) -> Loss:
   kind = "none" if config.auroc.surrogate == "logistic" else config.scores
 
   def loss(inputs: Inputs) -> jax.Array:
-    found, _ = _lists(inputs, config, setting, kind)
-    margin = found.positive_scores[0, :, None] - found.negative_scores[0, None, :]
+    found = _lists(inputs, config, setting, kind)
+    positive_scores, positive_where = _arrays.masked(found.positive_scores[0], found.positive_where[0])
+    negative_scores, negative_where = _arrays.masked(found.negative_scores[0], found.negative_where[0])
+    margin = positive_scores[:, None] - negative_scores[None, :]
     if config.auroc.surrogate == "logistic":
       values = jax.nn.softplus(-margin)
     else:
       values = surrogates.one_sided_huber(margin, tau=config.auroc.tau)
-    return _arrays.masked_mean(values, found.positive_where[0, :, None] & found.negative_where[0, None, :])
+    return _arrays.masked_mean(values, positive_where[:, None] & negative_where[None, :])
 
   return _stateless(loss)
 
@@ -181,11 +182,8 @@ def _stateless(loss: Callable[[Inputs], jax.Array]) -> Loss:
   return Loss(optax.identity(), lambda inputs: (loss(inputs), {}))
 
 
-def _lists(
-  inputs: Inputs, config: Any, setting: Setting, kind: str | None = None
-) -> tuple[lists.RetrievalLists, dict[str, Any]]:
-  """The batch as one list, and its masks; positives only in the columns that may hold one."""
+def _lists(inputs: Inputs, config: Any, setting: Setting, kind: str | None = None) -> lists.RetrievalLists:
+  """Makes the batch one list; positives only in the columns that may hold one."""
   found = lists.binary_lists(bound(inputs.logits, kind or config.scores), inputs.labels)
   columns = slice(None, setting.num_positives)
-  found = found._replace(positive_scores=found.positive_scores[:, columns], positive_where=found.positive_where[:, columns])
-  return found, {"positive_where": found.positive_where, "negative_where": found.negative_where}
+  return found._replace(positive_scores=found.positive_scores[:, columns], positive_where=found.positive_where[:, columns])

@@ -113,10 +113,9 @@ def _pushes(loss: Any, prior: float, found: lists.RetrievalLists) -> tuple[np.nd
       prior=prior,
       tau1=loss.tau1,
       tau2=loss.tau2,
-      positive_where=found.positive_where,
-      negative_where=found.negative_where,
       self_weight=None if loss.self_weight == -1 else loss.self_weight,
       tpr_gradient=through,
+      **found.masks,
     )
     return jax.grad(risk)(positive_scores, found.negative_scores, v)
 

@@ -48,10 +48,9 @@ def _average_precision(config: Any, setting: Setting) -> Objective:
       found.negative_scores,
       tau1=jnp.asarray(config.tau1),
       tau2=jnp.asarray(config.tau2),
-      positive_where=found.positive_where,
-      negative_where=found.negative_where,
       tpr_gradient=config.tpr_gradient,
       axis_name=axis_name,
+      **found.masks,
     )
 
   return stateless(loss_fn, setting)

@@ -57,8 +57,7 @@ def count_lists(inputs: Inputs, axis_name: str | None) -> jax.Array:
   """Images of the batch of all devices that have a positive and a negative in it: without any, a loss of rankings is a 0 that means nothing."""
   nothing = jnp.zeros((inputs.labels.shape[0], 1))  # only the masks are used
   pairs = lists.similarities(nothing, inputs.labels, where=inputs.where, axis_name=axis_name)
-  valid = jnp.any(pairs.positive, axis=-1) & jnp.any(pairs.negative, axis=-1)
-  return _arrays.psum(jnp.sum(valid), axis_name)
+  return _arrays.psum(jnp.sum(_arrays.has_both(pairs.positive, pairs.negative)), axis_name)
 
 
 def name_problem(name: str, *, imports: bool = True) -> str | None:
@@ -140,7 +139,6 @@ def _soprc(config: Any, setting: Setting) -> Objective:
         grid=config.grid,
         where=found.positive_where,
       )
-    masks: dict[str, Any] = {"positive_where": found.positive_where, "negative_where": found.negative_where}
     prior = prior_fn(inputs.step, inputs.labels, found)
     risks = estimators.soprc_loss(
       found.positive_scores,
@@ -153,10 +151,9 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       tpr_gradient=config.tpr_gradient,
       reduce_fn=None,
       axis_name=setting.axis_name,
-      **masks,
+      **found.masks,
     )
-    valid = _valid(found)
-    risk = _arrays.masked_mean(risks, valid, None, setting.axis_name)
+    risk = _arrays.masked_mean(risks, found.valid, None, setting.axis_name)
     metrics = {"soprc": risk, "prior": _pmean(jnp.mean(prior), setting.axis_name), "tau1": tau1_fn(inputs.step)}
     loss = risk
     if config.lambda1 or config.lambda2:
@@ -169,17 +166,17 @@ def _soprc(config: Any, setting: Setting) -> Objective:
         pool=config.pool,
         mean_gradient=config.mean_gradient,
         axis_name=setting.axis_name,
-        **masks,
+        **found.masks,
       )
       metrics["semi_variance"] = variance
       loss = risk + variance
-    metrics[VALID_LISTS] = _arrays.psum(jnp.sum(valid), setting.axis_name)
+    metrics[VALID_LISTS] = _arrays.psum(jnp.sum(found.valid), setting.axis_name)
     metrics["dropped_positives"] = found.num_dropped
     saturated = (risks > _SATURATED).astype(jnp.float32)
-    metrics["saturated_lists"] = _arrays.masked_mean(saturated, valid, None, setting.axis_name)
+    metrics["saturated_lists"] = _arrays.masked_mean(saturated, found.valid, None, setting.axis_name)
     update_args = {}
     if carried:
-      update_args = _tracker_args(found.positive_scores, inputs.labels, found.positive_where)
+      update_args = found.update_args(inputs.labels)
       weight = tracking.find_state(inputs.opt_state).weight
       metrics["v_rows_seen"] = jnp.mean((weight > 0).astype(jnp.float32))
       metrics["v_weight"] = jnp.mean(weight)
@@ -189,7 +186,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
     if not carried:
       return {}
     nothing = jnp.zeros((inputs.labels.shape[0], setting.max_positives))
-    return _tracker_args(nothing, inputs.labels, jnp.zeros(nothing.shape, bool))
+    return {"positive_scores": nothing, "list_ids": inputs.labels, "positive_where": jnp.zeros(nothing.shape, bool)}
 
   return Objective(tracker if carried else optax.identity(), compute, idle_args)
 
@@ -212,10 +209,6 @@ def _tracker(config: Any, setting: Setting) -> tracking.ScoreEma:
   )
 
 
-def _tracker_args(positive_scores: jax.Array, list_ids: jax.Array, where: jax.Array) -> dict[str, Any]:
-  return {"positive_scores": positive_scores, "list_ids": list_ids, "positive_where": where}
-
-
 def make_prior(config: Any, setting: Setting) -> Callable[[jax.Array, jax.Array, lists.RetrievalLists], jax.Array]:
   """A function ``(step, labels, lists) -> prior [B]`` of each query.
 
@@ -231,7 +224,7 @@ def make_prior(config: Any, setting: Setting) -> Callable[[jax.Array, jax.Array,
     table = config.value * counts / counts.max()
   else:
     table = np.full(len(counts), config.value if config.kind == "constant" else 0.5)
-  per_class = jnp.asarray(table, jnp.float32)
+  per_class = table.astype(np.float32)  # on the host: what is made under jit must not outlive it
 
   def prior(step: jax.Array, labels: jax.Array, found: lists.RetrievalLists) -> jax.Array:
     if config.kind == "batch":
@@ -239,7 +232,7 @@ def make_prior(config: Any, setting: Setting) -> Callable[[jax.Array, jax.Array,
       target = positives / jnp.maximum(positives + jnp.sum(found.negative_where, axis=-1), 1)
       target = jnp.maximum(target, jnp.finfo(jnp.float32).tiny)
     else:
-      target = per_class[labels]
+      target = jnp.asarray(per_class)[labels]
     return anneal(config.start, target, setting.num_steps, shape=config.shape, until=config.until)(step)
 
   return prior
@@ -284,11 +277,6 @@ def anneal(
     return jnp.exp((1 - done) * jnp.log(start) + done * jnp.log(target))
 
   return schedule
-
-
-def _valid(found: lists.RetrievalLists) -> jax.Array:
-  """``[B]`` lists with a positive and a negative."""
-  return jnp.any(found.positive_where, axis=-1) & jnp.any(found.negative_where, axis=-1)
 
 
 def _pmean(value: jax.Array, axis_name: str | None) -> jax.Array:
