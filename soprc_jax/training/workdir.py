@@ -27,6 +27,7 @@ WRITES = (
   "pr_curve.png",
   "convergence.png",
   "v.jsonl",
+  "images.json.gz",
   "tensorboard",
   "checkpoints",
   "best",
