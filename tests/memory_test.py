@@ -357,7 +357,8 @@ def _xbm(memory, embeddings, labels):
 
 
 def _blackbox(memory, embeddings, labels):
-  stored = memory.current(_update(memory, memory.init(None), embeddings[::-1], labels))
+  # Other images than the batch, since ranks of equal scores are up to the rounding.
+  stored = memory.current(_update(memory, memory.init(None), embeddings[:, ::-1], labels))
   return losses.blackbox_ap_loss(embeddings, labels, memory=stored, max_positives=11, interclass_coef=0.0)
 
 
