@@ -286,8 +286,8 @@ class BinaryListsTest(chex.TestCase):
     got = self.variant(binary_lists)(scores, labels, where=where)
     np.testing.assert_array_equal(got.positive_where, labels & where)
     np.testing.assert_array_equal(got.negative_where, ~labels & where)
-    np.testing.assert_array_equal(got.positive_scores, scores)
-    np.testing.assert_array_equal(got.negative_scores, scores)
+    np.testing.assert_array_equal(got.positive_scores, np.where(labels & where, scores, -np.inf))
+    np.testing.assert_array_equal(got.negative_scores, np.where(~labels & where, scores, np.inf))
 
   def test_one_list(self):
     got = binary_lists(np.float32([0.9, 0.1, 0.4]), np.array([1, 0, -1]))

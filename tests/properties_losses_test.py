@@ -115,8 +115,8 @@ def test_retrieval_lists_count_every_pair_once(max_positives, batch):
   width = B if max_positives is None else min(max_positives, B)
   assert found.positive_scores.shape == found.positive_where.shape == (B, width)
   assert found.negative_scores.shape == found.negative_where.shape == (B, B)
-  assert np.isfinite(found.positive_scores).all()
-  assert np.isfinite(found.negative_scores).all()
+  np.testing.assert_array_equal(np.isfinite(found.positive_scores), found.positive_where)
+  np.testing.assert_array_equal(np.isfinite(found.negative_scores), found.negative_where)
   same = (labels[:, None] == labels[None, :]) & where[:, None] & where[None, :] & ~np.eye(B, dtype=bool)
   other = (labels[:, None] != labels[None, :]) & where[:, None] & where[None, :]
   np.testing.assert_array_equal(found.negative_where, other)

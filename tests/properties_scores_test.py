@@ -135,7 +135,9 @@ def test_binary_lists_keep_every_valid_entry_on_one_side(data, dtype):
   np.testing.assert_array_equal(found.positive_where, where & (labels > 0))
   np.testing.assert_array_equal(found.negative_where, where & ~(labels > 0))
   assert found.positive_scores.dtype == found.negative_scores.dtype == jnp.float32
-  np.testing.assert_array_equal(found.positive_scores, scores.astype(np.float32))
+  scores = scores.astype(np.float32)
+  np.testing.assert_array_equal(found.positive_scores, np.where(found.positive_where, scores, -np.inf))
+  np.testing.assert_array_equal(found.negative_scores, np.where(found.negative_where, scores, np.inf))
   assert int(found.num_dropped) == 0
 
 
