@@ -253,7 +253,7 @@ class TestClaim:
   def test_f66_what_the_run_would_overwrite_is_an_error(self, tmp_path, name):
     (tmp_path / name).write_text("do not lose me")
     (tmp_path / "thesis.tex").write_text("nor me")
-    with pytest.raises(ValueError, match=rf"holds {re.escape(name)} of something else, .*: choose a new folder"):
+    with pytest.raises(ValueError, match=rf"holds {re.escape(name)}, which .*: choose a new folder"):
       workdir.claim(tmp_path, _config())
     assert {path.name for path in tmp_path.iterdir()} == {name, "thesis.tex"}
     assert (tmp_path / name).read_text() == "do not lose me"

@@ -176,7 +176,7 @@ class TestPlan:
     (tmp_path / "slurm-1.out").write_text("")
     comparison.check(plans.read_plan(_settings()), _make_config, tmp_path)
     (tmp_path / name).write_text("of something else")
-    with pytest.raises(ValueError, match=f"holds {name} of something else"):
+    with pytest.raises(ValueError, match=f"holds {name}, which this program would overwrite"):
       comparison.check(plans.read_plan(_settings()), _make_config, tmp_path)
 
   def test_f67_missing_data_are_noticed_before_the_folder_is_made(self, tmp_path):

@@ -152,7 +152,7 @@ def test_f66_what_it_would_overwrite_is_an_error(tmp_path, name):
   (tmp_path / "log").write_text("")
   done = runs.call("experiments.simulate", f"--workdir={tmp_path}")
   assert done.returncode == 1
-  assert f"holds {name} of something else, which this program would overwrite" in done.stderr
+  assert f"holds {name}, which this program would overwrite" in done.stderr
   assert {path.name for path in tmp_path.iterdir()} == {name, "log"}
   assert (tmp_path / name).read_text() == "of another study"
 

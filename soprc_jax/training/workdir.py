@@ -84,7 +84,7 @@ def check_files(folder: Path, writes: Sequence[str], *, own: str, name: str = "-
     there = [entry for entry in _among(folder, [*writes, *MARKERS]) if not entry.startswith(".")]
     if there:
       raise ValueError(
-        f"{name}={folder} holds {', '.join(there[:5])} of something else, which this program would overwrite "
+        f"{name}={folder} holds {', '.join(there[:5])}, which this program would overwrite "
         "or take for its own: choose a new folder"
       )
 
