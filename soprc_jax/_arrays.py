@@ -34,7 +34,9 @@ def promote(*arrays: Any, names: Sequence[str] = ("scores",)) -> list[Array]:
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
       raise TypeError(f"{name} must be real numbers, got {array.dtype}")
     arrays_.append(jnp.asarray(array))
-  dtype = jnp.result_type(jnp.float32, *(array.dtype for array in arrays_))
+  # This function is an explicit promotion: it works where jax_numpy_dtype_promotion is "strict" too.
+  with jax.numpy_dtype_promotion("standard"):
+    dtype = jnp.result_type(jnp.float32, *(array.dtype for array in arrays_))
   return [array.astype(dtype) for array in arrays_]
 
 
@@ -104,6 +106,26 @@ def psum(values: Any, axis_name: AxisName) -> Any:
   return values if axis_name is None else jax.lax.psum(values, axis_name)
 
 
+def vary_alike(*arrays: Array) -> tuple[Array, ...]:
+  """Casts arrays to vary over the same axes of `jax.shard_map`; the identity outside of it.
+
+  Loop carries and custom gradients need that. The transpose of the cast sums the gradient over the devices.
+  """
+  varying = [_varying_axes(array) for array in arrays]
+  union = frozenset[str]().union(*varying)
+  return tuple(
+    jax.lax.pcast(array, tuple(sorted(union - axes)), to="varying") if union - axes else array
+    for array, axes in zip(arrays, varying)
+  )
+
+
+def _varying_axes(array: Array) -> frozenset[str]:
+  """Axes of `jax.shard_map` over which the devices hold different values."""
+  kind: Any = jax.typeof(array)
+  # Older releases of jax call it vma.
+  return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
+
+
 def ratio(numerator: Array, denominator: Array) -> Array:
   """``numerator / denominator``, 0 (with zero gradient) where the denominator is 0."""
   empty = denominator == 0
@@ -164,6 +186,19 @@ def from_ordered_bits(bits: Array) -> Array:
 def _mirrored(bits: Array) -> Array:
   """The bits of negative floats, or back again: by themselves they count downwards."""
   return jnp.where(bits < 0, bits ^ jnp.iinfo(jnp.int32).max, bits)
+
+
+def sort_together(keys: Array, codes: Array, num_codes: int) -> tuple[Array, Array]:
+  """Sorts int32 ``keys`` along the last axis together with their ``codes``.
+
+  The codes are int32 in [0, num_codes). Equal keys are in the order of their codes.
+  """
+  # On a CPU one array of integers is sorted four times as fast as two arrays, and floats slower still.
+  with jax.enable_x64(True):
+    number = np.int64(num_codes)
+    packed = keys.astype(jnp.int64) * number + codes.astype(jnp.int64)
+    packed = jax.lax.sort(packed, is_stable=False)
+    return (packed // number).astype(jnp.int32), (packed % number).astype(jnp.int32)
 
 
 def check_count(name: str, value: Any, *, low: int = 1) -> None:
@@ -238,7 +273,7 @@ def is_positive(labels: Any) -> Array:
   """
   labels = _uncut(labels)
   if isinstance(labels, jax.Array):
-    return labels > 0
+    return labels if labels.dtype == bool else labels > 0
   if labels.dtype.kind in "OSUc":
     raise TypeError(f"labels must be numbers, > 0 for a positive; got {labels.dtype}")
   if np.any(labels != labels):

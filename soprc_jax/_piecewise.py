@@ -54,6 +54,14 @@ class PiecewisePolynomial(NamedTuple):
   def degree(self) -> int:
     return max(len(piece.coefficients) for piece in self.pieces) - 1
 
+  def derivative(self) -> "PiecewisePolynomial":
+    """Returns the derivative, piece by piece."""
+    pieces = []
+    for piece in self.pieces:
+      slopes = tuple(k * coefficient for k, coefficient in enumerate(piece.coefficients))[1:]
+      pieces.append(piece._replace(coefficients=slopes or (0.0,)))
+    return PiecewisePolynomial(tuple(pieces), slope_is_linear=False)
+
 
 def _tanh_pieces() -> tuple[Piece, ...]:
   """``tanh(x / 2)`` for x >= 0, to 1e-7: Chebyshev interpolation of degree 6 between the edges, then 1."""
@@ -89,6 +97,7 @@ def sums_of_lists(
 ) -> jax.Array:
   """`piecewise_sum` of each list: ``thresholds [..., T]``, ``values`` and ``where [..., Y]`` with equal leading axes, to ``[..., T]``."""
   tau = jnp.asarray(tau, values.dtype)
+  thresholds, values, where, tau = _arrays.vary_alike(thresholds, values, where, tau)
   lead = thresholds.shape[:-1]
   if math.prod(lead) == 1:  # a gather with a batch axis is slower
     return piecewise_sum(f, thresholds.reshape(-1), values.reshape(-1), where.reshape(-1), tau).reshape(thresholds.shape)
@@ -135,15 +144,16 @@ def _piecewise_sum_backward(f: PiecewisePolynomial, residuals: Any, cotangent: j
   thresholds, values, where, tau, slopes = residuals
   d_thresholds = -cotangent * slopes / tau
   # By the values the same sum with the roles exchanged: f'((y - t) / tau) = f'((-t - -y) / tau), weighted by the cotangents.
-  order = jnp.argsort(-thresholds)
-  num_knots = len(f.pieces) * thresholds.shape[0]
-  interpolates = f.slope_is_linear and values.shape[0] > num_knots
-  num_queries = num_knots if interpolates else values.shape[0]
-  tree = _make_tree(-thresholds[order], cotangent[order], tau, f.degree, num_queries)
+  slope = f.derivative()
+  negated, weights = _sort_with(-thresholds, cotangent)
+  knots = _knots(f, thresholds, tau)
+  interpolates = f.slope_is_linear and values.shape[0] > knots.shape[0]
+  num_queries = knots.shape[0] if interpolates else values.shape[0]
+  tree = _make_tree(negated, weights, tau, slope.degree, num_queries)
   if interpolates:
-    slope_sums = _interpolated_slopes(tree, thresholds, values, tau, f)
+    slope_sums = _interpolated_slopes(tree, _sort(knots), values, tau, slope)
   else:
-    slope_sums = _query(tree, -values, tau, f)[1]
+    slope_sums = _query(tree, -values, tau, slope)[0]
   d_values = jnp.where(where, slope_sums / tau, jnp.zeros_like(values))
   # f depends on differences over tau only; centred, since the parts of a common shift cancel.
   centre = thresholds[0]
@@ -157,34 +167,45 @@ piecewise_sum.defvjp(_piecewise_sum_forward, _piecewise_sum_backward)
 
 
 def _interpolated_slopes(
-  tree: "_Tree", thresholds: jax.Array, values: jax.Array, tau: jax.Array, f: PiecewisePolynomial
+  tree: "_Tree", knots: jax.Array, values: jax.Array, tau: jax.Array, slope: PiecewisePolynomial
 ) -> jax.Array:
-  """``sum_i c_i f'((values_j - thresholds_i) / tau)``, which is linear in the value between the edges of all pieces."""
-  edges = [_edge(thresholds, tau, piece.low) for piece in f.pieces]
-  knots = _sort(jnp.concatenate(edges))
-  at_knots = _query(tree, -knots, tau, f)[1]
-  # Halves do not overflow.
+  """``sum_i c_i f'((values_j - thresholds_i) / tau)``, which is linear in the value between ascending knots."""
+  at_knots = _query(tree, -knots, tau, slope)[0]
+  # Halves do not overflow. Flat below the first knot and above the last one.
   half_width, rise = 0.5 * knots[1:] - 0.5 * knots[:-1], at_knots[1:] - at_knots[:-1]
-  slope = jnp.where(half_width > 0, 0.5 * rise / jnp.where(half_width > 0, half_width, 1.0), 0.0)
-  # Flat below the first knot and above the last one. One row a knot, so that a value needs one gather.
-  start, flat = knots[:1], jnp.zeros_like(knots[:1])
+  flat = jnp.zeros_like(knots[:1])
+  # One row a knot, so that a value needs one gather.
   rows = jnp.stack(
     [
-      jnp.concatenate([start, knots]),
+      jnp.concatenate([knots[:1], knots]),
       jnp.concatenate([at_knots[:1], at_knots]),
-      jnp.concatenate([flat, slope, flat]),
+      jnp.concatenate([flat, rise, flat]),
+      jnp.concatenate([flat, half_width, flat]),
     ],
     axis=1,
   )
   found = rows[jnp.searchsorted(knots, values, side="right")]
-  return found[:, 1] + 2.0 * (found[:, 2] * (0.5 * values - 0.5 * found[:, 0]))
+  start, at_start, rise, half_width = (found[:, i] for i in range(4))
+  share = (0.5 * values - 0.5 * start) / jnp.where(half_width > 0, half_width, 1.0)
+  return at_start + rise * share
 
 
-def _edge(thresholds: jax.Array, tau: jax.Array, low: float) -> jax.Array:
-  """``t + tau * low``, rounded so that a lower edge is not above the exact one: the slope there is that of the piece below."""
-  edge = thresholds + tau * low
-  inside = (edge - thresholds) / tau > low
-  return jnp.where(inside, jnp.nextafter(edge, jnp.full_like(edge, -jnp.inf)), edge)
+def _knots(f: PiecewisePolynomial, thresholds: jax.Array, tau: jax.Array) -> jax.Array:
+  """Returns the floats next to the lower edges ``t + tau * low`` of all pieces, one below and one above each.
+
+  No value lies between the two. An edge rounded to one float would be wrong by (spacing of floats at t) / tau.
+  """
+  knots = []
+  for piece in f.pieces:
+    if piece.low == 0.0:
+      knots.append(thresholds)
+      continue
+    edge = thresholds + tau * piece.low
+    # The quotient that places the pairs.
+    scaled, infinity = (edge - thresholds) / tau, jnp.full_like(edge, jnp.inf)
+    knots.append(jnp.where(scaled > piece.low, jnp.nextafter(edge, -infinity), edge))
+    knots.append(jnp.where(scaled < piece.low, jnp.nextafter(edge, infinity), edge))
+  return jnp.concatenate(knots)
 
 
 class _Tree(NamedTuple):
@@ -235,12 +256,13 @@ def _join_neighbours(level: list[jax.Array], tau: jax.Array, children: int) -> l
 
 def _query(tree: _Tree, thresholds: jax.Array, tau: jax.Array, f: PiecewisePolynomial) -> tuple[jax.Array, jax.Array]:
   """Sums of f and of its derivative over all values, for each threshold."""
-  sums = jnp.zeros_like(thresholds), jnp.zeros_like(thresholds)
+  none = _arrays.vary_alike(jnp.zeros_like(thresholds), thresholds)[0]
+  sums = none, none
   # A value at the first edge counts with 0, and so does its slope, as in the surrogates.
   first = _num_below(tree.values, thresholds, tau, f.pieces[0].low, with_equal=True)
   for piece in f.pieces:
     if math.isinf(piece.high):
-      end = jnp.full_like(first, len(tree.values))
+      end = _arrays.vary_alike(jnp.full_like(first, len(tree.values)), first)[0]
     else:
       end = _num_below(tree.values, thresholds, tau, piece.high, with_equal=False)
     sums = _add_piece(tree, thresholds, tau, piece, first, end, sums)
@@ -263,8 +285,8 @@ def _num_below(values: jax.Array, thresholds: jax.Array, tau: jax.Array, edge: f
     return jnp.where(below, middle, low), jnp.where(below, high, middle)
 
   none = jnp.zeros(thresholds.shape, jnp.int32)
-  ends = none, jnp.full_like(none, values.shape[0])
-  return jax.lax.fori_loop(0, math.ceil(math.log2(values.shape[0] + 1)), halve, ends)[1]
+  low, high, _ = _arrays.vary_alike(none, jnp.full_like(none, values.shape[0]), thresholds)
+  return jax.lax.fori_loop(0, math.ceil(math.log2(values.shape[0] + 1)), halve, (low, high))[1]
 
 
 def _add_piece(
@@ -296,10 +318,10 @@ def _add_piece(
       first, end, sums = carry
       take = (first % children != 0) & (first < end)
       sums = add(sums, take, *nodes_at(jnp.where(take, first, 0)))
-      first = first + take
+      first = first + take.astype(first.dtype)
       if not to_the_end:
         take = (end % children != 0) & (first < end)
-        end = end - take
+        end = end - take.astype(end.dtype)
         sums = add(sums, take, *nodes_at(jnp.where(take, end, 0)))
       return first, end, sums
 
@@ -342,6 +364,16 @@ def _sorted_valid(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.A
   lowest = jnp.min(jnp.where(where, values, jnp.inf))
   filler = jnp.where(num_valid > 0, lowest, jnp.zeros_like(lowest))
   return jnp.where(valid, ascending, filler), valid.astype(values.dtype)
+
+
+def _sort_with(keys: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """The keys without NaN in ascending order, and the weights in the same order."""
+  if keys.dtype != jnp.float32:
+    keys, weights = jax.lax.sort((keys, weights), num_keys=1)
+    return keys, weights
+  index = jnp.arange(keys.shape[0], dtype=jnp.int32)
+  bits, order = _arrays.sort_together(_arrays.ordered_bits(keys), index, keys.shape[0])
+  return _arrays.from_ordered_bits(bits), weights[order]
 
 
 def _sort(array: jax.Array) -> jax.Array:

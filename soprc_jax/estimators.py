@@ -349,4 +349,6 @@ def _reduce_lists(
     tiled = values.ndim > 0
     values, valid = jax.lax.all_gather((values, valid), axis_name, tiled=tiled)
   # Without a valid list all (zero) values take part, since jnp.max and others want one.
-  return reduce_fn(values, where=valid | ~jnp.any(valid))
+  reduced = reduce_fn(values, where=valid | ~jnp.any(valid))
+  # The mean of equal values: shard_map then knows that they are equal and counts their gradient once.
+  return reduced if axis_name is None else jax.lax.pmean(reduced, axis_name)

@@ -183,10 +183,14 @@ def join_devices(
   where: Any,
   axis_name: _arrays.AxisName,
   names: tuple[str, str, str] = ("embeddings", "labels", "where"),
+  *,
+  constant: bool = False,
 ) -> JoinedBatch:
   """The images of all devices, in the order of the devices; those of this one where ``axis_name`` is None.
 
   Embeddings of masked images are 0, whatever they were (NaN too), and pass no gradient. ``names`` are those of the arguments in errors.
+  With ``constant`` shard_map knows that the result is equal on all devices, as a state must be; it passes no
+  gradient.
   """
   (embeddings,) = _arrays.promote(embeddings, names=names[:1])
   labels = _arrays.integer_labels(labels, names[1])
@@ -198,7 +202,10 @@ def join_devices(
   if axis_name is None:
     return JoinedBatch(embeddings, labels, mask, 0)
   first = jax.lax.axis_index(axis_name) * labels.shape[0]
-  embeddings, labels, mask = jax.lax.all_gather((embeddings, labels, mask), axis_name, tiled=True)
+  parts, kind = (embeddings, labels, mask), "varying"
+  if constant:
+    parts, kind = jax.lax.stop_gradient(parts), "invarying"
+  embeddings, labels, mask = jax.lax.all_gather(parts, axis_name, tiled=True, to=kind)
   return JoinedBatch(embeddings, labels, mask, first)
 
 

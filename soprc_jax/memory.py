@@ -128,8 +128,8 @@ def embedding_memory(
       count=jnp.zeros([], jnp.int32),
     )
 
-  def join(embeddings: Any, labels: Any, where: Any) -> lists.JoinedBatch:
-    batch = lists.join_devices(embeddings, labels, where, axis_name)
+  def join(embeddings: Any, labels: Any, where: Any, *, constant: bool = False) -> lists.JoinedBatch:
+    batch = lists.join_devices(embeddings, labels, where, axis_name, constant=constant)
     chex.assert_shape(batch.embeddings, (None, dim), custom_message=f"embeddings must be [B, dim={dim}]")
     if batch.labels.shape[0] > size:
       raise ValueError(f"the memory has size={size} slots, fewer than the {batch.labels.shape[0]} images of a batch")
@@ -147,7 +147,7 @@ def embedding_memory(
   ) -> tuple[Any, EmbeddingMemoryState]:
     del params, extra
     _check_given("embedding_memory", embeddings=embeddings, labels=labels)
-    batch = jax.lax.stop_gradient(join(embeddings, labels, where))
+    batch = jax.lax.stop_gradient(join(embeddings, labels, where, constant=True))
     store = batch.where & (state.count >= start_after)
     stored, _ = _place(state, batch._replace(embeddings=batch.embeddings.astype(jnp.float32), where=store), overflow)
     return updates, stored._replace(count=_counted(state.count, batch.where))
@@ -261,7 +261,7 @@ def reference_memory(num_batches: int, batch_size: int, *, axis_name: _arrays.Ax
   ) -> tuple[Any, ReferenceMemoryState]:
     del params, extra
     _check_given("reference_memory", embeddings=embeddings, labels=labels)
-    batch = jax.lax.stop_gradient(lists.join_devices(embeddings, labels, where, axis_name))
+    batch = jax.lax.stop_gradient(lists.join_devices(embeddings, labels, where, axis_name, constant=True))
     chex.assert_axis_dimension(
       batch.labels, 0, batch_size, custom_message=f"embeddings and labels must have batch_size={batch_size} images"
     )

@@ -67,8 +67,11 @@ def auprc(scores: Any, labels: Any, *, prior: Any = None, where: Any = None) -> 
   false_positives = at_group_end(jnp.cumsum(negative, axis=axis)).astype(scores.dtype)
   if prior is not None:
     prior = _arrays.per_list("prior", _arrays.or_nan(prior, low=0.0, high=1.0), scores)
-    true_positives *= prior * jnp.sum(negative, axis=axis, keepdims=True)
-    false_positives *= (1 - prior) * jnp.sum(positive, axis=axis, keepdims=True)
+    num_positives, num_negatives = (
+      jnp.sum(kind, axis=axis, keepdims=True).astype(scores.dtype) for kind in (positive, negative)
+    )
+    true_positives *= prior * num_negatives
+    false_positives *= (1 - prior) * num_positives
     # Without negatives every precision is 1, whatever the prior.
     true_positives = jnp.where(jnp.any(negative > 0, axis=axis, keepdims=True), true_positives, 1.0)
   precision = _arrays.ratio(true_positives, true_positives + false_positives)
@@ -93,12 +96,7 @@ def _sorted_together(keys: jax.Array, codes: jax.Array) -> tuple[jax.Array, jax.
   if keys.dtype != jnp.float32:
     keys, codes = jax.lax.sort((keys, codes), dimension=axis, num_keys=1)
     return keys, codes
-  # One array of integers is sorted four times as fast as two arrays, on a CPU, and floats are sorted slower still.
-  bits = _arrays.ordered_bits(_with_one_zero(keys))
-  with jax.enable_x64(True):
-    four = np.int64(4)
-    packed = jax.lax.sort(bits.astype(jnp.int64) * four + codes.astype(jnp.int64), dimension=axis, is_stable=False)
-    return (packed // four).astype(jnp.int32), (packed % four).astype(jnp.int32)
+  return _arrays.sort_together(_arrays.ordered_bits(_with_one_zero(keys)), codes, 4)
 
 
 def _with_one_zero(keys: jax.Array) -> jax.Array:

@@ -1,4 +1,7 @@
-"""Strict session: two CPU devices, rank promotion raises, warnings are errors (setup.cfg), reproducible hypothesis."""
+"""Strict session: two CPU devices, no promotion of ranks or dtypes, reproducible hypothesis.
+
+Warnings are errors (setup.cfg).
+"""
 
 import atexit
 import os
@@ -21,6 +24,7 @@ import jax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # How long an example takes says more about the machine than about the code.
 _ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
@@ -44,7 +48,10 @@ _PAGES = pathlib.Path(__file__).parents[1] / "docs"
 
 
 class _Pages:
-  """For the examples of docs/, where a second conftest.py would clash with this one: readers may promote ranks, and little is computed that is worth optimizing."""
+  """For the examples of docs/, where a second conftest.py would clash with this one.
+
+  Readers may promote ranks and dtypes, and little is computed that is worth optimizing.
+  """
 
   @pytest.fixture(autouse=True)
   def _as_for_a_reader(self, request):
@@ -52,9 +59,11 @@ class _Pages:
       yield
       return
     jax.config.update("jax_numpy_rank_promotion", "allow")
+    jax.config.update("jax_numpy_dtype_promotion", "standard")
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_numpy_rank_promotion", "raise")
+    jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.config.update("jax_disable_most_optimizations", False)
 
 

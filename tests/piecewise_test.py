@@ -1,6 +1,7 @@
 """Long lists by sorting (soprc_jax/_piecewise.py): value and gradient of every pair, in float32, whatever the scores."""
 
 import functools
+import itertools
 
 from absl.testing import parameterized
 import jax
@@ -12,6 +13,8 @@ from quick import quick_compilation  # noqa: F401
 from soprc_jax import _piecewise, ap_loss, interpolate_scores, losses, soprc_loss
 
 P, N, M = 50, 700, 20
+_LONG = (512, 2**13)
+_LARGEST = float(np.finfo(np.float32).max)
 _TOLERANCE = 1e-5
 
 
@@ -76,6 +79,25 @@ def _assert_near(got, want, tolerance=_TOLERANCE):
   assert abs(float(got[0]) - want[0]) < tolerance
   for found, wanted in zip(got[1], want[1:]):
     assert np.linalg.norm(found - wanted) <= tolerance * np.linalg.norm(wanted)
+
+
+def _assert_any_algorithm(offset, spread, tau1, dtype, algorithms, counts):
+  """Loss and gradients equal those in float64, for scores that are rounded around an offset."""
+  rng = np.random.default_rng(1)
+  positive, negative, v = (
+    (offset + spread * rng.normal(mean, 1.0, count)).astype(dtype)
+    for mean, count in ((1.0, counts[0]), (0.0, counts[1]), (1.0, M))
+  )
+  tau1 = float(np.float32(tau1))
+  _, *want = _in_float64(positive, negative, v, 0.01, tau1)
+  for algorithm in algorithms:
+    with jax.enable_x64(dtype == np.float64):
+      _, got = _value_and_gradient(algorithm)(positive, negative, v, 0.01, tau1)
+    for found, wanted in zip(got, want):
+      assert found.dtype == dtype
+      np.testing.assert_allclose(
+        found, wanted, rtol=0, atol=_TOLERANCE * np.abs(wanted).max(), err_msg=f"{algorithm} {tau1=} {spread=}"
+      )
 
 
 class SortedTest(parameterized.TestCase):
@@ -160,7 +182,19 @@ class SortedTest(parameterized.TestCase):
       # Both devices hold the loss of all lists, so its sum over them has twice the gradient.
       np.testing.assert_allclose(on_devices / 2, wanted, atol=1e-5 * scale)
 
-  @parameterized.parameters(1e38, 3e38, 1e-38, 0.0)
+  @parameterized.product(offset=(0.0, 1.0, 10.0, 1e3, 1e4, -1e3), dtype=(np.float32, np.float64))
+  def test_f48_gradients_equal_all_pairs_at_any_offset(self, offset, dtype):
+    for tau1, spread in itertools.product((1e-4, 1e-3, 1e-2, 0.1, 1.0), (1e-3, 1e-2, 0.3)):
+      # Widths far below the spacing of float32 numbers at 1e4, which is 1e-3, and far above.
+      _assert_any_algorithm(offset, spread, tau1, dtype, ("sorted", "dense"), (50, 700))
+
+  @parameterized.parameters(0.0, 10.0, 1e3, -1e3)
+  def test_f48_chosen_by_itself(self, offset):
+    for tau1 in (1e-3, 0.1):
+      assert _piecewise.is_faster(*_LONG)
+      _assert_any_algorithm(offset, 0.01, tau1, np.float32, ("auto",), _LONG)
+
+  @parameterized.parameters(1e38, 3e38, _LARGEST, 1e-38, 0.0)
   def test_finite_for_any_finite_score(self, size):
     rng = np.random.default_rng(3)
     positive, negative = (np.float32(size * rng.choice([-1, 0, 1], n)) for n in (P, N))

@@ -24,7 +24,8 @@ def histograms(
     offset = position - centre
     weight = jax.nn.relu(1.0 - jnp.abs(offset))
     if open_ends:
-      outside = ((centre == centres[0]) & (offset < 0)) | ((centre == centres[-1]) & (offset > 0))
+      first, last = float(centres[0]), float(centres[-1])
+      outside = ((centre == first) & (offset < 0)) | ((centre == last) & (offset > 0))
       weight = jnp.where(outside, jnp.ones_like(weight), weight)
     relevant = jnp.sum(jnp.where(found.relevant, weight, zero), axis=-1)
     return relevant, jnp.sum(jnp.where(found.candidates, weight, zero), axis=-1)

@@ -203,7 +203,8 @@ _weighted_loss.defvjp(_weighted_loss_forward, _weighted_loss_backward)
 def _loss_of_ranks(ranks: jax.Array, among: jax.Array, relevant: jax.Array, weight: jax.Array) -> jax.Array:
   """weight * (1 - AP) as a function of the ranks; those ``among`` the relevant candidates are constants."""
   precision = jnp.where(relevant, _arrays.ratio(among, ranks), 0)
-  average = jnp.sum(precision, axis=-1) / (jnp.sum(relevant, axis=-1) + _EPSILON)
+  number = jnp.sum(relevant, axis=-1).astype(ranks.dtype)
+  average = jnp.sum(precision, axis=-1) / (number + _EPSILON)
   return weight * (1 - average)
 
 

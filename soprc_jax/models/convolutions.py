@@ -15,11 +15,12 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import contextvars
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from soprc_jax import _arrays
 
 # Winograd's F(4, 3) at the points 0, 1, -1, 2, -2 and infinity, F(2, 3) at 0, 1, -1 and infinity; tile length -> matrices of the input
 # (B^T in the paper), the kernel (G) and the output (A^T).
@@ -71,7 +72,8 @@ def convolve(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
   if _plain.get() is not None or not _on_cpu() or x.dtype not in (jnp.float32, jnp.float64):
     padding = [(size // 2, size // 2)] * 2
     return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
-  kernel = _vary_like(kernel, x)
+  # Under shard_map the gradients below are those of each device; jax adds them up.
+  x, kernel = _arrays.vary_alike(x, kernel)
   if size == 1:
     return _product(x[:, ::stride, ::stride], kernel[0, 0])
   if size == 3 and stride == 1 and x.shape[3] >= _WINOGRAD_CHANNELS:
@@ -127,19 +129,6 @@ def plain(*, pool: bool = True) -> Iterator[None]:
 
 def _on_cpu() -> bool:
   return jax.default_backend() == "cpu"
-
-
-def _vary_like(kernel: jax.Array, x: jax.Array) -> jax.Array:
-  """Under shard_map: the kernel as an array of each device, so that the gradients below are too; jax adds them up."""
-  axes = tuple(_varying(x) - _varying(kernel))
-  return jax.lax.pcast(kernel, axes, to="varying") if axes else kernel
-
-
-def _varying(x: jax.Array) -> frozenset[str]:
-  """Axes of shard_map along which the devices hold different arrays."""
-  kind: Any = jax.typeof(x)
-  # jax has renamed it.
-  return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
 
 
 @jax.custom_vjp

@@ -1,0 +1,84 @@
+"""Every function with ``axis_name`` in `jax.shard_map` with its default ``check_vma=True``.
+
+The cases are those of shard_map_cases.py. Gradients of replicated parameters are summed by jax here: they are
+compared as they are, without a mean.
+"""
+
+import functools
+import inspect
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from quick import quick_compilation  # noqa: F401
+import runs
+import shard_map_cases
+
+import soprc_jax
+from soprc_jax import _piecewise, losses, memory
+
+_wanted = functools.cache(shard_map_cases.on_one_device)
+
+
+@pytest.fixture(scope="module")
+def on_four_devices(tmp_path_factory):
+  """The values of all cases, from a program that has four devices."""
+  path = tmp_path_factory.mktemp("shard_map") / "values.npz"
+  done = subprocess.run(
+    [sys.executable, shard_map_cases.__file__, str(path), "4"],
+    env=runs.environment(4, **runs.QUICK),
+    capture_output=True,
+    text=True,
+    timeout=900,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  with np.load(path) as archive:
+    return dict(archive)
+
+
+def _assert_equal(got, want):
+  """Equal up to rounding, relative to the largest number; whole numbers and masks exactly."""
+  assert got.keys() == want.keys()
+  for key, wanted in want.items():
+    if not np.issubdtype(wanted.dtype, np.floating):
+      np.testing.assert_array_equal(got[key], wanted, err_msg=key)
+      continue
+    largest = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
+    tolerance = 1e-4 if "gradient" in key else 1e-5
+    np.testing.assert_allclose(got[key], wanted, rtol=0, atol=tolerance * largest, err_msg=key)
+
+
+@pytest.mark.parametrize("name", shard_map_cases.CASES)
+def test_f51_two_devices_equal_one(name):
+  want = _wanted(name)
+  assert all(np.any(wanted) for key, wanted in want.items() if "gradient" in key and "/[0]" in key)
+  _assert_equal(shard_map_cases.on_devices(name, 2), want)
+
+
+def test_f51_four_devices_equal_one(on_four_devices, subtests):
+  for name in shard_map_cases.CASES:
+    with subtests.test(name):
+      found = {key: value for key, value in on_four_devices.items() if key.split("/")[0] == name}
+      _assert_equal(found, _wanted(name))
+
+
+def test_f51_every_function_with_axis_name_has_a_case():
+  words = set(re.findall(r"\w+", " ".join(shard_map_cases.CASES)))
+  functions = [getattr(module, name) for module in (soprc_jax, losses) for name in module.__all__]
+  functions += [memory.embedding_memory, memory.reference_memory]
+  for function in filter(inspect.isfunction, functions):
+    if "axis_name" in inspect.signature(function).parameters:
+      assert function.__name__ in words
+
+
+@pytest.mark.parametrize("name", ["soprc_loss long", "ap_loss long"])
+def test_long_lists_are_sorted(name, monkeypatch):
+  calls, original = [], _piecewise.sums_of_lists
+  monkeypatch.setattr(_piecewise, "sums_of_lists", lambda *args: calls.append(args) or original(*args))
+  case = shard_map_cases.CASES[name]
+  jax.eval_shape(lambda: case.compute(case.shared, case.parts, None))
+  assert calls
