@@ -8,6 +8,7 @@ from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
+from soprc_jax import _files
 from soprc_jax.data import datasets
 from soprc_jax.training import build, checkpoints, classes, files, loop, objectives, plans
 from soprc_jax.training import config as config_lib
@@ -111,7 +112,8 @@ def check_starts(starts: Mapping[int, str], config: Any, *, allow_seen_classes: 
     return
   like, splits = build.abstract_network(config), datasets.make_splits(config.data)
   for start in starts.values():
-    if workdir_lib.find_config(Path(start).expanduser()) and not (Path(start).expanduser() / workdir_lib.RESULTS).exists():
+    folder = _files.given(start, name="starts")
+    if workdir_lib.find_config(folder) and not (folder / workdir_lib.RESULTS).exists():
       raise ValueError(f"the run in {start} has not finished: the network to start from would change as it goes on")
     with config.unlocked():
       config.model.init_from = start
