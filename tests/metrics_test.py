@@ -855,13 +855,26 @@ class BadInputTest(chex.TestCase):
       _call("mean_pr_curve", thresholds=1)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
-@pytest.mark.parametrize("prior", [None, 0.3, np.array([0.3, 0.6])], ids=["own", "number", "array"])
-def test_f58_auprc_without_dtype_promotion(dtype, prior):
+@pytest.mark.parametrize(
+  ("dtype", "kind"),
+  [("bfloat16", "bool"), ("float16", "uint8"), ("float32", "int32"), ("float64", "float32")],
+)
+@pytest.mark.parametrize("prior", [None, np.array([0.3, 0.6])], ids=["own", "given"])
+def test_f58_auprc_without_dtype_promotion(dtype, kind, prior):
   scores, labels = [[3, 1, 2, 2], [1, 4, 2, 3]], np.array([[1, 0, 1, 0], [0, 0, 1, 1]])
-  where = np.array([[1, 1, 1, 1], [1, 0, 1, 1]], bool)
-  want = metrics.auprc(np.float32(scores), labels, prior=prior, where=where)
   with jax.enable_x64(dtype == "float64"), jax.numpy_dtype_promotion("strict"):
-    for kind in ("bool", "uint8", "int32", "float32"):
-      got = metrics.auprc(jnp.asarray(scores, dtype), jnp.asarray(labels, kind), prior=prior, where=where)
-      np.testing.assert_allclose(got, want, rtol=1e-6)
+    arrays = jnp.asarray(scores, dtype), jnp.asarray(labels, kind)
+    got = jax.jit(lambda scores, labels: metrics.auprc(scores, labels, prior=prior))(*arrays)
+  for i in range(2):
+    share = labels[i].mean() if prior is None else prior[i]
+    assert got[i] == pytest.approx(_by_rates(scores[i], labels[i], share), rel=1e-6)
+
+
+def _by_rates(scores, labels, prior):
+  """Eq. 2 by rates, one positive after the other."""
+  scores, positive = np.array(scores), labels > 0
+  precisions = []
+  for score in scores[positive]:
+    true_rate, false_rate = (np.mean(scores[kind] >= score) for kind in (positive, ~positive))
+    precisions.append(prior * true_rate / (prior * true_rate + (1 - prior) * false_rate))
+  return np.mean(precisions)
