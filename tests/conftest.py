@@ -4,6 +4,7 @@ Warnings are errors (setup.cfg).
 """
 
 import atexit
+import functools
 import os
 import pathlib
 import shutil
@@ -21,10 +22,36 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
 
 import hypothesis
 import jax
+import optax
 import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+def _with_promotion(kind, function):
+  @functools.wraps(function)
+  def call(*args, **kwargs):
+    with jax.numpy_dtype_promotion(kind):
+      return function(*args, **kwargs)
+
+  return call
+
+
+def _with_strict_inside(init):
+  @functools.wraps(init)
+  def call(self, *args, **kwargs):
+    init(self, *args, **kwargs)
+    self._opt = self._opt._replace(update=_with_promotion("strict", self._opt.update))
+
+  return call
+
+
+# optax promotes int32 counts to floats in the bias correction of Adam and in MultiSteps. These alone may;
+# the transforms that MultiSteps calls are strict again.
+optax.tree.bias_correction = _with_promotion("standard", optax.tree.bias_correction)
+optax.MultiSteps.update = _with_promotion("standard", optax.MultiSteps.update)
+optax.MultiSteps.__init__ = _with_strict_inside(optax.MultiSteps.__init__)
 
 # How long an example takes says more about the machine than about the code.
 _ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}

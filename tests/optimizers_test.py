@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import optimizers
@@ -159,3 +160,21 @@ class OptimizerTest(chex.TestCase):
     config.optim.name = "lion"
     with self.assertRaisesRegex(ValueError, "adam"):
       optimizers.make_optimizer(config)
+
+
+@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
+@pytest.mark.parametrize("schedule", optimizers.SCHEDULES)
+def test_f58_under_strict_promotion(name, schedule):
+  config = _config(
+    optim__name=name,
+    optim__schedule=schedule,
+    optim__milestones=(2,),
+    optim__ramp_steps=2,
+    warmup__steps=1,
+  )
+  want = _run(config, 4)
+  with jax.numpy_dtype_promotion("strict"):
+    found = _run(config, 4)
+    rates = [optimizers.make_schedule(config)(jnp.int32(step)) for step in range(4)]
+  chex.assert_trees_all_equal(found, want)
+  np.testing.assert_allclose(np.array(rates, np.float64), _rates(config, range(4)), rtol=1e-6)

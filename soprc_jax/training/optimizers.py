@@ -1,5 +1,7 @@
 """Optimizers and learning-rate schedules by name, as the paper uses them."""
 
+from collections.abc import Callable
+import functools
 from typing import Any
 
 import jax
@@ -31,9 +33,10 @@ def make_schedule(config: Any) -> optax.Schedule:
     def main(step: Any) -> Any:
       return flat(step) * jax.numpy.minimum(1.0, (step + 1) / ramp_steps)
 
-  if not config.warmup.steps:
-    return main
-  return optax.join_schedules([optax.constant_schedule(config.warmup.learning_rate), main], [config.warmup.steps])
+  if config.warmup.steps:
+    warmup = optax.constant_schedule(config.warmup.learning_rate)
+    main = optax.join_schedules([warmup, main], [config.warmup.steps])
+  return _promoting(main)
 
 
 def make_optimizer(config: Any) -> optax.GradientTransformation:
@@ -48,7 +51,22 @@ def make_optimizer(config: Any) -> optax.GradientTransformation:
   parts = [optax.add_decayed_weights(optim.weight_decay), direction]
   if optim.head_multiplier != 1.0:
     parts.append(optax.masked(optax.scale(optim.head_multiplier), _is_head))
-  return optax.chain(*parts, optax.scale_by_learning_rate(make_schedule(config)))
+  optimizer = optax.chain(*parts, optax.scale_by_learning_rate(make_schedule(config)))
+  return optimizer._replace(update=_promoting(optimizer.update))
+
+
+def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns the function of optax, for sessions with ``jax_numpy_dtype_promotion="strict"`` too.
+
+  optax itself promotes: its schedules and Adam compute floats from int32 counts.
+  """
+
+  @functools.wraps(function)
+  def call(*args: Any, **kwargs: Any) -> Any:
+    with jax.numpy_dtype_promotion("standard"):
+      return function(*args, **kwargs)
+
+  return call
 
 
 def _is_head(params: Any) -> Any:
