@@ -118,14 +118,20 @@ def _prepare_streams() -> None:
 
 
 class _Output(io.FileIO):
-  """A stream of the process that drops what nobody reads any more: a run must not end by ``| head`` or a terminal that is gone."""
+  """A stream of the process that drops what cannot be written: a run must not end by ``| head`` or a terminal that is gone.
+
+  Results that a full disk does not take end the program with a message.
+  """
+
+  lost = False
 
   def write(self, data: Any) -> int:
     try:
-      return super().write(data)
+      return memoryview(data).nbytes if self.lost else super().write(data)
     except OSError as error:
-      if error.errno not in (errno.EPIPE, errno.EIO):
-        raise
+      self.lost = error.errno not in (errno.EPIPE, errno.EIO) and self.fileno() == 1
+      if self.lost and not sys.is_finalizing():
+        _leave(f"Error: the output cannot be written ({error.strerror}); what the program made is in its files", 1)
       return memoryview(data).nbytes
 
 

@@ -36,7 +36,7 @@ def given(path: str | os.PathLike[str], *, name: str) -> Path:
     ValueError: it is an address such as ``gs://BUCKET/FOLDER``, or the home folder is unknown.
   """
   text = os.fspath(path)
-  address = _ADDRESS.match(text)
+  address = _ADDRESS.match(text.lstrip())
   if address and address[1].lower() == "file":
     raise ValueError(f"{name}={text}: give the plain path, without {address[1]}://")
   if address:

@@ -160,9 +160,14 @@ def _checked(name: str, embeddings: Any, labels_name: str, labels: Any) -> tuple
 def _checked_ids(name: str, ids: Any) -> np.ndarray:
   """Ids as an array of integers or text; floats are rejected, since ids that differ may be one float."""
   ids = np.asarray(ids)
-  kinds = {type(value) for value in ids.flat} if ids.dtype == object else set()
-  if ids.size and ids.dtype.kind not in "biuUS" and not (kinds and all(issubclass(kind, int) for kind in kinds)):
-    raise TypeError(f"{name} must be integers or text, got {ids.dtype}: convert them, e.g. with .astype(np.int64)")
+  if ids.dtype == object and all(isinstance(value, str) for value in ids.flat):
+    ids = ids.astype(str)
+  exact = ids.dtype == object and all(isinstance(value, (int, np.integer)) for value in ids.flat)
+  if ids.size and ids.dtype.kind not in "iuUS" and not exact:
+    raise TypeError(
+      f"{name} must be integers or text, got {ids.dtype}: give an array of one integer type, or dtype=object where "
+      "Python's integers are beyond 64 bits"
+    )
   return ids
 
 

@@ -195,9 +195,12 @@ def summarise_ranks(ap_per_query: Any, negatives_above: Any, *, ks: Sequence[int
     raise ValueError(f"ap_per_query and negatives_above must be [N], got {ap.shape} and {above.shape}")
   if above.min(initial=0) < -1:
     raise ValueError(f"negatives_above must be counts, or -1 for a skipped query; got {above.min()}")
+  if above.max(initial=0) > num_candidates:
+    raise ValueError(f"negatives_above must be at most num_candidates={num_candidates}, got {above.max()}")
   valid = above >= 0
-  if np.isnan(ap[valid]).any():
-    raise ValueError("ap_per_query is nan for a query that negatives_above does not skip")
+  wrong = ap[valid][~((ap[valid] >= 0) & (ap[valid] <= 1))]
+  if wrong.size:
+    raise ValueError(f"ap_per_query must lie in [0, 1] for a query that negatives_above does not skip, got {wrong[0]}")
   count = int(valid.sum())
   result: dict[str, Any] = {"mAUPRC": math.fsum(ap[valid]) / count if count else 0.0}  # in any order
   for k in ks:

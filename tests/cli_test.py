@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -257,6 +258,16 @@ class TestStreams:
   @pytest.mark.parametrize("unbuffered", ["", "1"])
   def test_f57_a_reader_that_has_left_ends_no_program(self, tmp_path, redirection, unbuffered):
     self._call(tmp_path, redirection, PYTHONUNBUFFERED=unbuffered)
+
+  @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="no device that is full")
+  @pytest.mark.parametrize("unbuffered", ["", "1"])
+  def test_f57_results_that_a_full_disk_does_not_take_are_a_message(self, tmp_path, unbuffered):
+    command = ["bash", "-c", '"$0" "$@" >/dev/full', sys.executable, "-c", _PRINTS, tmp_path / "end"]
+    env = runs.environment(PYTHONUNBUFFERED=unbuffered)
+    done = subprocess.run(command, cwd=runs.ROOT, env=env, capture_output=True, timeout=300)
+    assert b"Error: the output cannot be written (No space left on device)" in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert done.returncode != 0
 
   def test_f57_a_run_ends_well_without_utf_8(self, tmp_path):
     folder = tmp_path / "l\u00e4uft \u2192"

@@ -656,6 +656,15 @@ class TestOneImageTwice:
     with pytest.raises(ValueError, match=rf"'linked/{last}' is listed twice, as 'bicycle_final/{last}' too"):
       lists.load("sop", str(tmp_path))
 
+  def test_f65_two_classes_that_are_one_folder(self, tmp_path):
+    for i in range(4):
+      (tmp_path / f"c{i}").mkdir()
+      trees.write(tmp_path / f"c{i}" / "a.png", i, 0)
+    assert len(image_folder.load(str(tmp_path))) == 4
+    (tmp_path / "d").symlink_to("c2")
+    with pytest.raises(ValueError, match=r"/d and .*/c2 are one folder.*remove the link"):
+      image_folder.load(str(tmp_path))
+
   def test_f65_a_link_to_an_image_is_another_image(self, tmp_path):
     trees.write(tmp_path / "a.png", 0, 0)
     (tmp_path / "b.png").symlink_to("a.png")

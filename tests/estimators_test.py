@@ -733,7 +733,7 @@ class DevicesTest(chex.TestCase):
     reduce_fn = {
       "sum": jnp.sum,
       "max": functools.partial(jnp.max, initial=0.0),
-      "custom": lambda values, where: jnp.sum(values**2, where=where) / jnp.sum(where),
+      "custom": lambda values, where: jnp.sum(values**2, where=where) / jnp.sum(where).astype(values.dtype),
     }[reduce_fn]
     self.compare(functools.partial(_soprc, reduce_fn=reduce_fn), kind, self.where)
 

@@ -307,6 +307,15 @@ class RetrievalMetricsTest(chex.TestCase):
       )
       np.testing.assert_array_equal(got["ap_per_query"], own["ap_per_query"])
 
+  def test_f42_ids_of_python_objects(self):
+    embeddings, labels = _data(3, 12, 3)
+    own = metrics.retrieval_metrics(embeddings, labels, per_query=True)
+    integers = np.array([2**63 + i if i % 2 else np.int64(-i) for i in range(12)], object)
+    for ids in (integers, np.array([f"photo {i}" for i in range(12)], object)):
+      options = {"gallery": embeddings, "gallery_labels": labels, "query_ids": ids, "gallery_ids": ids}
+      got = metrics.retrieval_metrics(embeddings, labels, per_query=True, **options)
+      np.testing.assert_array_equal(got["ap_per_query"], own["ap_per_query"])
+
   def test_f42_negative_ids_and_labels_are_none_of_uint64(self):
     embeddings, labels = _data(3, 12, 3)
     options = {"gallery": embeddings, "gallery_labels": labels.astype(np.uint64)}
@@ -321,6 +330,8 @@ class RetrievalMetricsTest(chex.TestCase):
     (np.arange(6.0), np.arange(6), "query_ids must be integers or text, got float64"),
     (np.arange(6), np.arange(6, dtype=np.float32), "gallery_ids must be integers or text, got float32"),
     (np.array([1.5, 2, 3, 4, 5, 6], object), np.arange(6), "query_ids must be integers or text, got object"),
+    (np.arange(6) > 2, np.arange(6), "query_ids must be integers or text, got bool"),
+    ([0, 1, 2, 3, -1, 2**63], np.arange(6), "query_ids must be integers or text, got float64.*dtype=object"),
     (np.arange(6), np.arange(6).astype(str), "both be integers or both text, got int64 and <U21"),
   )
   def test_f42_ids_that_are_no_integers(self, query_ids, gallery_ids, message):

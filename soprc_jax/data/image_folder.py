@@ -26,7 +26,8 @@ def load(root: str, *, on_broken: str = "error") -> files.Files:
       and leaves out what else is no file.
 
   Raises:
-    ValueError: no subfolder, one without an image, or one with folders or what cannot be read as a file (a pipe, a broken link) in it.
+    ValueError: no subfolder, one without an image, one with folders or what cannot be read as a file (a pipe, a broken link) in it,
+      or two that are one folder.
     FileNotFoundError: no such folder.
   """
   if _files.given(root, name="data.root").is_file():
@@ -38,6 +39,7 @@ def load(root: str, *, on_broken: str = "error") -> files.Files:
   classes = _classes(folder, others, on_broken)
   if not classes:
     raise ValueError(f"data.root={root} has no subfolders. It must have\n{_LAYOUT}")
+  _check_folders(classes)
   spellings = files.one_spelling((entry.name for entry in classes), where=folder)
   numbers = files.label_numbers(spellings.values())
   classes.sort(key=lambda entry: (numbers[spellings[entry.name]], entry.name))
@@ -69,6 +71,18 @@ def _classes(folder: Path, others: list[str], on_broken: str) -> list[Path]:
       _check_skipped(entry, on_broken)
       others.append(entry.name)
   return found
+
+
+def _check_folders(classes: list[Path]) -> None:
+  """Raises a ValueError if two classes are one folder, which would give each of its images two labels."""
+  first: dict[str, Path] = {}
+  for entry in classes:
+    other = first.setdefault(os.path.realpath(entry), entry)
+    if other is not entry:
+      raise ValueError(
+        f"{printable(entry)} and {printable(other)} are one folder, so each image in it would have two classes: "
+        "remove the link"
+      )
 
 
 def _images(folder: Path, others: list[str], on_broken: str) -> list[str]:

@@ -75,13 +75,13 @@ def split_source(network: network_lib.Network, split: str) -> sources.Source:
   return evaluation.pick_split(datasets.make_splits(network.config.data), split)
 
 
-def of_images(network: network_lib.Network, path: str | images.Named) -> index_lib.Index:
-  """The index of the images of a folder or a list, or of what `soprc_jax.serving.images.find` has found there.
+def of_images(network: network_lib.Network, path: str) -> index_lib.Index:
+  """Returns the index of the images of a folder or a list, see `soprc_jax.serving.images.find`.
 
   Raises:
     ValueError, FileNotFoundError: as `make_index` and `images.find`.
   """
-  source = images.find(path, flag="--images", on_broken=network.config.data.on_broken) if isinstance(path, str) else path
+  source = images.find(path, flag="--images", on_broken=network.config.data.on_broken)
   return make_index(network, source, root=str(source.root))
 
 

@@ -8,7 +8,7 @@ import time
 from typing import Any, NamedTuple
 
 from soprc_jax.studies.ablation_stages import STAGES, Option, Stage, Variant
-from soprc_jax.training import build, checkpoints, comparison, costs, parallel, plans
+from soprc_jax.training import build, checkpoints, classes, comparison, costs, parallel, plans
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -21,6 +21,7 @@ WRITES = (
   "comparison.json",
   "ablation.json",
   "gradient_through_t.md",
+  classes.IMAGES,
   *(f"{name}.{kind}" for name in STAGES for kind in ("md", "png")),
   comparison.RUN_FOLDERS,
 )

@@ -19,7 +19,16 @@ _DIVERGED = "diverged.json"
 _NOTE = "comparison.json"
 # Of the runs, see `plans.RunName.folder`.
 RUN_FOLDERS = "*-lr*-seed*"
-WRITES = (_NOTE, "table.md", "table.json", "costs.json", "pr_curves.png", "convergence.png", RUN_FOLDERS)
+WRITES = (
+  _NOTE,
+  classes.IMAGES,
+  "table.md",
+  "table.json",
+  "costs.json",
+  "pr_curves.png",
+  "convergence.png",
+  RUN_FOLDERS,
+)
 _NOTED = {"shared": dict, "starts": {str: str}}
 # What a run has left: its results, or why it broke down.
 _METRICS = {"mAUPRC": float}
