@@ -159,7 +159,7 @@ def test_dtypes_of_the_state_do_not_move():
       embeddings, labels = jnp.asarray(_batch(0)[0], dtype), jnp.asarray(_batch(0)[1], int)
       state = _update(memory, start, embeddings, labels)
       chex.assert_trees_all_equal_shapes_and_dtypes(state, start)
-      assert memory.lookahead(start, embeddings, labels).embeddings.dtype == jnp.promote_types(dtype, jnp.float32)
+      assert memory.lookahead(start, embeddings, labels).embeddings.dtype == (dtype if x64 else jnp.float32)
 
 
 @pytest.mark.parametrize(
@@ -193,9 +193,11 @@ def test_shapes_and_types_are_checked():
   embeddings, labels = _batch(0)
   for memory in (_MEMORIES["ring"], memories.reference_memory(2, B)):
     state = memory.init(None)
-    for bad in ((embeddings[0], labels), (embeddings, labels[:2]), (embeddings, np.float32(labels))):
+    for bad in ((embeddings[0], labels), (embeddings, labels[:2])):
       with pytest.raises(AssertionError):
         _update(memory, state, *bad)
+    with pytest.raises(TypeError, match="labels must be integers, got float32"):
+      _update(memory, state, embeddings, np.float32(labels))
   with pytest.raises(AssertionError):
     _update(_MEMORIES["ring"], _MEMORIES["ring"].init(None), embeddings[:, :1], labels)
   with pytest.raises(AssertionError):

@@ -190,7 +190,7 @@ def _images(count, seed=0):
 def _tiny_variables():
   variables = jax.jit(_tiny().init)(jax.random.key(0), _images(1))
   # Running statistics other than 0 and 1, so that using them shows.
-  stats = jax.tree.map(lambda leaf: leaf + 0.1 + 0.1 * jnp.arange(leaf.size), variables["batch_stats"])
+  stats = jax.tree.map(lambda leaf: leaf + 0.1 + 0.1 * jnp.arange(leaf.size, dtype=leaf.dtype), variables["batch_stats"])
   return {"params": variables["params"], "batch_stats": stats}
 
 
