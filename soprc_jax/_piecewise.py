@@ -360,7 +360,7 @@ def _sorted_valid(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.A
   """The values in ascending order and their weights, 1 where valid; the invalid ones come first, at the smallest valid value."""
   num_valid = jnp.sum(where, dtype=jnp.int32)
   ascending = _sort(jnp.where(where, values, -jnp.inf))
-  valid = jnp.arange(values.shape[0]) >= values.shape[0] - num_valid
+  valid = jnp.arange(values.shape[0], dtype=jnp.int32) >= values.shape[0] - num_valid
   lowest = jnp.min(jnp.where(where, values, jnp.inf))
   filler = jnp.where(num_valid > 0, lowest, jnp.zeros_like(lowest))
   return jnp.where(valid, ascending, filler), valid.astype(values.dtype)

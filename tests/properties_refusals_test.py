@@ -257,7 +257,7 @@ _CASES = {
   "retrieval_metrics": (
     _on_batch(metrics.retrieval_metrics),
     {
-      "embeddings": st.sampled_from([np.zeros(B), np.full((B, D), np.nan), np.zeros((B, D), complex), np.full((B, D), 1e30), np.full((B, D), "a")]),
+      "embeddings": st.sampled_from([np.zeros(B), np.full((B, D), np.nan), np.zeros((B, D), complex), np.full((B, D), 1e30, np.float32), np.full((B, D), 1e300), np.full((B, D), "a")]),
       "labels": st.sampled_from([np.zeros(B), np.zeros(3, int), np.full(B, np.nan), np.full(B, "a")]),
       "ks": st.one_of(_COUNTS.map(lambda k: (1, k)), st.just(3)),
       "block_size": _COUNTS,

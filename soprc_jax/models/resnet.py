@@ -134,7 +134,8 @@ class _Normalize(nn.Module):
       y = convolutions.convolve(x, kernel.astype(self.dtype), stride=stride)
       return y + offset.astype(self.dtype)[None, None, None]
     y = convolutions.convolve(x, kernel.astype(self.dtype), stride=stride)
-    mean, var, count = _batch_moments(y.astype(jnp.float32), where, self.axis_name)
+    y = y.astype(jnp.float32)
+    mean, var, count = _batch_moments(y, where, self.axis_name)
     # torch's momentum 0.1 weights the new value; a batch without a valid image says nothing.
     weight = jnp.where(count > 0, 0.1, 0.0)
     running_mean.value = (1 - weight) * running_mean.value + weight * jax.lax.stop_gradient(mean)
