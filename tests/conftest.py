@@ -71,28 +71,6 @@ def _compiled_functions_are_let_go():
     jax.clear_caches()
 
 
-# These have not run under strict promotion yet, for lack of time: to be removed from here one by one.
-_NOT_YET_STRICT = {
-  "stability_test.py",
-  "tabular_test.py",
-  "training_test.py",
-  "triplet_test.py",
-  "tutorial_test.py",
-  "v_history_test.py",
-  "wheel_test.py",
-}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _promotion_of_files_that_are_not_strict(request):
-  if request.path.name not in _NOT_YET_STRICT:
-    yield
-    return
-  jax.config.update("jax_numpy_dtype_promotion", "standard")
-  yield
-  jax.config.update("jax_numpy_dtype_promotion", "strict")
-
-
 _PAGES = pathlib.Path(__file__).parents[1] / "docs"
 
 

@@ -36,6 +36,10 @@ def of_test(loaded):
   return embed.of_split(loaded, "test")
 
 
+def _of_images(loaded, path):
+  return embed.of_images(loaded, images.find(path, flag="--images", on_broken=loaded.config.data.on_broken))
+
+
 def test_a_split_is_embedded_as_evaluation_does(made, loaded, of_test):
   trained = evaluation.load(networks.config(made[0]), made[1])
   want = trained.embed(trained.variables, trained.splits["test"])
@@ -59,7 +63,7 @@ def test_a_folder_without_classes(made, loaded, of_test, tmp_path, caplog, monke
   shutil.copy(made[0] / second, "photos/a/b/größe 文.png")
   shutil.copy(made[0] / second, "photos/.hidden/x.png")
   (tmp_path / "photos" / "notes.txt").write_text("")
-  found = embed.of_images(loaded, "photos")
+  found = _of_images(loaded, "photos")
   assert found.ids.tolist() == ["photos/a/b/größe 文.png", "photos/z.PNG"]
   np.testing.assert_allclose(found.embeddings, of_test.embeddings[[1, 0]], atol=1e-6)
   assert not found.has_classes
@@ -75,7 +79,7 @@ def test_a_list(made, loaded, of_test, tmp_path, kind):
   lines = {"csv": ["path,label", f"{paths[0]},ä", f"{paths[1]},"], "csv_path": ["path", *paths], "txt": ["", *paths]}[kind]
   place = tmp_path / f"list.{kind[:3]}"
   place.write_text("\n".join(lines) + "\n")
-  found = embed.of_images(loaded, str(place))
+  found = _of_images(loaded, str(place))
   assert found.ids.tolist() == paths
   assert found.class_names.tolist() == (["ä", ""] if kind == "csv" else ["", ""])
   assert found.has_classes == (kind == "csv")
@@ -112,15 +116,15 @@ def test_broken_images(made, tmp_path):
   (tmp_path / "broken.png").write_bytes(b"x")
   shutil.copytree(made[0] / "class_000", tmp_path / "good")
   with pytest.raises(pictures.BrokenImageError, match=r"broken\.png: this is no image"):
-    embed.of_images(network.load(made[1]), str(tmp_path))
+    _of_images(network.load(made[1]), str(tmp_path))
   skipping = network.load(made[1], on_broken="skip")
-  found = embed.of_images(skipping, str(tmp_path))
+  found = _of_images(skipping, str(tmp_path))
   assert found.broken_ids.tolist() == [str(tmp_path / "broken.png")]
   assert found.positions.tolist() == [1, 2]
   assert [pathlib.Path(one).name for one in found.ids] == ["0.png", "1.png"]
   assert "left out: 1, e.g." in embed.summary(found, tmp_path / "x.npz")
   with pytest.raises(ValueError, match="none of the 1 images can be decoded"):
-    embed.of_images(skipping, str(tmp_path / "broken.png"))
+    _of_images(skipping, str(tmp_path / "broken.png"))
 
 
 def _links(folder, made):
@@ -139,8 +143,8 @@ def test_f63_links_that_lead_nowhere_are_skipped_and_counted(made, tmp_path, kin
   (folder / "list.csv").write_text("\n".join(["path", *names]))
   given = str(folder if kind == "folder" else folder / f"list.{kind}")
   with pytest.raises((ValueError, OSError), match=r"dead\.png.*\(.*a link to nothing\)"):
-    embed.of_images(network.load(made[1]), given)
-  found = embed.of_images(network.load(made[1], on_broken="skip"), given)
+    _of_images(network.load(made[1]), given)
+  found = _of_images(network.load(made[1], on_broken="skip"), given)
   assert [pathlib.Path(one).name for one in found.ids] == names[:2]
   assert [pathlib.Path(one).name for one in found.broken_ids] == names[2:]
   assert "left out: 2, e.g." in embed.summary(found, tmp_path / "x.npz")
@@ -231,7 +235,7 @@ def test_f64_names_are_real_in_the_index_and_escaped_in_what_is_printed(made, tm
   (tmp_path / "photos").mkdir()
   (tmp_path / "photos" / name).write_bytes(b"x")
   shutil.copy(made[0] / "class_000" / "0.png", tmp_path / "photos" / f"good {name}")
-  found = embed.of_images(network.load(made[1], on_broken="skip"), str(tmp_path / "photos"))
+  found = _of_images(network.load(made[1], on_broken="skip"), str(tmp_path / "photos"))
   index.write(tmp_path / "v.npz", found)
   read = index.read(tmp_path / "v.npz")
   assert read.ids.tolist() == [str(tmp_path / "photos" / f"good {name}")]

@@ -56,14 +56,14 @@ def make_index(
   )
 
 
-def of_split(network: network_lib.Network, split: str, *, embed: network_lib.EmbedFn | None = None) -> index_lib.Index:
+def of_split(network: network_lib.Network, split: str) -> index_lib.Index:
   """The index of a split of the data of a run, by its name.
 
   Raises:
     ValueError: as `make_index`, or there is no such split, or the data are not what they should be.
     FileNotFoundError: the data are not there.
   """
-  return make_index(network, split_source(network, split), split=split, root=network.config.data.root, embed=embed)
+  return make_index(network, split_source(network, split), split=split, root=network.config.data.root)
 
 
 def split_source(network: network_lib.Network, split: str) -> sources.Source:
@@ -75,13 +75,12 @@ def split_source(network: network_lib.Network, split: str) -> sources.Source:
   return evaluation.pick_split(datasets.make_splits(network.config.data), split)
 
 
-def of_images(network: network_lib.Network, path: str) -> index_lib.Index:
+def of_images(network: network_lib.Network, source: images.Named) -> index_lib.Index:
   """Returns the index of the images of a folder or a list, see `soprc_jax.serving.images.find`.
 
   Raises:
-    ValueError, FileNotFoundError: as `make_index` and `images.find`.
+    ValueError: as `make_index`.
   """
-  source = images.find(path, flag="--images", on_broken=network.config.data.on_broken)
   return make_index(network, source, root=str(source.root))
 
 
