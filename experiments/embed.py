@@ -43,11 +43,10 @@ def main(argv: Sequence[str]) -> None:
       raise ValueError("--images and --split: give one of them")
     output = _files.given(str(_OUTPUT.value), name="--output")
     index.check_output(output, suffix=".npz")
-    config = run.config or network.stored_config(run.workdir)
-    on_broken = _ON_BROKEN.value or config.data.on_broken
-    # Before the network is read.
+    # Before the network is read; whether links may lead nowhere, its config says.
+    on_broken = _ON_BROKEN.value or "skip"
     source = None if not _IMAGES.value else images.find(_IMAGES.value, flag="--images", on_broken=on_broken)
-    found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=on_broken)
+    found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value)
     made = embed.of_split(found, _SPLIT.value) if source is None else embed.of_images(found, source)
     index.write(output, made)
   print(embed.summary(made, output))

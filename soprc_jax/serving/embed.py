@@ -79,8 +79,10 @@ def of_images(network: network_lib.Network, source: images.Named) -> index_lib.I
   """Returns the index of the images of a folder or a list, see `soprc_jax.serving.images.find`.
 
   Raises:
-    ValueError: as `make_index`.
+    ValueError: as `make_index`; a link leads nowhere and may not.
   """
+  if network.config.data.on_broken != "skip":  # before the first image is embedded
+    images.check_links(source)
   return make_index(network, source, root=str(source.root))
 
 

@@ -65,7 +65,10 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
   """
   place = _files.given(path, name=flag)
   if place.is_dir():
-    return Named(Path.cwd(), _below(place, flag, on_broken=on_broken))
+    source = Named(Path.cwd(), _below(place, flag))
+    if on_broken != "skip":
+      check_links(source)
+    return source
   why = _files.why_no_file(place)
   if why:
     reason = "there is no such file or folder" if why == "missing" else f"this is no regular file ({why})"
@@ -88,6 +91,16 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
       raise FileNotFoundError(f"{place}:{number}: there is no file {shown(name)} in {root}{reason}")
   spellings = files.one_spelling((label for _, _, label in rows if _text.stripped(label)), where=place)
   return Named(root, [name for _, name, _ in rows], [spellings.get(label, "") for _, _, label in rows])
+
+
+def check_links(source: Named) -> None:
+  """Raises a `BrokenImageError` if an image is a link that leads nowhere."""
+  dead = [path for path in source.paths if _files.is_dead_link(source.root / path)]
+  if dead:
+    raise pictures.BrokenImageError(
+      f"{len(dead)} images cannot be read, e.g. {printable(dead[0])} ({_files.why_no_file(source.root / dead[0])}): "
+      "take them out; --on_broken=skip leaves them out and counts them"
+    )
 
 
 def queries(given: Sequence[str], *, flag: str) -> list[str]:
@@ -120,14 +133,13 @@ def queries(given: Sequence[str], *, flag: str) -> list[str]:
   return list(first.values())
 
 
-def _below(folder: Path, flag: str, *, on_broken: str = "skip") -> list[str]:
+def _below(folder: Path, flag: str) -> list[str]:
   """Images of a folder and of the folders in it, sorted; links that lead nowhere are among them.
 
   What is hidden is skipped. What else is left out is reported: a link to a folder above it would
   never end, and a pipe would never be read.
   """
   found: list[str] = []
-  dead: list[str] = []
   others: list[str] = []
   waiting = [str(folder)]
   while waiting:
@@ -137,22 +149,15 @@ def _below(folder: Path, flag: str, *, on_broken: str = "skip") -> list[str]:
           continue
         if entry.is_dir(follow_symlinks=False):
           waiting.append(entry.path)
-        elif _is_image(entry.name) and files.is_regular(entry):
+        elif _is_image(entry.name) and (files.is_regular(entry) or _files.is_dead_link(entry.path)):
           found.append(entry.path)
-        elif _is_image(entry.name) and _files.is_dead_link(entry.path):
-          dead.append(entry.path)
         else:
           others.append(entry.path)
   if others:
     _warn_left_out(str(folder), others)
-  if dead and on_broken != "skip":  # before the first image is embedded
-    raise pictures.BrokenImageError(
-      f"{flag}={printable(folder)}: {len(dead)} images cannot be read, e.g. {printable(min(dead))} "
-      f"({_files.why_no_file(min(dead))}): take them out; --on_broken=skip leaves them out and counts them"
-    )
-  if not found + dead:
+  if not found:
     raise FileNotFoundError(f"{flag}={printable(folder)} has no image ({', '.join(files.EXTENSIONS)}) in it")
-  return sorted(found + dead)
+  return sorted(found)
 
 
 def _matching(pattern: Path, given: str) -> list[str]:
