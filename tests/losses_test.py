@@ -353,10 +353,13 @@ def test_f58_no_dtype_is_promoted_implicitly(name):
   assert jax.config.jax_numpy_dtype_promotion == "strict"  # of the whole session
   embeddings, where = jnp.asarray(_embeddings(), jnp.bfloat16), jnp.arange(8) != 3
   labels = jnp.asarray(_LABELS, jnp.int16)
-  loss_fn = jax.value_and_grad(lambda e: _LOSSES[name](e, labels, where=where))
-  strict = loss_fn(embeddings)
+
+  def value_and_grad():
+    return jax.jit(jax.value_and_grad(lambda e: _LOSSES[name](e, labels, where=where)))(embeddings)
+
+  strict = value_and_grad()
   with jax.numpy_dtype_promotion("standard"):
-    standard = loss_fn(embeddings)
+    standard = value_and_grad()
   assert (strict[0].dtype, strict[1].dtype) == ("float32", "bfloat16")
   np.testing.assert_array_equal(strict[0], standard[0])
   np.testing.assert_array_equal(strict[1], standard[1])
@@ -377,6 +380,6 @@ def test_f58_estimators_under_strict_promotion(dtype):
       return loss + soprc_jax.ap_loss(*lists_of_scores, **masks) + soprc_jax.semi_variance(*lists_of_scores, **masks)
 
     for prior in (0.1, jnp.float32(0.1), np.float16(0.1)):
-      value, gradient = jax.value_and_grad(loss_fn)(scores, prior)
+      value, gradient = jax.jit(jax.value_and_grad(loss_fn))(scores, prior)
       assert np.isfinite(value)
       assert gradient.dtype == dtype
