@@ -85,8 +85,9 @@ def _interpolate(
   segment, offset = _positions(count, num_points, grid, scores.dtype)
   left = jnp.take_along_axis(midpoints, segment, axis=-1)
   right = jnp.take_along_axis(midpoints, segment + 1, axis=-1)
-  # The running maximum undoes a last-bit inversion that rounding may leave between segments.
-  points = jax.lax.cummax(left + offset * (right - left), axis=scores.ndim - 1)
+  # Rounding may carry a point past the end of its segment, where the next segment begins.
+  points = left + offset * (right - left)
+  points = jnp.where(points > right, right, points)
   points = jnp.where(count > 0, points, jnp.zeros_like(points))
   return jnp.where(unknown, jnp.nan, points)
 

@@ -35,6 +35,14 @@ class ScoreEmaState(NamedTuple):
   count: jax.Array  # type: ignore[assignment]  # hides tuple.count, as optax's states do
 
 
+class _Rows(NamedTuple):
+  """What a step stores for the lists ``[Q]`` of all devices: lists of one row hold the same values."""
+
+  ids: jax.Array
+  v: jax.Array
+  weight: jax.Array
+
+
 class ScoreEma(optax.GradientTransformationExtraArgs):
   """What `score_ema` returns: an optax transform (two fields) with the attribute ``lookahead``."""
 
@@ -112,7 +120,7 @@ def score_ema(
     v = jnp.array(start)
     return ScoreEmaState(v, jnp.full([num_lists], start_weight, v.dtype), jnp.zeros([], jnp.int32))
 
-  def advance(state: ScoreEmaState, positive_scores: Any, list_ids: Any, positive_where: Any) -> ScoreEmaState:
+  def advance(state: ScoreEmaState, positive_scores: Any, list_ids: Any, positive_where: Any) -> _Rows:
     _check_ids(list_ids, num_lists)
     _arrays.check_masks_passed(positive_scores=(positive_scores, positive_where))
     (positive_scores,), list_ids = _arrays.promote(positive_scores, names=("positive_scores",)), jnp.asarray(list_ids)
@@ -124,19 +132,17 @@ def score_ema(
     chex.assert_shape(
       state.v, (num_lists, num_points), custom_message="the state must be that of this score_ema: v [num_lists, num_points]"
     )
-    list_ids = _not_wrapped(list_ids, num_lists)
     mask = _arrays.mask_like(positive_where, positive_scores, "positive_where")
+    # Without a gradient this is what update computes: under jit, lookahead and update do it once.
     phi = interpolation.interpolate_scores(
-      positive_scores, num_points=num_points, bounds=bounds, grid=grid, where=mask
+      jax.lax.stop_gradient(positive_scores), num_points=num_points, bounds=bounds, grid=grid, where=mask
     ).astype(state.v.dtype)
     seen = jnp.any(mask, axis=-1)
-    phi = jnp.where(seen[:, None], phi, jnp.zeros_like(phi))
-    lists = _arrays.psum(jax.ops.segment_sum(seen.astype(phi.dtype), list_ids, num_lists), axis_name)
-    # Divided before the sum, which may be beyond the largest float where the mean is not.
-    shares = phi / jnp.maximum(lists, 1)[jnp.minimum(list_ids, num_lists - 1)][:, None]
-    mean = _arrays.psum(jax.ops.segment_sum(shares, list_ids, num_lists), axis_name)
+    lists = _not_wrapped(list_ids, num_lists), jnp.where(seen[:, None], phi, jnp.zeros_like(phi)), seen
+    if axis_name is not None:
+      lists = jax.lax.all_gather(lists, axis_name, tiled=True, to="invarying")
     step = beta(state.count) if callable(beta) else beta
-    return _mix(state, mean, lists, jnp.asarray(step, state.v.dtype))
+    return _mix(state, *lists, beta=jnp.asarray(step, state.v.dtype))
 
   def update_fn(
     updates: Any,
@@ -153,13 +159,17 @@ def score_ema(
     missing = [name for name, value in given.items() if value is None]
     if missing:
       raise TypeError(_MISSING.format(", ".join(missing)))
-    return updates, jax.lax.stop_gradient(advance(state, positive_scores, list_ids, positive_where))
+    ids, v, weight = jax.lax.stop_gradient(advance(state, positive_scores, list_ids, positive_where))
+    return updates, ScoreEmaState(
+      v=state.v.at[ids].set(v, mode="drop"),
+      weight=state.weight.at[ids].set(weight, mode="drop"),
+      count=optax.safe_increment(state.count),
+    )
 
   def lookahead(opt_state: Any, positive_scores: Any, list_ids: Any, positive_where: Any = None) -> jax.Array:
     state = find_state(opt_state)
-    ahead = advance(state, positive_scores, list_ids, positive_where)
-    rows = jnp.take(ahead.v, _not_wrapped(list_ids, num_lists), axis=0, mode="fill", fill_value=jnp.nan)
-    return jax.lax.stop_gradient(rows)
+    rows = jax.lax.stop_gradient(advance(state, positive_scores, list_ids, positive_where).v)
+    return rows if axis_name is None else _own_part(rows, len(positive_scores), axis_name)
 
   tracker = ScoreEma(init_fn, update_fn)
   tracker.lookahead = lookahead
@@ -188,14 +198,25 @@ def find_one(opt_state: Any, state_type: type[State], maker: str) -> State:
   return states[0]
 
 
-def _mix(state: ScoreEmaState, phi: jax.Array, lists: jax.Array, beta: jax.Array) -> ScoreEmaState:
-  """One step of Eq. 10 with the mean ``phi [C, M]`` of the rows with ``lists > 0``; a row of weight 0 is filled by its first phi."""
-  visited = lists > 0
-  weight = jnp.where(visited, (1 - beta) * state.weight + beta, state.weight)
+def _mix(state: ScoreEmaState, ids: jax.Array, phi: jax.Array, seen: jax.Array, *, beta: jax.Array) -> _Rows:
+  """Mixes into each row the mean ``phi [Q, M]`` of its lists that have been seen (Eq. 10); the first phi fills a row."""
+  # Lists of one row share a slot; slots are as many as lists, whatever the number of rows.
+  slots = jnp.searchsorted(jnp.sort(ids), ids)
+  counts = jax.ops.segment_sum(seen.astype(phi.dtype), slots, ids.size)[slots]
+  # Divided before the sum, which may be beyond the largest float where the mean is not.
+  mean = jax.ops.segment_sum(phi / jnp.maximum(counts, 1)[:, None], slots, ids.size)[slots]
+  old_v, old_weight = (rows.at[ids].get(mode="fill", fill_value=jnp.nan) for rows in (state.v, state.weight))
+  visited = counts > 0
+  weight = jnp.where(visited, (1 - beta) * old_weight + beta, old_weight)
   rate = jnp.where(visited, _arrays.ratio(jnp.broadcast_to(beta, weight.shape), weight), jnp.zeros_like(weight))
   # Not v + rate (phi - v): with rate 1 that leaves a rounding error of the discarded v behind.
-  v = (1 - rate)[:, None] * state.v + rate[:, None] * phi
-  return ScoreEmaState(v=v, weight=weight, count=optax.safe_increment(state.count))
+  v = (1 - rate)[:, None] * old_v + rate[:, None] * mean
+  return _Rows(ids, v, weight)
+
+
+def _own_part(rows: jax.Array, size: int, axis_name: _arrays.AxisName) -> jax.Array:
+  """This device's ``size`` of the rows of all devices."""
+  return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(axis_name) * size, size)
 
 
 def _initial(initial_v: Any, num_lists: int, num_points: int) -> tuple[np.ndarray, float]:

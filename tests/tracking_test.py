@@ -1,6 +1,7 @@
 """score_ema: the carried scores v (Eq. 10) as an optax transform."""
 
 import functools
+import re
 
 from absl.testing import parameterized
 import chex
@@ -603,6 +604,28 @@ class DevicesTest(chex.TestCase):
     got = mapped(*mapping.replicate((kernel, state)), *map(mapping.split, (inputs, labels, where)))
     chex.assert_trees_all_close(got, mapping.replicate(expected), rtol=1e-5, atol=1e-6)
     self.assertGreater(np.abs(np.asarray(expected[1])).max(), 1e-2)
+
+
+def test_a_step_touches_only_the_rows_of_its_batch():
+  """With a donated state the table is gathered from and scattered to, and what both functions need is computed once."""
+  rows, points, lists = 5003, 7, 6
+  tracker = score_ema(rows, points, _BETA, bounds=(-1, 1))
+
+  @functools.partial(jax.jit, donate_argnums=0)
+  def step(state, scores, ids, mask):
+    def loss_fn(scores):
+      v = tracker.lookahead(state, scores, ids, mask)
+      return soprc_loss(scores, -scores, v, prior=0.1, positive_where=mask, negative_where=mask)
+
+    gradient = jax.grad(loss_fn)(scores)
+    return gradient, tracker.update(None, state, positive_scores=scores, list_ids=ids, positive_where=mask)[1]
+
+  batch = jnp.ones((lists, P)), jnp.arange(lists) // 2, jnp.ones((lists, P), bool)
+  program = step.lower(tracker.init(None), *batch).compile().as_text()
+  of_table = set(re.findall(rf"f32\[{rows},{points}\]\S* ([\w-]+)\(", program))
+  assert "parameter" in of_table
+  assert of_table <= {"parameter", "scatter", "gather", "fusion"}
+  assert len(re.findall(rf"f32\[{lists},{P}\]\S* sort\(", program)) == 1
 
 
 _F60_SCORES = np.float32([[0.1, 0.2], [0.3, 0.4]])
