@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _arrays, _blocks, _piecewise, surrogates
+from soprc_jax import _arrays
+from soprc_jax._pair_sums import ALGORITHMS, L1, L2, pair_means
+from soprc_jax.lists import RetrievalLists
 
 ReduceFn = Callable[..., jax.Array]
 Algorithm = Literal["auto", "dense", "sorted"]
-ALGORITHMS = ("auto", "dense", "sorted")
 
 
 def soprc_loss(
@@ -85,23 +86,15 @@ def soprc_loss(
   >>> print(f"{soprc_loss(positive_scores, negative_scores, v, prior=0.1):.4f}")
   0.3140
   """
-  _arrays.check_masks_passed(
-    positive_scores=(positive_scores, positive_where), negative_scores=(negative_scores, negative_where)
-  )
-  positive_scores, negative_scores, v = _arrays.promote(
-    positive_scores, negative_scores, v, names=("positive_scores", "negative_scores", "v")
-  )
-  _arrays.check_lists(positive_scores=positive_scores, negative_scores=negative_scores, v=v)
-  positive_scores, positive_mask = _arrays.masked(positive_scores, positive_where, "positive_where")
-  negative_scores, negative_mask = _arrays.masked(negative_scores, negative_where, "negative_where")
+  lists, v = _checked_lists(positive_scores, positive_where, negative_scores, negative_where, v=v)
   _check_hyperparameters(tau1, tau2, self_weight, prior, algorithm)
-  v = jax.lax.stop_gradient(v)
   if self_weight is None:
     self_weight = 1.0 / (v.shape[-1] + 1.0)
-  fpr = _false_positive_rate(positive_scores, negative_scores, negative_mask, tau1, algorithm)
-  tpr = _true_positive_rate(positive_scores, v, _arrays.mask_like(None, v), self_weight, tau2, algorithm)
-  risk = _list_risk(fpr, tpr, prior, positive_mask, tpr_gradient)
-  return _reduce_lists(risk, _arrays.has_both(positive_mask, negative_mask), reduce_fn, axis_name)
+  others = jax.lax.stop_gradient(v), _arrays.mask_like(None, v)
+  risk = _list_risk(
+    lists, *others, prior, self_weight, tau1=tau1, tau2=tau2, tpr_gradient=tpr_gradient, algorithm=algorithm
+  )
+  return _reduce_lists(risk, lists.valid, reduce_fn, axis_name)
 
 
 def ap_loss(
@@ -150,25 +143,19 @@ def ap_loss(
   >>> print(f"{ap_loss(jnp.array([[0.9, 0.6]]), jnp.array([[0.55, 0.2]])):.4f}")
   0.0714
   """
-  _arrays.check_masks_passed(
-    positive_scores=(positive_scores, positive_where), negative_scores=(negative_scores, negative_where)
-  )
-  positive_scores, negative_scores = _arrays.promote(
-    positive_scores, negative_scores, names=("positive_scores", "negative_scores")
-  )
-  _arrays.check_lists(positive_scores=positive_scores, negative_scores=negative_scores)
-  positive_scores, positive_mask = _arrays.masked(positive_scores, positive_where, "positive_where")
-  negative_scores, negative_mask = _arrays.masked(negative_scores, negative_where, "negative_where")
+  (lists,) = _checked_lists(positive_scores, positive_where, negative_scores, negative_where)
   _check_hyperparameters(tau1, tau2, self_weight, None, algorithm)
-  num_positives = jnp.sum(positive_mask, axis=-1).astype(positive_scores.dtype)
-  num_negatives = jnp.sum(negative_mask, axis=-1).astype(positive_scores.dtype)
+  num_positives, num_negatives = (
+    jnp.sum(mask, axis=-1).astype(lists.positive_scores.dtype) for mask in (lists.positive_where, lists.negative_where)
+  )
   if self_weight is None:
     self_weight = _arrays.ratio(jnp.ones_like(num_positives), num_positives)
   batch_prior = _arrays.ratio(num_positives, num_positives + num_negatives)
-  fpr = _false_positive_rate(positive_scores, negative_scores, negative_mask, tau1, algorithm)
-  tpr = _true_positive_rate(positive_scores, positive_scores, positive_mask, self_weight, tau2, algorithm)
-  risk = _list_risk(fpr, tpr, batch_prior, positive_mask, tpr_gradient)
-  return _reduce_lists(risk, _arrays.has_both(positive_mask, negative_mask), reduce_fn, axis_name)
+  others = lists.positive_scores, lists.positive_where
+  risk = _list_risk(
+    lists, *others, batch_prior, self_weight, tau1=tau1, tau2=tau2, tpr_gradient=tpr_gradient, algorithm=algorithm
+  )
+  return _reduce_lists(risk, lists.valid, reduce_fn, axis_name)
 
 
 def semi_variance(
@@ -219,22 +206,13 @@ def semi_variance(
     raise ValueError(f"pool must be 'batch' or 'list', got {pool!r}")
   _arrays.check_range("lambda1", lambda1, low=0.0)
   _arrays.check_range("lambda2", lambda2, low=0.0)
-  _arrays.check_masks_passed(
-    positive_scores=(positive_scores, positive_where), negative_scores=(negative_scores, negative_where)
-  )
-  positive_scores, negative_scores = _arrays.promote(
-    positive_scores, negative_scores, names=("positive_scores", "negative_scores")
-  )
-  _arrays.check_lists(positive_scores=positive_scores, negative_scores=negative_scores)
-  positive_scores, positive_mask = _arrays.masked(positive_scores, positive_where, "positive_where")
-  negative_scores, negative_mask = _arrays.masked(negative_scores, negative_where, "negative_where")
-  valid = _arrays.has_both(positive_mask, negative_mask)
-  limit = _largest_deviation(positive_scores.dtype)
-  positive_scores, negative_scores = (jnp.clip(scores, -limit, limit) for scores in (positive_scores, negative_scores))
+  (lists,) = _checked_lists(positive_scores, positive_where, negative_scores, negative_where)
+  dtype = lists.positive_scores.dtype
+  limit = _largest_deviation(dtype)
 
   def half(scores: jax.Array, mask: jax.Array, sign: float) -> jax.Array:
     """Semi-variance of the scores on the side of ``sign`` of their mean, per list or of the batch."""
-    mask = mask & valid[..., None]
+    scores, mask = jnp.clip(scores, -limit, limit), mask & lists.valid[..., None]
     axis, names = (-1, None) if pool == "list" else (None, axis_name)
     mean = _arrays.masked_mean(scores, mask, axis, names)
     if pool == "list":
@@ -245,13 +223,52 @@ def semi_variance(
     selected = mask & ~(excess <= 0) if average_over == "selected" else mask
     return _arrays.masked_mean(jnp.square(excess), selected, axis, names)
 
-  dtype = positive_scores.dtype
-  lambda1, lambda2 = jnp.asarray(lambda1, dtype), jnp.asarray(lambda2, dtype)
-  value = lambda1 * half(positive_scores, positive_mask, -1.0)
-  value += lambda2 * half(negative_scores, negative_mask, 1.0)
+  value = jnp.asarray(lambda1, dtype) * half(lists.positive_scores, lists.positive_where, -1.0)
+  value += jnp.asarray(lambda2, dtype) * half(lists.negative_scores, lists.negative_where, 1.0)
   if pool == "list":
-    value = _arrays.masked_mean(value, valid, None, axis_name)
+    value = _arrays.masked_mean(value, lists.valid, None, axis_name)
   return value
+
+
+def _list_risk(
+  lists: RetrievalLists,
+  others: jax.Array,
+  others_where: jax.Array,
+  prior: Any,
+  self_weight: Any,
+  *,
+  tau1: Any,
+  tau2: Any,
+  tpr_gradient: bool,
+  algorithm: str,
+) -> jax.Array:
+  """Mean over the positives of ``(1 - pi) F / ((1 - pi) F + pi T)``, ``[...]``: Eq. 8 with v, Eq. 5 with the positives as ``others``."""
+  positives = lists.positive_scores
+  prior = _arrays.per_list("prior", _arrays.or_nan(prior, low=0.0, high=1.0), positives)
+  weight = _arrays.per_list("self_weight", self_weight, positives)
+  fpr = pair_means(L1, positives, lists.negative_scores, lists.negative_where, tau=tau1, algorithm=algorithm)
+  tpr = pair_means(L2, positives, others, others_where, tau=tau2, algorithm=algorithm)
+  # Scores of 1e38 overflow to inf; the largest number instead keeps (1 - prior) F and the risk defined.
+  fpr = jnp.minimum(fpr, jnp.finfo(fpr.dtype).max)
+  tpr = (1.0 - weight) * tpr + weight
+  if not tpr_gradient:
+    tpr = jax.lax.stop_gradient(tpr)
+  return _arrays.masked_mean(_arrays.share((1.0 - prior) * fpr, prior * tpr), lists.positive_where, axis=-1)
+
+
+def _checked_lists(
+  positive_scores: Any, positive_where: Any, negative_scores: Any, negative_where: Any, **others: Any
+) -> tuple[Any, ...]:
+  """Checks the arguments of an estimator: the lists, whose invalid scores become 0, and ``others`` in their dtype."""
+  _arrays.check_masks_passed(
+    positive_scores=(positive_scores, positive_where), negative_scores=(negative_scores, negative_where)
+  )
+  named = {"positive_scores": positive_scores, "negative_scores": negative_scores, **others}
+  arrays = _arrays.promote(*named.values(), names=tuple(named))
+  _arrays.check_lists(**dict(zip(named, arrays, strict=True)))
+  positives = _arrays.masked(arrays[0], positive_where, "positive_where")
+  negatives = _arrays.masked(arrays[1], negative_where, "negative_where")
+  return RetrievalLists(*positives, *negatives, jnp.zeros([], jnp.int32)), *arrays[2:]
 
 
 def _check_hyperparameters(tau1: Any, tau2: Any, self_weight: Any, prior: Any, algorithm: str) -> None:
@@ -267,72 +284,6 @@ def _check_hyperparameters(tau1: Any, tau2: Any, self_weight: Any, prior: Any, a
 def _largest_deviation(dtype: Any) -> float:
   """A score of which 2^30 squares have a finite sum, two deviations wide."""
   return float(np.sqrt(float(jnp.finfo(dtype).max)) / 2**16)
-
-
-def _false_positive_rate(
-  positive_scores: jax.Array, negative_scores: jax.Array, negative_mask: jax.Array, tau1: Any, algorithm: str
-) -> jax.Array:
-  """F: mean of l1 over the valid negatives at the threshold of each positive, ``[..., P]``."""
-
-  def rate(thresholds: jax.Array) -> jax.Array:
-    margins = thresholds[..., :, None] - negative_scores[..., None, :]
-    losses = surrogates.one_sided_huber(margins, tau=jnp.asarray(tau1, margins.dtype))
-    mask = jnp.broadcast_to(negative_mask[..., None, :], losses.shape)
-    return _arrays.masked_mean(losses, mask, axis=-1)
-
-  # Scores of 1e38 overflow to inf; the largest number instead keeps (1 - prior) F and the risk defined.
-  largest = jnp.finfo(positive_scores.dtype).max
-  if _is_sorted(algorithm, positive_scores, negative_scores, tau1):
-    sums = _piecewise.sums_of_lists(_piecewise.ONE_SIDED_HUBER, positive_scores, negative_scores, negative_mask, tau1)
-    return jnp.minimum(_per_valid(sums, negative_mask), largest)
-  return jnp.minimum(_blocks.map_columns(rate, positive_scores, negative_scores.size), largest)
-
-
-def _true_positive_rate(
-  scores: jax.Array, others: jax.Array, others_mask: jax.Array, self_weight: Any, tau2: Any, algorithm: str
-) -> jax.Array:
-  """T: mean of l2 over the valid ``others``, mixed with the positive itself, ``[..., P]``."""
-
-  def rate(thresholds: jax.Array) -> jax.Array:
-    margins = thresholds[..., :, None] - others[..., None, :]
-    hits = surrogates.one_sided_sigmoid(margins, tau=jnp.asarray(tau2, margins.dtype))
-    mask = jnp.broadcast_to(others_mask[..., None, :], hits.shape)
-    return _arrays.masked_mean(hits, mask, axis=-1)
-
-  # The polynomials in place of tanh are those of float32.
-  if _is_sorted(algorithm, scores, others, tau2) and scores.dtype == jnp.float32:
-    hits = _per_valid(
-      _piecewise.sums_of_lists(_piecewise.ONE_SIDED_SIGMOID, scores, others, others_mask, tau2), others_mask
-    )
-  else:
-    hits = _blocks.map_columns(rate, scores, others.size)
-  weight = _arrays.per_list("self_weight", self_weight, scores)
-  return (1.0 - weight) * hits + weight
-
-
-def _is_sorted(algorithm: str, thresholds: jax.Array, values: jax.Array, tau: Any) -> bool:
-  """Whether a sum over pairs is to be taken by sorting, from what is known when traced."""
-  if algorithm == "dense" or 0 in thresholds.shape or 0 in values.shape:
-    return False
-  if jnp.ndim(tau):
-    if algorithm == "sorted":
-      raise ValueError(f"algorithm='sorted' needs scalar taus, got one of shape {jnp.shape(tau)}")
-    return False
-  return algorithm == "sorted" or _piecewise.is_faster(thresholds.shape[-1], values.shape[-1])
-
-
-def _per_valid(sums: jax.Array, where: jax.Array) -> jax.Array:
-  """Sums of each list over the number of its valid entries, 0 without any."""
-  count = jnp.sum(where, axis=-1, keepdims=True).astype(sums.dtype)
-  return _arrays.ratio(sums, jnp.broadcast_to(count, sums.shape))
-
-
-def _list_risk(fpr: jax.Array, tpr: jax.Array, prior: Any, positive_mask: jax.Array, tpr_gradient: bool) -> jax.Array:
-  """Mean over the valid positives of ``(1-pi) F / ((1-pi) F + pi T)``, ``[...]``."""
-  prior = _arrays.per_list("prior", _arrays.or_nan(prior, low=0.0, high=1.0), fpr)
-  if not tpr_gradient:
-    tpr = jax.lax.stop_gradient(tpr)
-  return _arrays.masked_mean(_arrays.share((1.0 - prior) * fpr, prior * tpr), positive_mask, axis=-1)
 
 
 def _reduce_lists(

@@ -5,10 +5,15 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, _blocks, _piecewise, surrogates
+from soprc_jax import _arrays
+from soprc_jax._pair_sums import L1, PairFunction, pair_sums
 from soprc_jax.losses import _ranking
 
-SURROGATES = ("huber", "logistic", "sigmoid")
+SURROGATES = {
+  "huber": L1,
+  "logistic": PairFunction(lambda margins, tau: jax.nn.softplus(-margins) / jnp.log(2.0).astype(margins.dtype)),
+  "sigmoid": PairFunction(lambda margins, tau: jax.nn.sigmoid(-margins / tau)),
+}
 
 
 def auroc_loss(
@@ -50,34 +55,16 @@ def auroc_loss(
   1.0500
   """
   if surrogate not in SURROGATES:
-    raise ValueError(f"surrogate must be one of {SURROGATES}, got {surrogate!r}")
+    raise ValueError(f"surrogate must be one of {tuple(SURROGATES)}, got {surrogate!r}")
   _arrays.check_width("tau", tau)
   found = _ranking.ranking(embeddings, labels, include_self=include_self, where=where, axis_name=axis_name)
   positive_scores, positive_mask = _ranking.relevant_scores(
     found, labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
   )
-  tau = jnp.asarray(tau, found.scores.dtype)
-
-  def pair_loss(margin: jax.Array) -> jax.Array:
-    if surrogate == "huber":
-      return surrogates.one_sided_huber(margin, tau=tau)
-    if surrogate == "logistic":
-      return jax.nn.softplus(-margin) / jnp.log(2.0).astype(margin.dtype)
-    return jax.nn.sigmoid(-margin / tau)
-
-  by_sorting = surrogate == "huber" and _piecewise.is_faster(positive_scores.shape[1], found.scores.shape[1])
-
-  def row_loss(positives: jax.Array, mask: jax.Array, scores: jax.Array, negative: jax.Array) -> jax.Array:
-    if by_sorting:
-      per_positive = _piecewise.sums_of_lists(_piecewise.ONE_SIDED_HUBER, positives, scores, negative, tau)
-    else:
-      losses = pair_loss(positives[:, None] - scores[None, :])
-      per_positive = jnp.sum(jnp.where(negative[None, :], losses, jnp.zeros_like(losses)), axis=1)
-    total = jnp.sum(jnp.where(mask, per_positive, jnp.zeros_like(per_positive)))
-    # The number of pairs is a product of two counts; a mask of all pairs would take longer than the losses.
-    return _arrays.ratio(total, jnp.sum(mask).astype(total.dtype) * jnp.sum(negative).astype(total.dtype))
-
-  rows = (positive_scores, positive_mask, found.scores, found.candidates & ~found.relevant)
-  entries = 4 * found.scores.shape[1] if by_sorting else positive_scores.shape[1] * found.scores.shape[1]
-  losses = _blocks.map_rows(row_loss, rows, entries)
+  negative = found.candidates & ~found.relevant
+  sums = pair_sums(SURROGATES[surrogate], positive_scores, found.scores, negative, tau=tau)
+  totals = jnp.sum(jnp.where(positive_mask, sums, jnp.zeros_like(sums)), axis=1)
+  # The number of pairs is a product of two counts; a mask of all pairs would take longer than the losses.
+  num_positives, num_negatives = (jnp.sum(mask, axis=1).astype(totals.dtype) for mask in (positive_mask, negative))
+  losses = _arrays.ratio(totals, num_positives * num_negatives)
   return _arrays.masked_mean(losses, found.valid, None, axis_name)

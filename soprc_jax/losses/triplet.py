@@ -5,7 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, _blocks, _piecewise, lists
+from soprc_jax import _arrays, lists
+from soprc_jax._pair_sums import HINGE, pair_sums
 
 
 def triplet_loss(
@@ -43,20 +44,12 @@ def triplet_loss(
   if max_positives is not None:
     _arrays.check_count("max_positives", max_positives)
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
-  positives, positive_where, negatives = pairs.scores, pairs.positive, pairs.scores
+  positives, positive_where = pairs.scores, pairs.positive
   if max_positives is not None:
     positives, positive_where = lists.pick_positives(pairs.scores, pairs.positive, max_positives)
 
-  def cost(positives: jax.Array) -> jax.Array:
-    gaps = negatives[:, None, :] - positives[:, :, None]
-    hinge = jax.nn.relu(gaps + jnp.asarray(margin, gaps.dtype))
-    return jnp.sum(jnp.where(pairs.negative[:, None, :], hinge, jnp.zeros_like(hinge)), axis=2)
-
-  if _piecewise.is_faster(positives.shape[1], negatives.shape[1]):
-    reach = positives - jnp.asarray(margin, positives.dtype)
-    costs = _piecewise.sums_of_lists(_piecewise.HINGE, reach, negatives, pairs.negative, 1.0)
-  else:
-    costs = _blocks.map_columns(cost, positives, negatives.size)
+  reach = positives - jnp.asarray(margin, positives.dtype)
+  costs = pair_sums(HINGE, reach, pairs.scores, pairs.negative, tau=1.0)
   per_anchor = jnp.sum(jnp.where(positive_where, costs, jnp.zeros_like(costs)), axis=1)
   anchors = _arrays.mask_like(where, per_anchor)
   return _arrays.masked_mean(per_anchor, anchors, None, axis_name)

@@ -65,7 +65,7 @@ def check(config: Any, *, imports: bool = True) -> list[str]:
     problems.append(
       f"warmup.loss must not carry a state of its own (as {', '.join(objectives.CARRIED)}); got {config.warmup.loss!r}"
     )
-  choice("loss.auroc.surrogate", losses.auroc.SURROGATES)
+  choice("loss.auroc.surrogate", tuple(losses.auroc.SURROGATES))
   choice("optim.name", optimizers.OPTIMIZERS)
   choice("optim.schedule", optimizers.SCHEDULES)
   choice("train.on_nonfinite", guard.POLICIES)
