@@ -5,6 +5,7 @@ Paper: Wen et al., "Exploring the Algorithm-Dependent Generalization of AUPRC Op
 """
 
 from soprc_jax import losses, metrics
+from soprc_jax.batch_loss import binary_loss, retrieval_loss
 from soprc_jax.estimators import ap_loss, semi_variance, soprc_loss
 from soprc_jax.interpolation import interpolate_scores
 from soprc_jax.lists import RetrievalLists, binary_lists, retrieval_lists
@@ -19,6 +20,7 @@ __all__ = [
   "__version__",
   "ap_loss",
   "binary_lists",
+  "binary_loss",
   "embedding_memory",
   "interpolate_scores",
   "losses",
@@ -26,6 +28,7 @@ __all__ = [
   "one_sided_huber",
   "one_sided_sigmoid",
   "retrieval_lists",
+  "retrieval_loss",
   "score_ema",
   "semi_variance",
   "soprc_loss",

@@ -117,6 +117,31 @@ def _soprc_of_images(embeddings, labels, *, where, axis_name):
   return soprc_jax.soprc_loss(found.positive_scores, found.negative_scores, v, prior=0.1, axis_name=axis_name, **masks)
 
 
+def _retrieval_loss(embeddings, labels, *, where, axis_name):
+  tracker = soprc_jax.score_ema(_CLASSES, _POINTS, 0.1, axis_name=axis_name)
+  arguments = {"tracker": tracker, "opt_state": tracker.init(None), "where": where, "axis_name": axis_name}
+  return soprc_jax.retrieval_loss(embeddings, labels, prior=0.1, max_positives=3, lambda1=1.0, lambda2=2.0, **arguments)[0]
+
+
+def _binary_loss(shared, parts, axis_name):
+  """Problems of one device each; those of all devices share the one row of v."""
+  tracker = soprc_jax.score_ema(1, _POINTS, 0.1, axis_name=axis_name)
+
+  def loss_fn(shared, scores, others, axis_name):
+    labels, ids = others
+    arguments = {"tracker": tracker, "opt_state": tracker.init(None), "list_ids": ids, "axis_name": axis_name}
+    return soprc_jax.binary_loss(shared["scale"] * scores[0], labels, prior=0.1, lambda2=1.0, **arguments)[0]
+
+  return _of_loss(loss_fn)(shared, parts, axis_name)
+
+
+def _binary_scores():
+  rng = np.random.default_rng(3)
+  scores = np.float32(rng.normal(size=(_LISTS, 20)))
+  others = rng.random(scores.shape) < 0.3, np.zeros(_LISTS, np.int32)
+  return {"scale": np.float32(1.1)}, ((scores,), others)
+
+
 def _score_ema(shared, parts, axis_name):
   scores, ids, where = parts
   tracker, ahead = soprc_jax.score_ema(_CLASSES, _POINTS, 0.1, axis_name=axis_name), []
@@ -171,6 +196,7 @@ CASES: dict[str, Case] = {
   "score_ema": Case(_score_ema, *_lists_of_scores(9)),
   "score_ema long": Case(_score_ema, *_lists_of_scores(3000)),
   "retrieval_lists": Case(_retrieval_lists, *_images()),
+  "binary_loss": Case(_binary_loss, *_binary_scores()),
   "embedding_memory with xbm_contrastive_loss": _memory(
     lambda axis: memory.embedding_memory(40, _DIM, axis_name=axis), _xbm
   ),
@@ -200,6 +226,7 @@ CASES |= {
 }
 _OF_IMAGES = {
   "soprc_loss of images": (_soprc_of_images, {}),
+  "retrieval_loss": (_retrieval_loss, {}),
   "contrastive_loss": (losses.contrastive_loss, {}),
   "contrastive_loss active": (losses.contrastive_loss, {"average_active": True}),
   "triplet_loss": (losses.triplet_loss, {}),

@@ -86,8 +86,8 @@ def _soprc(config: Any, setting: Setting) -> Loss:
 
   def compute(inputs: Inputs) -> tuple[jax.Array, dict[str, Any]]:
     found = _lists(inputs, config, setting)
-    ids = jnp.zeros(1, jnp.int32)
-    v = tracker.lookahead(inputs.opt_state, found.positive_scores, ids, found.positive_where)
+    update_args = found.update_args(jnp.zeros(1, jnp.int32))
+    v = tracker.lookahead(inputs.opt_state, **update_args)
     loss = estimators.soprc_loss(
       found.positive_scores,
       found.negative_scores,
@@ -99,7 +99,7 @@ def _soprc(config: Any, setting: Setting) -> Loss:
       tpr_gradient=config.tpr_gradient,
       **found.masks,
     )
-    return loss, found.update_args(ids)
+    return loss, update_args
 
   return Loss(tracker, compute)
 

@@ -129,8 +129,9 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       where=inputs.where,
       axis_name=setting.axis_name,
     )
+    update_args = found.update_args(inputs.labels) if carried else {}
     if carried:
-      v = tracker.lookahead(inputs.opt_state, found.positive_scores, inputs.labels, found.positive_where)
+      v = tracker.lookahead(inputs.opt_state, **update_args)
     else:
       v = interpolation.interpolate_scores(
         found.positive_scores,
@@ -174,9 +175,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
     metrics["dropped_positives"] = found.num_dropped
     saturated = (risks > _SATURATED).astype(jnp.float32)
     metrics["saturated_lists"] = _arrays.masked_mean(saturated, found.valid, None, setting.axis_name)
-    update_args = {}
     if carried:
-      update_args = found.update_args(inputs.labels)
       weight = tracking.find_state(inputs.opt_state).weight
       metrics["v_rows_seen"] = jnp.mean((weight > 0).astype(jnp.float32))
       metrics["v_weight"] = jnp.mean(weight)

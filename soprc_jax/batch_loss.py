@@ -1,0 +1,146 @@
+"""SOPRC of a batch in one call: lists, v of this step, loss, and what the optimizer's update needs."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from soprc_jax import _arrays, estimators, tracking
+from soprc_jax import lists as lists_lib
+
+
+def retrieval_loss(
+  embeddings: Any,
+  labels: Any,
+  *,
+  tracker: tracking.ScoreEma,
+  opt_state: Any,
+  prior: Any,
+  list_ids: Any = None,
+  max_positives: int | None = None,
+  tau1: Any = 0.1,
+  tau2: Any = 0.001,
+  lambda1: Any = 0.0,
+  lambda2: Any = 0.0,
+  where: Any = None,
+  axis_name: _arrays.AxisName = None,
+) -> tuple[jax.Array, dict[str, Any]]:
+  """Computes the loss of a batch of embeddings for retrieval (Alg. 1): Eq. 8 with v of this step, plus Eq. 9.
+
+  Each image is a query, the other images of the batch are its list.
+
+  Args:
+    embeddings: ``[B, D]``, unit norm (not normalised again).
+    labels: ``[B]`` integers or booleans.
+    tracker: as of `score_ema`, made with the same ``axis_name`` and, for cosines, ``bounds=(-1, 1)``.
+    opt_state: any tree with exactly one state of a `score_ema`.
+    prior: number or ``[B]``, in [0, 1]: the share of positives in a list of the whole data set.
+    list_ids: ``[B]`` integers in [0, C), the row of v of each query; by default its label.
+    max_positives: see `retrieval_lists`.
+    tau1: width of the surrogate of negatives, > 0, see `soprc_loss`.
+    tau2: width of the surrogate of positives, > 0.
+    lambda1: weight of the positive part of `semi_variance`, >= 0.
+    lambda2: weight of its negative part, >= 0.
+    where: ``[B]`` mask of the valid images. The rows of the others are not used.
+    axis_name: name of a mapped axis whose devices hold the other images of the batch.
+
+  Returns:
+    The scalar loss, and the keyword arguments for the ``update`` of the chain that holds the tracker.
+
+  Raises:
+    AssertionError, TypeError, ValueError: as `retrieval_lists`, `score_ema` and `soprc_loss`.
+
+  >>> import optax, soprc_jax
+  >>> tracker = soprc_jax.score_ema(num_lists=2, num_points=4, beta=0.1, bounds=(-1, 1))
+  >>> tx = optax.chain(tracker, optax.sgd(0.1))
+  >>> embeddings, labels = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), jnp.array([0, 0, 1])
+  >>> opt_state = tx.init(embeddings)
+  >>> def loss_fn(embeddings):
+  ...   return soprc_jax.retrieval_loss(embeddings, labels, tracker=tracker, opt_state=opt_state, prior=0.1, tau1=0.5)
+  >>> (loss, update_args), grads = jax.value_and_grad(loss_fn, has_aux=True)(embeddings)
+  >>> updates, opt_state = tx.update(grads, opt_state, embeddings, **update_args)
+  >>> print(f"{loss:.3f}", opt_state[0].weight)
+  0.471 [0.1 0. ]
+  """
+  lists = lists_lib.retrieval_lists(embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name)
+  list_ids = _arrays.integer_labels(labels if list_ids is None else list_ids, "list_ids")
+  if where is not None:  # the label of an image that only fills the batch may be no row
+    list_ids = jnp.where(_arrays.as_mask(where, "where"), list_ids, jnp.zeros_like(list_ids))
+  return _loss(
+    lists, list_ids, tracker, opt_state, prior, tau1=tau1, tau2=tau2, lambdas=(lambda1, lambda2), axis_name=axis_name
+  )
+
+
+def binary_loss(
+  scores: Any,
+  labels: Any,
+  *,
+  tracker: tracking.ScoreEma,
+  opt_state: Any,
+  prior: Any,
+  list_ids: Any = None,
+  tau1: Any = 0.1,
+  tau2: Any = 0.001,
+  lambda1: Any = 0.0,
+  lambda2: Any = 0.0,
+  where: Any = None,
+  axis_name: _arrays.AxisName = None,
+) -> tuple[jax.Array, dict[str, Any]]:
+  """Computes the loss of a batch of scores with binary labels (Alg. 1): Eq. 8 with v of this step, plus Eq. 9.
+
+  Args:
+    scores: ``[L]``, or of K binary problems ``[K, L]``.
+    labels: like ``scores``; > 0 (or True) is positive.
+    tracker: as of `score_ema`, made with the same ``axis_name``.
+    opt_state: any tree with exactly one state of a `score_ema`.
+    prior: number or ``[K]``, in [0, 1]: the share of positives in the whole data set.
+    list_ids: ``[K]`` integers in [0, C), the row of v of each problem; by default 0 to K - 1.
+    tau1: width of the surrogate of negatives, > 0, see `soprc_loss`.
+    tau2: width of the surrogate of positives, > 0.
+    lambda1: weight of the positive part of `semi_variance`, >= 0.
+    lambda2: weight of its negative part, >= 0.
+    where: like ``scores``, mask of the valid entries.
+    axis_name: name of a mapped axis whose devices hold other lists: each device ranks its own scores.
+
+  Returns:
+    The scalar loss, and the keyword arguments for the ``update`` of the chain that holds the tracker.
+
+  Raises:
+    AssertionError, TypeError, ValueError: as `binary_lists`, `score_ema` and `soprc_loss`.
+
+  >>> import soprc_jax
+  >>> tracker = soprc_jax.score_ema(num_lists=1, num_points=4, beta=0.1)
+  >>> state = tracker.init(params=None)
+  >>> scores, labels = jnp.array([0.5, 0.1, 0.45]), jnp.array([1, 0, 0])
+  >>> loss, update_args = soprc_jax.binary_loss(scores, labels, tracker=tracker, opt_state=state, prior=0.01)
+  >>> _, state = tracker.update(None, state, **update_args)
+  >>> print(f"{loss:.4f}", state.v[0])
+  0.9841 [0.5 0.5 0.5 0.5]
+  """
+  lists = lists_lib.binary_lists(scores, labels, where=where)
+  if list_ids is None:
+    list_ids = jnp.arange(lists.positive_scores.shape[0])
+  return _loss(
+    lists, list_ids, tracker, opt_state, prior, tau1=tau1, tau2=tau2, lambdas=(lambda1, lambda2), axis_name=axis_name
+  )
+
+
+def _loss(
+  lists: lists_lib.RetrievalLists,
+  list_ids: Any,
+  tracker: tracking.ScoreEma,
+  opt_state: Any,
+  prior: Any,
+  *,
+  tau1: Any,
+  tau2: Any,
+  lambdas: tuple[Any, Any],
+  axis_name: _arrays.AxisName,
+) -> tuple[jax.Array, dict[str, Any]]:
+  update_args = lists.update_args(list_ids)
+  v = tracker.lookahead(opt_state, **update_args)
+  scores = lists.positive_scores, lists.negative_scores
+  loss = estimators.soprc_loss(*scores, v, prior=prior, tau1=tau1, tau2=tau2, axis_name=axis_name, **lists.masks)
+  if any(isinstance(weight, jax.Array) or weight for weight in lambdas):  # a traced weight may be 0 at times
+    loss += estimators.semi_variance(*scores, lambda1=lambdas[0], lambda2=lambdas[1], axis_name=axis_name, **lists.masks)
+  return loss, update_args
