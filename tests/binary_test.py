@@ -16,10 +16,10 @@ import runs
 
 from experiments import flags as flags_lib
 from experiments import train_binary
+from experiments.binary import binary, binary_config, binary_losses, binary_peer, binary_report, binary_runs
 import soprc_jax
 from soprc_jax.data import tabular
 from soprc_jax.models import mlp
-from soprc_jax.studies import binary, binary_config, binary_losses, binary_peer, binary_report, binary_runs
 from soprc_jax.training import plans
 
 CONFIG = str(runs.ROOT / "configs" / "imbalanced.py")
@@ -246,7 +246,7 @@ class TestPeer:
     torch = pytest.importorskip("torch")
     config = _config()
     _stub_libauc(monkeypatch, torch)
-    monkeypatch.setattr(sys, "path", [str(runs.ROOT / "experiments"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(runs.ROOT / "experiments" / "binary"), *sys.path])
     monkeypatch.setattr(binary_peer.subprocess, "run", _in_this_process)
     threads = torch.get_num_threads()
     result, seconds = binary_peer.train(config, task, "python")

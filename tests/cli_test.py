@@ -11,7 +11,7 @@ from PIL import Image
 import pytest
 import runs
 
-from soprc_jax.studies import ablation
+from experiments.ablate import ablation
 from soprc_jax.training import build, checkpoints, comparison, loop, optimizers, plans, workdir
 
 _TRAIN, _EVALUATE = "experiments.train", "experiments.evaluate"
@@ -481,8 +481,7 @@ def world():
 
 before = world()
 import soprc_jax
-# train_peer is a program of its own, for torch.
-names = [m.name for m in pkgutil.walk_packages(soprc_jax.__path__, "soprc_jax.") if not m.name.endswith("train_peer")]
+names = [m.name for m in pkgutil.walk_packages(soprc_jax.__path__, "soprc_jax.")]
 for name in names:
   importlib.import_module(name)
 after = world()

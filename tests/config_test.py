@@ -7,7 +7,7 @@ import runpy
 import pytest
 import runs
 
-from soprc_jax.studies import binary_config
+from experiments.binary import binary_config
 from soprc_jax.training import config as config_lib
 
 _FILES = sorted((runs.ROOT / "configs").glob("[!_]*.py"))

@@ -63,7 +63,7 @@ def test_every_public_name_is_in_the_interface(built):
 
 def test_no_package_is_forgotten(built):
   packages = {module.name for module in pkgutil.iter_modules(soprc_jax.__path__) if module.ispkg}
-  assert packages == {*_DOCUMENTED, "losses", "benchmarks", "studies"}
+  assert packages == {*_DOCUMENTED, "losses"}
   layout = (_DOCS / "layout.md").read_text()
   assert [name for name in packages if f"  {name}/ " not in layout] == []
   modules = {module.name for module in pkgutil.iter_modules(soprc_jax.__path__) if not module.ispkg}
@@ -73,6 +73,7 @@ def test_no_package_is_forgotten(built):
 def test_every_program_is_named():
   text = (_DOCS / "programs.md").read_text()
   files = {path.stem for path in (runs.ROOT / "experiments").glob("[!_]*.py")}
+  files |= {path.parent.name for path in (runs.ROOT / "experiments").glob("*/__main__.py")}
   named = set(re.findall(r"experiments[./](\w+)", text)) - {"NAME"}
   assert named == files
 
@@ -84,7 +85,8 @@ def test_commands_name_what_exists(path):
   for target in re.findall(r"\]\((?!https?:|path:)([^)#\s]+)", text):
     assert (path.parent / target).is_file(), target
   for program in re.findall(r"python -m experiments\.(\w+)", text):
-    assert program == "NAME" or (runs.ROOT / "experiments" / f"{program}.py").is_file(), program
+    places = [runs.ROOT / "experiments" / name for name in (f"{program}.py", f"{program}/__main__.py")]
+    assert program == "NAME" or any(place.is_file() for place in places), program
   for name, arguments in re.findall(r"--config=(configs/\w+\.py)(?::([\w,]+))?", text):
     known = runpy.run_path(str(runs.ROOT / name))["ARGUMENTS"]
     assert [argument for argument in filter(None, arguments.split(",")) if argument not in known] == []

@@ -14,8 +14,8 @@ import pytest
 import runs
 
 from experiments import flags
+from experiments.binary import binary_config
 from soprc_jax import _text
-from soprc_jax.studies import binary_config
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import plans, rules
 

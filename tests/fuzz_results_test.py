@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from experiments import benchmark
-from soprc_jax.studies import ablation_report, binary_config, binary_runs, simulation, stability, stability_sweeps
+from experiments.ablate import ablation_report
+from experiments.binary import binary_config, binary_runs
+from experiments.simulate import simulation
+from experiments.stability import stability, stability_sweeps
 from soprc_jax.training import comparison, costs, files, parallel, plans, report, tables, workdir
 
 # No JSON, another encoding, too deep for the parser.

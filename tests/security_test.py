@@ -51,8 +51,9 @@ def _evil(path):
 _IMPORTS = {
   "soprc_jax/training/objectives.py": "loss.name=package.module:function",
   "soprc_jax/data/tabular.py": "scikit-learn, where it is installed",
-  "experiments/benchmark.py": "a benchmark of this package, by its name",
+  "experiments/benchmark/__main__.py": "a benchmark of this package, by its name",
   "experiments/flags.py": "the file of --config",
+  "experiments/train_binary.py": "experiments.binary, by another name",
 }
 _NEVER = {
   *("cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "yaml"),

@@ -9,8 +9,8 @@ import runs
 import scipy.stats
 
 from experiments import flags as flags_lib
+from experiments.simulate import simulation
 from soprc_jax import metrics
-from soprc_jax.studies import simulation
 
 _NAMES = tuple(simulation.DISTRIBUTIONS)
 _SHARES = (0.02, 0.1, 0.2)

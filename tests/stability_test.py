@@ -10,8 +10,8 @@ import pytest
 import runs
 
 from experiments import flags as flags_lib
+from experiments.stability import stability, stability_report, stability_slopes, stability_sweeps, stability_training
 from soprc_jax import estimators, interpolation
-from soprc_jax.studies import stability, stability_report, stability_slopes, stability_sweeps, stability_training
 
 _SMALL = stability.Setting(
   num_positives=6, num_negatives=12, batch_positives=2, batch_negatives=3, steps=(2, 4), rate=0.5, beta=0.3

@@ -1,0 +1,1 @@
+"""Speed beside other packages: one module a benchmark, each with ``rows()`` and ``growth()``."""

@@ -1,0 +1,91 @@
+"""How long it takes until something happens: the import, and the first finished step of a training run."""
+
+from collections.abc import Iterator, Sequence
+import functools
+from pathlib import Path
+import subprocess
+import sys
+import tempfile
+import time
+
+from experiments.benchmark import harness
+
+_IMPORT_TARGET, _WARM_TARGET = 1 / 1.5, 1.0
+_FLOOR = "import jax, optax, flax.linen, orbax.checkpoint, grain.python, tensorboardX, ml_collections"
+_RUN = ("-m", "experiments.train", "--config=configs/glyphs.py", "--config.log.line_every=1", "--config.train.steps=1000")
+_RUN_REPETITIONS = 3
+
+
+def rows() -> Iterator[harness.Row]:
+  """Fresh processes on a warm disk: the import of the core, and the training command to its first finished step."""
+  seconds = harness.time_together(
+    {
+      name: functools.partial(_run, ["-c", code])
+      for name, code in (("ours", "import soprc_jax"), ("peer", "import jax, optax"))
+    }
+  )
+  yield harness.row(
+    "startup", "import soprc_jax", "import jax, optax", seconds["ours"], seconds["peer"], target=_IMPORT_TARGET
+  )
+  cold, warm, floor = [], [], []
+  _first_step_twice()  # reads what is not on the warm disk yet, and renders the glyphs
+  for _ in range(_RUN_REPETITIONS):
+    times = _first_step_twice()
+    cold.append(times[0])
+    warm.append(times[1])
+    began = time.perf_counter()
+    _run(["-c", f"{_FLOOR}; jax.devices()"])
+    floor.append(time.perf_counter() - began)
+  case = "experiments.train on glyphs, command to first finished step"
+  yield harness.row(
+    "startup",
+    f"{case}, compiled before",
+    "the same run without the compilation cache",
+    warm,
+    cold,
+    target=_WARM_TARGET,
+    note="the cache is in the workdir, by default",
+  )
+  yield harness.row(
+    "startup",
+    f"{case}, compiled before",
+    "importing the libraries alone",
+    warm,
+    floor,
+    target=0.0,
+    note="no target: the floor",
+  )
+
+
+def growth() -> Iterator[harness.Curve]:
+  """Nothing here grows with a size."""
+  yield from ()
+
+
+def _run(arguments: Sequence[str]) -> None:
+  subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
+
+
+def _first_step_twice() -> tuple[float, float]:
+  """Seconds to the first step of a run in a new folder, and of the same command once more."""
+  with tempfile.TemporaryDirectory() as folder:
+    return _first_step(Path(folder) / "run"), _first_step(Path(folder) / "run")
+
+
+def _first_step(workdir: Path) -> float:
+  """Seconds from the command to the line that tells its first step, which is written once its loss is there; then it is stopped.
+
+  Raises:
+    RuntimeError: the command has ended without one.
+  """
+  began = time.perf_counter()
+  with subprocess.Popen([sys.executable, *_RUN, f"--workdir={workdir}"], stderr=subprocess.PIPE, text=True) as process:
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+      said.append(line)
+      if " step 1/" in line:
+        seconds = time.perf_counter() - began
+        process.kill()
+        return seconds
+  raise RuntimeError("the run has ended before its first step:\n" + "".join(said))

@@ -1,0 +1,1 @@
+"""Imbalanced binary classification: SOPRC beside the usual losses."""

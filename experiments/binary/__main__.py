@@ -1,0 +1,103 @@
+r"""Imbalanced binary classification, the original AUPRC problem: SOPRC beside the usual losses, over seeds.
+
+python -m experiments.train_binary --config=configs/imbalanced.py:digits --workdir=runs/binary_digits
+
+Data sets: digits, breast_cancer, flights (see configs/imbalanced.py); they come with packages, pip install -e ".[binary]". On two idle CPU cores digits and
+breast_cancer take 25 seconds each and flights 2 minutes; with LibAUC, and other work beside, 3 and 9 minutes. Any key can be set: --config.loss.tau1=0.3; they are in
+experiments/binary/binary_config.py.
+
+Every method starts at a seed from the same weights and sees the same batches; its learning rate is picked from config.rates by the mean AUPRC on val over
+the seeds, and its best network on val is tested. --libauc_python=PYTHON adds LibAUC's APLoss with its optimizer SOAP, run by the interpreter of another
+virtual environment (with torch and libauc) on the same weights and batches.
+
+The table has the methods of the call: one with fewer config.methods, or without --libauc_python, writes a shorter one; finished runs stay, and enter the table again with
+the longer call.
+
+WORKDIR receives results.json (every value), table.md, pr_curves.png (test), convergence.png (val by step), and runs/, where each finished run is kept: the
+same command goes on where it stopped.
+"""
+
+from collections.abc import Sequence
+import logging
+import os
+from pathlib import Path
+import platform
+from typing import Any, NamedTuple
+
+from absl import app
+from absl import flags as absl_flags
+
+from experiments import flags
+
+absl_flags.declare_key_flag("config")
+absl_flags.declare_key_flag("workdir")
+_LIBAUC_PYTHON = absl_flags.DEFINE_string(
+  "libauc_python", "", "Interpreter with torch and libauc: its APLoss with SOAP is compared too, in a process of its own."
+)
+_EXAMPLE = "--config=configs/imbalanced.py:digits --workdir=runs/binary_digits"
+
+
+def main(argv: Sequence[str]) -> None:
+  given = absl_flags.FLAGS
+  flags.require(argv, _EXAMPLE, config=given.config, workdir=given.workdir)
+  folder, python = flags.folder(argv, _EXAMPLE, "config.json"), os.path.expanduser(_LIBAUC_PYTHON.value)
+  with flags.errors_as_messages():
+    study = prepare(flags.load_config(), folder, python)
+    flags.prepare_jax(folder)
+    print(make(study, folder, python))
+  print(f"Written to {folder}: results.json, table.md, pr_curves.png, convergence.png")
+
+
+class Study(NamedTuple):
+  """A study that has been checked: its config, its data, its methods, and what else belongs into the results."""
+
+  config: Any
+  table: Any
+  methods: list[str]
+  about: dict[str, Any]
+
+
+def prepare(config: Any, folder: Path, python: str) -> Study:
+  """Checks everything that would stop the study later, and claims its folder.
+
+  Raises:
+    ValueError: a wrong key, a folder of another config, data that do not fit, an interpreter without libauc.
+  """
+  from experiments.binary import binary, binary_config, binary_losses, binary_peer, binary_report
+  from soprc_jax.data import tabular
+  from soprc_jax.training import workdir
+
+  config = binary_config.resolve(config)
+  shared = binary_config.without_methods(config)
+  workdir.check(folder, shared, flags.WRITES[workdir.CONFIG])
+  methods, about = list(config.methods), dict[str, Any]()
+  if python:
+    about["libauc"] = binary_peer.versions(python)
+    methods.append(binary_losses.PEER)
+  table = tabular.load(config.data.name, positive=config.data.positive)
+  splits = binary.prepare(config, table, config.seeds[0]).splits
+  about |= {"data": binary_report.describe(splits), "chance": float(splits.test.labels.mean()), "machine": _machine()}
+  workdir.claim(folder, shared, flags.WRITES[workdir.CONFIG])
+  return Study(config, table, methods, about)
+
+
+def make(study: Study, folder: Path, python: str) -> str:
+  """Makes what the folder does not hold yet, writes the results and returns the table."""
+  from experiments.binary import binary_report, binary_runs
+
+  config, table, methods, about = study
+  told = f"{config.data.name}: {about['data']} {len(methods)} methods, {len(config.seeds)} seeds, into {folder}."
+  logging.getLogger("soprc_jax.train_binary").info("%s", told)
+  rows = binary_runs.run_all(config, table, folder, methods=methods, python=python)
+  costs = binary_runs.measure(config, table, folder, rows, python=python)
+  return binary_report.write(folder, config, rows, costs, about)
+
+
+def _machine() -> str:
+  import jax
+
+  return f"{os.cpu_count()} CPU cores, {jax.default_backend()}, Python {platform.python_version()}, jax {jax.__version__}."
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=flags.parse)

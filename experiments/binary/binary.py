@@ -1,0 +1,188 @@
+"""Training on imbalanced classes: one compiled call a method and seed, with every learning rate side by side.
+
+All methods share the splits, the first weights, the batches, the optimizer and the budget of their seed. AUPRC is taken of the logits.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from ml_collections import config_dict
+import numpy as np
+import optax
+
+from experiments.binary import binary_losses
+from soprc_jax import metrics
+from soprc_jax.data import balanced, tabular
+from soprc_jax.models import mlp
+from soprc_jax.training import optimizers
+
+
+class Task(NamedTuple):
+  """What all methods share at one seed.
+
+  Attributes:
+    splits: data.
+    params: first weights.
+    batches: ``[E, K, B]`` int32 positions in the training split: E evaluations, K steps before each.
+    num_positives: only the first so many of a batch may be positive.
+  """
+
+  splits: tabular.Splits
+  params: Any
+  batches: np.ndarray
+  num_positives: int
+
+
+class Found(NamedTuple):
+  """What a method reached at one seed, with R learning rates.
+
+  Attributes:
+    val: ``[R, E]`` AUPRC on val, NaN where a logit is not finite.
+    losses: ``[R, E]`` mean training loss since the evaluation before.
+    scores: ``[R, n]`` logits of the test examples by the network that was best on val.
+    best: ``[R]`` val AUPRC of that network, NaN if there is none.
+  """
+
+  val: np.ndarray
+  losses: np.ndarray
+  scores: np.ndarray
+  best: np.ndarray
+
+
+class State(NamedTuple):
+  """What a step changes."""
+
+  params: Any
+  opt_state: Any
+  step: jax.Array
+
+
+def prepare(config: Any, table: tabular.Table, seed: int) -> Task:
+  """The task of a seed.
+
+  Raises:
+    ValueError: the data do not fit the config.
+  """
+  data = config.data
+  splits = tabular.split(table, share=data.share, val_share=data.val_share, test_share=data.test_share, seed=seed)
+  sampler = balanced.BalancedSampler(
+    splits.train.labels, batch_size=data.batch_size, positive_share=data.positive_share, seed=seed
+  )
+  features = jnp.zeros((1, splits.train.features.shape[1]))
+  params = _network(config).init(jax.random.key(seed), features)
+  batches = sampler.batches(0, config.train.steps).reshape(-1, config.eval.every, data.batch_size)
+  return Task(splits, params, batches, sampler.num_positives)
+
+
+def make_loss(config: Any, name: str, task: Task) -> binary_losses.Loss:
+  """The loss of a method for tasks of this size."""
+  positives = int(task.splits.train.labels.sum())
+  setting = binary_losses.Setting(task.splits.prior, positives, task.num_positives, config.train.steps)
+  return binary_losses.make(name, config.loss, setting)
+
+
+def make_trainer(config: Any, name: str, task: Task) -> Callable[[Task], Found]:
+  """A function that trains a method on any task of the same size: the seeds share its compilation."""
+  loss = make_loss(config, name, task)
+  network = _network(config)
+
+  def run(rate: Any, params: Any, splits: tabular.Splits, batches: Any) -> tuple[Any, ...]:
+    tx = make_optimizer(config, loss, rate)
+    take_steps = functools.partial(_take_steps, network, loss, tx, splits.train.features, splits.train.labels)
+
+    def evaluated(carry: Any, rows: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+      state, best, best_params = carry
+      state, losses = take_steps(state, rows)
+      value = auprc(network.apply(state.params, splits.val.features), splits.val.labels)
+      better = value > best  # never so for NaN
+      best_params = jax.tree.map(lambda new, old: jnp.where(better, new, old), state.params, best_params)
+      return (state, jnp.where(better, value, best), best_params), (value, jnp.mean(losses))
+
+    state = State(params, tx.init(params), jnp.zeros([], jnp.int32))
+    (_, best, best_params), (val, losses) = jax.lax.scan(evaluated, (state, jnp.float32(-1), params), batches)
+    return val, losses, network.apply(best_params, splits.test.features), jnp.where(best < 0, jnp.nan, best)
+
+  over_rates = jax.jit(jax.vmap(run, in_axes=(0, None, None, None)))
+  rates = jnp.array(config.rates, jnp.float32)
+
+  def train(task: Task) -> Found:
+    splits = task.splits._replace(feature_names=())
+    return Found(*(np.asarray(values) for values in over_rates(rates, task.params, splits, task.batches)))
+
+  return train
+
+
+def make_stepper(config: Any, name: str, task: Task, rate: float) -> Callable[[State, Any], State]:
+  """``(state, batches [K, B]) -> state``, K steps of a method on a task, and nothing else: for timing and for tests."""
+  loss = make_loss(config, name, task)
+  tx = make_optimizer(config, loss, rate)
+  train = task.splits.train
+  data = jnp.asarray(train.features), jnp.asarray(train.labels)
+
+  @jax.jit
+  def take_steps(data: tuple[jax.Array, jax.Array], state: State, rows: Any) -> State:
+    return _take_steps(_network(config), loss, tx, *data, state, rows)[0]
+
+  # The data are an argument: as a constant they would be compiled in.
+  return functools.partial(take_steps, data)
+
+
+def first_state(config: Any, name: str, task: Task) -> State:
+  """The state that every run of a task starts from."""
+  tx = make_optimizer(config, make_loss(config, name, task), 1.0)
+  return State(task.params, tx.init(task.params), jnp.zeros([], jnp.int32))
+
+
+def make_optimizer(config: Any, loss: binary_losses.Loss, rate: Any) -> optax.GradientTransformationExtraArgs:
+  """The loss's tracker, then ``config.optim`` at a learning rate that may be traced."""
+  # The updates of SGD and of Adam are linear in the rate, so that one of 1 can be scaled.
+  return optax.chain(loss.tracker, optimizers.make_optimizer(_at_rate_one(config)), optax.scale(rate))
+
+
+def rate_factors(config: Any) -> np.ndarray:
+  """``[steps]`` factors of the learning rate by the schedule."""
+  schedule = optimizers.make_schedule(_at_rate_one(config))
+  steps = jnp.arange(config.train.steps)
+  return np.broadcast_to(np.asarray(schedule(steps), np.float64), steps.shape)
+
+
+def _at_rate_one(config: Any) -> Any:
+  """What `optimizers` reads of a retrieval config, with a learning rate of 1."""
+  optim = {**config.optim.to_dict(), "learning_rate": 1.0, "head_multiplier": 1.0}
+  return config_dict.ConfigDict({"optim": optim, "train": config.train.to_dict(), "warmup": {"steps": 0}})
+
+
+@jax.jit
+def auprc(logits: jax.Array, labels: jax.Array) -> jax.Array:
+  """`metrics.auprc`, NaN if a logit is not finite."""
+  return jnp.where(jnp.all(jnp.isfinite(logits)), metrics.auprc(logits, labels), jnp.nan)
+
+
+def _take_steps(
+  network: mlp.MLP,
+  loss: binary_losses.Loss,
+  tx: optax.GradientTransformationExtraArgs,
+  features: Any,
+  labels: Any,
+  state: State,
+  rows: Any,
+) -> tuple[State, jax.Array]:
+  """One optimisation step (Alg. 1) for each row ``[B]`` of ``rows [K, B]``; the state and the losses ``[K]``."""
+
+  def step(state: State, rows: jax.Array) -> tuple[State, jax.Array]:
+    def objective(params: Any) -> tuple[jax.Array, dict[str, Any]]:
+      logits: Any = network.apply(params, features[rows])
+      return loss.compute(binary_losses.Inputs(logits, labels[rows], state.step, state.opt_state))
+
+    (value, seen), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params, **seen)
+    return State(optax.apply_updates(state.params, updates), opt_state, state.step + 1), value
+
+  return jax.lax.scan(step, state, rows)
+
+
+def _network(config: Any) -> mlp.MLP:
+  return mlp.MLP(tuple(config.model.widths))

@@ -1,0 +1,127 @@
+"""What the study of imbalanced classification found: a table, every value as JSON, and two pictures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.binary import binary, binary_losses, binary_runs
+from soprc_jax.data import tabular
+from soprc_jax.training import plots, tables, workdir
+
+TABLE, PR_CURVES, CONVERGENCE = "table.md", "pr_curves.png", "convergence.png"
+
+
+def write(
+  folder: Path, config: Any, rows: Sequence[binary_runs.Row], costs: Mapping[str, float], about: Mapping[str, Any]
+) -> str:
+  """Writes the four files and returns the table.
+
+  Args:
+    folder: of the study.
+    config: resolved.
+    rows: methods, the first of which is compared with the others.
+    costs: method -> seconds of a step.
+    about: what else belongs into ``results.json``; ``machine`` stands below the table.
+  """
+  values = {row.method: _test_values(row) for row in rows}
+  table = markdown(config, rows, values, costs, about)
+  results = {"config": config.to_dict(), **about, "methods": [_entry(row, values[row.method], costs) for row in rows]}
+  workdir.write_results(folder, results)
+  workdir.write_atomically(folder / TABLE, table)
+  curves = {binary_losses.LABELS[row.method]: _mean_pr_curve(row) for row in rows}
+  title = f"{config.data.name}, mean over {len(config.seeds)} seeds"
+  plots.plot_curves(folder / PR_CURVES, curves, title=f"Test: {title}", axes=("recall", "precision"))
+  steps = config.eval.every * (1 + np.arange(rows[0].convergence.shape[1]))
+  curves = {binary_losses.LABELS[row.method]: (steps, row.convergence.mean(axis=0)) for row in rows}
+  plots.plot_curves(folder / CONVERGENCE, curves, title=f"Val: {title}", axes=("step", "AUPRC"), markers=True, top=None)
+  return table
+
+
+def markdown(
+  config: Any,
+  rows: Sequence[binary_runs.Row],
+  values: Mapping[str, Mapping[str, np.ndarray]],
+  costs: Mapping[str, float],
+  about: Mapping[str, Any],
+) -> str:
+  """The methods, best test AUPRC first, with the paired difference of the first method to each other one."""
+  first = rows[0].method
+  header = ["method", "rate", "test AUPRC", "test AUROC", f"{binary_losses.LABELS[first]} minus this", "step, ms"]
+  lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+  for row in sorted(rows, key=lambda row: -np.nan_to_num(values[row.method]["AUPRC"].mean())):
+    own = values[row.method]
+    cells = [
+      binary_losses.LABELS[row.method],
+      f"{row.rate:g}{'*' if row.at_edge() else ''}",
+      *(tables.mean_and_deviation(own[key]) for key in ("AUPRC", "AUROC")),
+      "" if row.method == first else tables.difference(values[first]["AUPRC"], own["AUPRC"]),
+      f"{1e3 * costs[row.method]:.2f}",
+    ]
+    lines.append(f"| {' | '.join(cells)} |")
+  count = len(config.seeds)
+  lines += [
+    "",
+    f"{config.data.name}: {about['data']} By chance the AUPRC is {about['chance']:.4f}. Mean ± standard deviation over {count} "
+    f"seed{'s' if count > 1 else ''}, each with its own split; learning rate picked by the mean AUPRC on val (* at the edge of the grid); the "
+    "best network on val is tested. Difference paired by seed, ± standard error.",
+    f"Step: {config.data.batch_size} examples; the methods take turns (LibAUC in its own process, after them). {about['machine']}",
+  ]
+  return "\n".join(lines) + "\n"
+
+
+def describe(splits: tabular.Splits) -> str:
+  """One sentence about the sizes of a split."""
+  parts = {"train": splits.train, "val": splits.val, "test": splits.test}
+  sizes = [f"{name} {len(part.labels):,} ({part.labels.sum():,} positive)" for name, part in parts.items()]
+  return f"{', '.join(sizes)}, {len(splits.feature_names)} features."
+
+
+def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
+  """Share of the pairs of a positive and a negative in the right order, ties one half.
+
+  >>> print(auroc(np.array([0.9, 0.4, 0.4, 0.1]), np.array([1, 1, 0, 0])))
+  0.875
+  """
+  negatives, positives = np.sort(scores[labels <= 0]), scores[labels > 0]
+  below = np.searchsorted(negatives, positives, side="left") + np.searchsorted(negatives, positives, side="right")
+  return float(np.mean(below) / (2 * len(negatives)))
+
+
+def pr_curve(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Recall, ascending, and precision at each distinct score."""
+  order = np.argsort(-scores)
+  ends = np.flatnonzero(np.r_[np.diff(scores[order]) != 0, True])
+  hits = np.cumsum(labels[order] > 0)[ends]
+  return hits / hits[-1], hits / (1 + ends)
+
+
+def _test_values(row: binary_runs.Row) -> dict[str, np.ndarray]:
+  """Metric -> ``[S]``, NaN where training broke down."""
+  broken = ~np.isfinite(row.val)
+  found = {
+    "AUPRC": np.array([float(binary.auprc(*run)) for run in zip(row.scores, row.labels, strict=True)]),
+    "AUROC": np.array([auroc(*run) for run in zip(row.scores, row.labels, strict=True)]),
+  }
+  return {key: np.where(broken, np.nan, values) for key, values in found.items()}
+
+
+def _mean_pr_curve(row: binary_runs.Row, *, points: int = 501) -> tuple[np.ndarray, np.ndarray]:
+  """Recall ``[points]``, and the mean precision there over the seeds; runs that broke down are left out."""
+  grid = np.linspace(0, 1, points)
+  fine = np.isfinite(row.val)
+  curves = [np.interp(grid, *pr_curve(*run)) for run in zip(row.scores[fine], row.labels[fine], strict=True)]
+  return grid, np.mean(curves, axis=0) if curves else np.full(points, np.nan)
+
+
+def _entry(row: binary_runs.Row, values: Mapping[str, np.ndarray], costs: Mapping[str, float]) -> dict[str, Any]:
+  return {
+    "method": row.method,
+    "label": binary_losses.LABELS[row.method],
+    "learning_rate": row.rate,
+    "val_by_rate": {f"{rate:g}": tables.or_none(value) for rate, value in row.val_by_rate.items()},
+    "val": [tables.or_none(value) for value in row.val],
+    "test": {key: [tables.or_none(value) for value in found] for key, found in values.items()},
+    "step_seconds": costs[row.method],
+  }

@@ -1,0 +1,176 @@
+"""The runs of a study in its folder: each is made once, and kept."""
+
+from collections.abc import Callable, Sequence
+import json
+import logging
+import math
+from pathlib import Path
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.binary import binary, binary_losses, binary_peer
+from soprc_jax import _files
+from soprc_jax.data import arrays, tabular
+from soprc_jax.training import files, plans, workdir
+
+RUNS = "runs"
+COSTS = "costs.json"
+_log = logging.getLogger(__name__)
+
+
+class Row(NamedTuple):
+  """One method of a finished study, at the learning rate with the best mean val AUPRC over the seeds.
+
+  Attributes:
+    method: its name.
+    rate: learning rate.
+    val_by_rate: rate -> mean over the seeds of the best val AUPRC, NaN if training broke down at a seed.
+    val: ``[S]`` best val AUPRC at each seed.
+    convergence: ``[S, E]`` val AUPRC at each evaluation.
+    scores: ``[S, n]`` logits of the test examples.
+    labels: ``[S, n]`` their labels.
+  """
+
+  method: str
+  rate: float
+  val_by_rate: dict[float, float]
+  val: np.ndarray
+  convergence: np.ndarray
+  scores: np.ndarray
+  labels: np.ndarray
+
+  def at_edge(self) -> bool:
+    """Whether a rate beyond the grid may be better."""
+    return len(self.val_by_rate) > 1 and self.rate in (min(self.val_by_rate), max(self.val_by_rate))
+
+
+def run_all(config: Any, table: tabular.Table, folder: Path, *, methods: Sequence[str], python: str = "") -> list[Row]:
+  """Trains every method at every seed, but for what the folder holds already.
+
+  Args:
+    config: resolved.
+    table: data set of ``config.data``.
+    folder: of the study, which exists.
+    methods: names of `binary_losses.LABELS`, the first of which is compared with the others.
+    python: interpreter with libauc, for the method of that name.
+
+  Raises:
+    ValueError: the data do not fit the config.
+    ChildProcessError: the script with libauc has failed.
+  """
+  (folder / RUNS).mkdir(exist_ok=True)
+  trainers: dict[str, Callable[[binary.Task], binary.Found]] = {}
+  labels = []
+  total, done, began, made = len(config.seeds) * len(methods), 0, time.perf_counter(), 0
+  for seed in config.seeds:
+    task = binary.prepare(config, table, seed)
+    labels.append(task.splits.test.labels)
+    for method in methods:
+      path, done = _path(folder, method, seed), done + 1
+      if path.exists():
+        _log.info("%d/%d %s, seed %d (made before)", done, total, method, seed)
+        continue
+      if method == binary_losses.PEER:
+        found, _ = binary_peer.train(config, task, python)
+      else:
+        if method not in trainers:
+          trainers[method] = binary.make_trainer(config, method, task)
+        found = trainers[method](task)
+      _save(path, found)
+      made += 1
+      left = (time.perf_counter() - began) / made * (total - done)
+      best = float(np.nanmax(found.best)) if np.isfinite(found.best).any() else math.nan
+      _log.info("%d/%d %s, seed %d: val AUPRC %.4f (about %.1f min left)", done, total, method, seed, best, left / 60)
+  return [_row(config, folder, method, np.stack(labels)) for method in methods]
+
+
+def measure(
+  config: Any,
+  table: tabular.Table,
+  folder: Path,
+  rows: Sequence[Row],
+  *,
+  python: str = "",
+  steps: int = 50,
+  rounds: int = 9,
+) -> dict[str, float]:
+  """Seconds of a training step of each method at its rate, from the first weights: the median of ``rounds`` calls of ``steps`` steps.
+
+  The methods take turns, so that a busy machine slows them alike; libauc's, in its own process, comes after them (median of its steps).
+  Values of an earlier call in the folder are taken if they are of the same methods.
+  """
+  path = folder / COSTS
+  if path.exists():
+    costs = files.read(path)
+    if (
+      isinstance(costs, dict)
+      and costs.keys() == {row.method for row in rows}
+      and all(isinstance(seconds, float) and seconds > 0 for seconds in costs.values())
+    ):
+      return costs
+  task = binary.prepare(config, table, config.seeds[0])
+  batches = jax.numpy.asarray(task.batches.reshape(-1, task.batches.shape[-1])[:steps])
+  ours = [row for row in rows if row.method != binary_losses.PEER]
+  steppers = {row.method: binary.make_stepper(config, row.method, task, row.rate) for row in ours}
+  states = {name: binary.first_state(config, name, task) for name in steppers}
+  seconds: dict[str, list[float]] = {name: [] for name in steppers}
+  for _ in range(rounds + 1):
+    for name, stepper in steppers.items():
+      began = time.perf_counter()
+      states[name] = jax.block_until_ready(stepper(states[name], batches))
+      seconds[name].append((time.perf_counter() - began) / len(batches))
+  costs = {name: float(np.median(values[1:])) for name, values in seconds.items()}
+  for row in rows:
+    if row.method == binary_losses.PEER:
+      short = binary_peer.first_steps(config, task, row.rate, steps=steps * rounds)
+      costs[row.method] = binary_peer.train(*short, python)[1]
+  workdir.write_atomically(path, json.dumps(costs, indent=1) + "\n")
+  return costs
+
+
+def _row(config: Any, folder: Path, method: str, labels: np.ndarray) -> Row:
+  """The method at the rate that val picks, from the files of its runs."""
+  runs = [_load(_path(folder, method, seed), config, labels.shape[1]) for seed in config.seeds]
+  best = np.stack([run.best for run in runs])
+  val_by_rate = dict(zip(config.rates, best.mean(axis=0).tolist(), strict=True))
+  rate = plans.best(val_by_rate)
+  at = list(config.rates).index(rate)
+  return Row(
+    method,
+    rate,
+    val_by_rate,
+    best[:, at],
+    np.stack([run.val[at] for run in runs]),
+    np.stack([run.scores[at] for run in runs]),
+    labels,
+  )
+
+
+def _path(folder: Path, method: str, seed: int) -> Path:
+  return folder / RUNS / f"{method}-seed{seed}.npz"
+
+
+def _save(path: Path, found: binary.Found) -> None:
+  with _files.whole(path) as file:
+    np.savez(file, **found._asdict())
+
+
+def _load(path: Path, config: Any, num_test: int) -> binary.Found:
+  """What a run has reached, of these rates and so many evaluations and test examples.
+
+  Raises:
+    ValueError: the file is damaged, or of a run of something else.
+  """
+  try:
+    found = binary.Found(**arrays.read(path, binary.Found._fields))
+    rates = len(config.rates)
+    shapes = ((rates, config.train.steps // config.eval.every),) * 2 + ((rates, num_test), (rates,))
+    for name, array, shape in zip(found._fields, found, shapes, strict=True):
+      if array.shape != shape or array.dtype.kind != "f":
+        raise ValueError(f"{path}: {name} must be {list(shape)} numbers, it is {list(array.shape)} of {array.dtype}")
+  except ValueError as error:
+    raise ValueError(f"{error}: remove it, and the run is made again") from error
+  return found

@@ -1,0 +1,1 @@
+"""The paper's simulations: estimation, interpolation and tracking errors on simulated scores."""

@@ -1,0 +1,1 @@
+"""The stability that the paper's theory bounds, measured on a small model."""

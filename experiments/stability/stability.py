@@ -1,0 +1,260 @@
+"""The quantity that the paper's theory bounds, measured: listwise on-average model stability (Def. 1) and the generalization gap.
+
+A small model is trained on S and on S^(i), in which one positive (or one negative) is drawn anew, from the same start and with the same batches. All
+copies of a training run side by side as the lists of one batch; a copy differs from the training on S by one score, that of its own new example.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.stability import stability_training
+from experiments.stability.stability_training import ALGORITHMS, Examples
+from soprc_jax import _arrays
+
+# Both classes are standard normal, this far apart.
+SHIFT = 2.0
+
+
+class Setting(NamedTuple):
+  """A training whose stability is measured.
+
+  Attributes:
+    algorithm: one of `ALGORITHMS`. "SOPRC without v" has the interpolated scores of the batch itself in place of v; "SOPRC, self weight 1/n+" weights each
+      positive itself as the AP loss does, much more than SOPRC's 1 / (M + 1).
+    num_positives: N+.
+    num_negatives: N-.
+    batch_positives: n+.
+    batch_negatives: n-.
+    steps: every T at which it is measured, ascending; the training goes to the last one, once.
+    beta: of Eq. 10.
+    rate: eta, or C of eta_t = C / t.
+    decays: whether the rate is C / t (Theorem 2) instead of constant.
+  """
+
+  algorithm: str = "SOPRC"
+  num_positives: int = 256
+  num_negatives: int = 2304
+  batch_positives: int = 4
+  batch_negatives: int = 36
+  steps: tuple[int, ...] = (256,)
+  beta: float = 0.1
+  rate: float = 0.05
+  decays: bool = False
+
+
+class Measured(NamedTuple):
+  """What `measure` finds at each of L values of T in each of R repetitions, or blocks of 4 of them; the means are the estimates.
+
+  Attributes:
+    epsilon_positive: ``[L, R]`` epsilon+ of Def. 1: distance of the parameters, averaged over all positives that can be replaced.
+    epsilon_negative: ``[L, R]`` epsilon-.
+    gap: ``[L, R / 4]`` F(A(S)) - F(A(S); S), the left side of Theorem 1.
+    train_risk: ``[L, R]`` F(A(S); S), Eq. 4 with the surrogates.
+    start_risk: ``[R]`` F(w_1; S).
+    gradient: ``[R]`` largest gradient norm of SOPRC's loss (without v) on the way, whatever the training's own loss: G is at least that.
+    smoothness: ``[R]`` largest change of the gradient over the change of the parameters, between two copies that see the same batch: an estimate of L from
+      below.
+  """
+
+  epsilon_positive: np.ndarray
+  epsilon_negative: np.ndarray
+  gap: np.ndarray
+  train_risk: np.ndarray
+  start_risk: np.ndarray
+  gradient: np.ndarray
+  smoothness: np.ndarray
+
+
+class Replaced(NamedTuple):
+  """Examples of one class that are replaced, one a copy.
+
+  Attributes:
+    positions: ``[K]`` where they stand in S.
+    weight: ``[K]`` with which the distances of the copies add up to the mean over all examples of the class.
+  """
+
+  positions: np.ndarray
+  weight: np.ndarray
+
+
+class Draw(NamedTuple):
+  """All that is random in one repetition.
+
+  Attributes:
+    data: S.
+    other: S~.
+    start: ``[W]`` first parameters.
+    batches: positions in S, ``[T, n+]`` and ``[T, n-]``.
+    replaced: positives and negatives that are replaced by those of S~ at the same positions.
+  """
+
+  data: Examples
+  other: Examples
+  start: np.ndarray
+  batches: Examples
+  replaced: tuple[Replaced, Replaced]
+
+
+def measure(setting: Setting, *, repetitions: int, replaced: int, seed: int) -> Measured:
+  """Stability and generalization gap of one training.
+
+  The gap needs no test data: each model is tested on the training sets of the other repetitions of its block, which stand for S~ in the proof of Theorem 1. Every set
+  and every model takes part in both means equally often, so the luck of a whole set or of a whole model cancels.
+
+  Args:
+    setting: what is trained.
+    repetitions: R, a multiple of 4: independent draws of S, S~ and of the algorithm's randomness.
+    replaced: K >= 1, positives, and negatives, that are replaced, one at a time, in each repetition; see `replace`.
+    seed: of everything. Repetition r begins with the same examples and the same parameters in every setting.
+
+  Raises:
+    ValueError: unknown algorithm, batch larger than the data, or a number out of range.
+  """
+  check(setting, repetitions, replaced)
+  draws = [draw(setting, replaced=replaced, seed=seed, repetition=repetition) for repetition in range(repetitions)]
+  trained = stability_training.train(
+    _stack([_inputs(one) for one in draws]),
+    algorithm=setting.algorithm,
+    beta=setting.beta,
+    rate=setting.rate,
+    decays=setting.decays,
+  )
+  at = np.array(setting.steps) - 1
+  distances = np.asarray(trained.distances, np.float64)[:, at].reshape(repetitions, len(at), 2, replaced)
+  weights = np.stack([[of_class.weight for of_class in one.replaced] for one in draws])
+  epsilon = np.einsum("rlck,rck->clr", distances, weights)
+  data = _stack([one.data for one in draws])
+  tested = [stability_training.risks(trained.weights[:, step], data) for step in at]
+  return Measured(
+    epsilon_positive=epsilon[0],
+    epsilon_negative=epsilon[1],
+    gap=np.stack([_gap(risks) for risks in tested]),
+    train_risk=np.stack([_own(risks) for risks in tested]),
+    start_risk=_own(stability_training.risks(np.stack([one.start for one in draws]), data)),
+    gradient=np.asarray(trained.gradient, np.float64),
+    smoothness=np.asarray(trained.smoothness, np.float64),
+  )
+
+
+def check(setting: Setting, repetitions: int, replaced: int) -> None:
+  """Refuses what `measure` cannot measure.
+
+  Raises:
+    ValueError: as `measure`.
+  """
+  if setting.algorithm not in ALGORITHMS:
+    raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}; got {setting.algorithm!r}")
+  for name in ("positives", "negatives"):
+    batch, count = getattr(setting, f"batch_{name}"), getattr(setting, f"num_{name}")
+    _arrays.check_count(f"batch_{name}", batch)
+    if batch > count:
+      raise ValueError(f"batch_{name} is {batch}, more than num_{name} = {count}: examples of a batch are distinct")
+  _arrays.check_count("repetitions", repetitions)
+  if repetitions % stability_training.BLOCK:
+    raise ValueError(
+      f"repetitions must be a multiple of {stability_training.BLOCK}, got {repetitions}: models are tested in blocks"
+    )
+  _arrays.check_count("replaced", replaced)
+  _arrays.check_range("beta", setting.beta, low=0.0, high=1.0, open_low=True)
+  _arrays.check_range("rate", setting.rate, low=0.0)
+  if not setting.steps or min(setting.steps) < 1 or list(setting.steps) != sorted(set(setting.steps)):
+    raise ValueError(f"steps must be ascending numbers of at least 1, got {setting.steps}")
+
+
+def draw(setting: Setting, *, replaced: int, seed: int, repetition: int) -> Draw:
+  """Data, start, batches and replaced examples of one repetition."""
+
+  def stream(number: int) -> np.random.Generator:
+    return np.random.default_rng((seed, repetition, number))
+
+  def examples(number: int, count: int, shift: float) -> np.ndarray:
+    drawn = stream(number).standard_normal((count, stability_training.FEATURES), np.float32)
+    return drawn + np.float32(shift / np.sqrt(stability_training.FEATURES))
+
+  batches = Examples(
+    draw_batches(stream(4), setting.steps[-1], setting.batch_positives, setting.num_positives),
+    draw_batches(stream(5), setting.steps[-1], setting.batch_negatives, setting.num_negatives),
+  )
+  return Draw(
+    data=Examples(examples(0, setting.num_positives, SHIFT), examples(1, setting.num_negatives, 0.0)),
+    other=Examples(examples(2, setting.num_positives, SHIFT), examples(3, setting.num_negatives, 0.0)),
+    start=stability_training.first_weights(stream(6)),
+    batches=batches,
+    replaced=(
+      replace(stream(7), batches.positive, setting.num_positives, replaced, setting.steps),
+      replace(stream(8), batches.negative, setting.num_negatives, replaced, setting.steps),
+    ),
+  )
+
+
+def draw_batches(rng: np.random.Generator, steps: int, size: int, count: int) -> np.ndarray:
+  """``[steps, size]`` positions in [0, count), distinct within a batch: each set of ``size`` is equally likely (Floyd's algorithm)."""
+  uniform = rng.random((steps, size))
+  chosen = np.empty((steps, size), np.int32)
+  for i in range(size):
+    last = count - size + i
+    drawn = (uniform[:, i] * (last + 1)).astype(np.int32)
+    chosen[:, i] = np.where(np.any(chosen[:, :i] == drawn[:, None], axis=1), last, drawn)
+  return chosen
+
+
+def replace(rng: np.random.Generator, batches: np.ndarray, count: int, replaced: int, steps: tuple[int, ...]) -> Replaced:
+  r"""Examples to replace, drawn so that the weighted sum of their distances has the mean of Def. 1 as its expectation.
+
+  Only examples that a batch has drawn are chosen: an example that none has drawn never enters the training, so its distance is 0 exactly. A draw
+  s of the training is chosen with chance q_s, and with it the example i(s) that it has drawn, so example i with chance :math:`p_i = \sum_{i(s) = i} q_s`. With
+  the weight :math:`1 / (N K p_i)` the sum over the K choices is in expectation
+
+  .. math:: K \sum_s q_s \frac{d_{i(s)}}{N K p_{i(s)}} = \sum_{p_i > 0} p_i \frac{d_i}{N p_i} = \frac{1}{N} \sum_{i=1}^N d_i
+
+  where the last step is :math:`d_i = 0` wherever :math:`p_i = 0`. The choices are K points at equal distances in the cumulative q, with one random offset: one of
+  them, picked at random, is distributed by q, and together they are spread over the time of the training. If K is a multiple of the number of draws and q is
+  uniform, each draw is chosen equally often and the sum is the mean itself.
+
+  Args:
+    rng: of the offset.
+    batches: ``[T, n]`` positions that the batches draw.
+    count: N.
+    replaced: K.
+    steps: every T at which the distance is wanted. q is the mean of the uniform distributions over the draws up to each of them, so that a small T
+      has its share of examples that are drawn so early.
+  """
+  times = np.arange(1, len(batches) + 1)
+  by_time = np.mean([(times <= last) / last for last in steps], axis=0)
+  chance = np.repeat(by_time / batches.shape[1], batches.shape[1])
+  points = (np.arange(replaced) + rng.random()) / replaced
+  chosen = np.minimum(np.searchsorted(np.cumsum(chance), points, side="right"), len(chance) - 1)
+  positions = batches.ravel()[chosen]
+  by_example = np.bincount(batches.ravel(), weights=chance, minlength=count)
+  return Replaced(positions, 1 / (count * replaced * by_example[positions]))
+
+
+def _inputs(one: Draw) -> stability_training.Inputs:
+  positive, negative = (of_class.positions for of_class in one.replaced)
+  nothing, unused = np.full(1, -1, np.int32), np.full(len(positive), -1, np.int32)
+  return stability_training.Inputs(
+    start=one.start,
+    batches=Examples(one.data.positive[one.batches.positive], one.data.negative[one.batches.negative]),
+    positions=one.batches,
+    # The first copy is the training on S: no position is its own.
+    new=np.concatenate([one.other.positive[:1], one.other.positive[positive], one.other.negative[negative]]),
+    replaced=Examples(np.concatenate([nothing, positive, unused]), np.concatenate([nothing, unused, negative])),
+  )
+
+
+def _gap(risks: np.ndarray) -> np.ndarray:
+  """Mean risk on the sets of others minus that on the own set, ``[B]`` from ``[B, models, sets]``."""
+  own = np.trace(risks, axis1=1, axis2=2)
+  size = risks.shape[1]
+  return (risks.sum(axis=(1, 2)) - own) / (size * (size - 1)) - own / size
+
+
+def _own(risks: np.ndarray) -> np.ndarray:
+  """``[R]`` risk of each model on its own set."""
+  return np.diagonal(risks, axis1=1, axis2=2).reshape(-1)
+
+
+def _stack(trees: Any) -> Any:
+  return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)

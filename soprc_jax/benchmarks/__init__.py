@@ -1,1 +1,0 @@
-"""Speed beside other packages: one module a benchmark, each with ``rows()`` and ``growth()``; `python -m experiments.benchmark` prints them."""
