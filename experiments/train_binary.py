@@ -1,0 +1,6 @@
+"""Runs `experiments.binary`, imbalanced binary classification: ``python -m experiments.train_binary --help``."""
+
+import runpy
+
+if __name__ == "__main__":
+  runpy.run_module("experiments.binary", run_name="__main__", alter_sys=True)
