@@ -21,7 +21,7 @@ Arguments, joined by commas:
 
 from typing import Any
 
-from soprc_jax.training import arguments
+from configs import common
 from soprc_jax.training import config as config_lib
 
 
@@ -35,8 +35,8 @@ def get_config(arg: str = "") -> Any:
   config.train.update({"steps": 1000, "batch_size": 64})
   config.eval.update({"every": 100, "image_size": 128, "ks": (1, 5, 10)})
   config.checkpoint.every = 100
-  config.compare.update({"rates": (0.0005, 0.002, 0.008), "sgd_rates": (0.03, 0.1, 0.3)})
-  return arguments.apply(config, arg, ARGUMENTS)
+  common.compared(config, rates=(0.0005, 0.002, 0.008), sgd_rates=(0.03, 0.1, 0.3))
+  return common.apply(config, arg, ARGUMENTS)
 
 
 def _csv(config: Any) -> None:
@@ -57,8 +57,8 @@ def _small(config: Any) -> None:
 
 
 ARGUMENTS = {
-  **arguments.method_arguments(),
-  **arguments.ablation_arguments(sgd_rate=0.1, adam_rate=2e-3),
+  **common.method_arguments(),
+  **common.ablation_arguments(sgd_rate=0.1, adam_rate=2e-3),
   "csv": _csv,
   "pretrained": _pretrained,
   "small": _small,

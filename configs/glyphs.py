@@ -20,7 +20,7 @@ Arguments, joined by commas, change the run: ``--config=configs/glyphs.py:author
 from collections.abc import Callable
 from typing import Any
 
-from soprc_jax.training import arguments
+from configs import common
 from soprc_jax.training import config as config_lib
 
 
@@ -34,10 +34,10 @@ def get_config(arg: str = "") -> Any:
   config.loss.tau1 = 0.03
   config.optim.update({"name": "adam", "learning_rate": 0.016, "schedule": "cosine", "weight_decay": 0.0})
   config.train.steps = 600
-  config.compare.update({"rates": (0.002, 0.008, 0.032), "sgd_rates": (0.1, 0.3, 1.0)})
+  common.compared(config, rates=(0.002, 0.008, 0.032), sgd_rates=(0.1, 0.3, 1.0))
   config.eval.update({"every": 100, "image_size": 32})
   config.checkpoint.every = 100
-  return arguments.apply(config, arg, ARGUMENTS)
+  return common.apply(config, arg, ARGUMENTS)
 
 
 def _finetune(config: Any) -> None:
@@ -65,8 +65,8 @@ def _smoke(config: Any) -> None:
 
 
 ARGUMENTS: dict[str, Callable[[Any], None]] = {
-  **arguments.method_arguments(),
-  **arguments.ablation_arguments(sgd_rate=0.3, adam_rate=0.016),
+  **common.method_arguments(),
+  **common.ablation_arguments(sgd_rate=0.3, adam_rate=0.016),
   "finetune": _finetune,
   "compare": _compare,
   "smoke": _smoke,

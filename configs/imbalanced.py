@@ -16,16 +16,16 @@ knobs in turn.
 from collections.abc import Callable
 from typing import Any
 
+from configs import common
 from experiments.binary import binary_config
 from soprc_jax.data import tabular
-from soprc_jax.training import arguments
 
 
 def get_config(arg: str = "digits") -> Any:
   chosen = [name for name in arg.split(",") if name in tabular.DATA_SETS]
   if len(chosen) > 1:
     raise ValueError(f"the arguments name {len(chosen)} data sets, {' and '.join(chosen)}: choose one")
-  return arguments.apply(binary_config.default_config(), arg, ARGUMENTS)
+  return common.apply(binary_config.default_config(), arg, ARGUMENTS)
 
 
 def _digits(config: Any) -> None:

@@ -21,18 +21,18 @@ Arguments, joined by commas (``--config=configs/inaturalist.py:paper,crop``):
 
 from typing import Any
 
-from soprc_jax.training import arguments
+from configs import common
 
 
 def get_config(arg: str = "") -> Any:
-  config = arguments.photograph_config(
+  config = common.photograph_config(
     "inaturalist", learning_rate=0.001, milestones=(80_000, 110_000), steps=130_000, prior=0.1, ks=(1, 4, 16, 32)
   )
-  return arguments.apply(config, arg, ARGUMENTS)
+  return common.apply(config, arg, ARGUMENTS)
 
 
 def _tfds(config: Any) -> None:
   config.data.source = "tfds_inaturalist"
 
 
-ARGUMENTS = {**arguments.photograph_arguments(sgd_rate=0.001), "tfds": _tfds}
+ARGUMENTS = {**common.photograph_arguments(sgd_rate=0.001), "tfds": _tfds}

@@ -21,18 +21,18 @@ Arguments, joined by commas (``--config=configs/sop.py:paper,crop``):
 
 from typing import Any
 
-from soprc_jax.training import arguments
+from configs import common
 
 
 def get_config(arg: str = "") -> Any:
-  config = arguments.photograph_config(
+  config = common.photograph_config(
     "sop", learning_rate=0.01, milestones=(15_000, 30_000), steps=50_000, prior=0.01, ks=(1, 10, 100, 1000)
   )
-  return arguments.apply(config, arg, ARGUMENTS)
+  return common.apply(config, arg, ARGUMENTS)
 
 
 def _tfds(config: Any) -> None:
   config.data.source = "tfds_sop"
 
 
-ARGUMENTS = {**arguments.photograph_arguments(sgd_rate=0.01), "tfds": _tfds}
+ARGUMENTS = {**common.photograph_arguments(sgd_rate=0.01), "tfds": _tfds}

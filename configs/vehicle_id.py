@@ -21,15 +21,15 @@ Arguments, joined by commas (``--config=configs/vehicle_id.py:paper,crop``):
 
 from typing import Any
 
-from soprc_jax.training import arguments
+from configs import common
 
 
 def get_config(arg: str = "") -> Any:
-  config = arguments.photograph_config(
+  config = common.photograph_config(
     "vehicle_id", learning_rate=0.001, milestones=(40_000, 80_000), steps=100_000, prior=0.1, ks=(1, 5)
   )
   config.eval.one_per_class = 10
-  return arguments.apply(config, arg, ARGUMENTS)
+  return common.apply(config, arg, ARGUMENTS)
 
 
-ARGUMENTS = arguments.photograph_arguments(sgd_rate=0.001)
+ARGUMENTS = common.photograph_arguments(sgd_rate=0.001)

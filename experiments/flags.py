@@ -214,7 +214,7 @@ def _config_mistake(argv: Sequence[str], error_of_flags: Exception) -> str | Non
       return f"--config={name}: remote files are not supported. Give a path of this machine"
     path, *argument = name.split(":", 1)
     if not Path(path).is_file():
-      there = ", ".join(sorted(str(file) for file in Path("configs").glob("[!_]*.py")))
+      there = ", ".join(sorted(str(file) for file in Path("configs").glob("[!_]*.py") if file.stem != "common"))
       return f"--config: there is no file {path!r} here. " + (
         f"There are: {there}" if there else "Run in the repository root."
       )

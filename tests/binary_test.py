@@ -15,12 +15,12 @@ from quick import quick_compilation  # noqa: F401
 import runs
 
 from experiments import flags as flags_lib
-from experiments import train_binary
+from experiments.binary import __main__ as train_binary
 from experiments.binary import binary, binary_config, binary_losses, binary_peer, binary_report, binary_runs
+from experiments.compare import plans
 import soprc_jax
 from soprc_jax.data import tabular
 from soprc_jax.models import mlp
-from soprc_jax.training import plans
 
 CONFIG = str(runs.ROOT / "configs" / "imbalanced.py")
 _SMALL = {

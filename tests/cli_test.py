@@ -12,7 +12,8 @@ import pytest
 import runs
 
 from experiments.ablate import ablation
-from soprc_jax.training import build, checkpoints, comparison, loop, optimizers, plans, workdir
+from experiments.compare import comparison, plans
+from soprc_jax.training import build, checkpoints, loop, optimizers, workdir
 
 _TRAIN, _EVALUATE = "experiments.train", "experiments.evaluate"
 

@@ -13,8 +13,9 @@ import quick
 import runs
 import trees
 
+from experiments.compare import comparison, plans, step_cost, tables
 from soprc_jax.data import datasets
-from soprc_jax.training import classes, comparison, costs, loop, methods, plans, plots, tables, workdir
+from soprc_jax.training import classes, loop, methods, plots, workdir
 from soprc_jax.training import config as config_lib
 
 quick_compilation = quick.quick_compilation
@@ -23,7 +24,7 @@ _COMPARE = "experiments.compare"
 
 
 def _settings(**changes):
-  settings = config_lib.default_config().compare
+  settings = plans.default_settings()
   settings.update({"methods": ("soprc", "triplet"), "rates": (0.1, 0.2), "sgd_rates": (1.0,), "seeds": (0, 1)} | changes)
   return settings
 
@@ -139,12 +140,12 @@ class TestPlan:
     assert plans.describe(plan).startswith("60 runs: 12 methods")
 
   def test_methods_differ_in_the_loss_alone(self):
-    plan = plans.read_plan(_settings(methods=methods.COMPARED))
+    plan = plans.read_plan(_settings(methods=plans.default_settings().methods))
     name = plans.RunName("soprc", 0.1, 1)
     reference = plans.run_config(plan, _make_config, name).to_dict()
     assert reference["optim"]["learning_rate"] == 0.1
     assert reference["seed"] == 1
-    for method in methods.COMPARED[1:]:
+    for method in plans.default_settings().methods[1:]:
       other = plans.run_config(plan, _make_config, name._replace(method=method)).to_dict()
       lines = config_lib.differences(other, reference)
       assert lines
@@ -381,7 +382,7 @@ class TestRuns:
 class TestTable:
   @pytest.fixture
   def summaries(self, rows, tmp_path):
-    cost = {"soprc": costs.Cost(0.123, 5 * 2**20), "triplet": costs.Cost(0.1, 2**20)}
+    cost = {"soprc": step_cost.Cost(0.123, 5 * 2**20), "triplet": step_cost.Cost(0.1, 2**20)}
     return [tables.summarize(tmp_path, row, ["mAUPRC", "recall@1"], cost[row.method]) for row in rows]
 
   def test_summary_has_the_test_values_of_all_seeds(self, summaries):
@@ -453,7 +454,7 @@ class TestCosts:
       config.loss.xbm.memory_size = size
       return config_lib.resolve(config)
 
-    found = costs.measure({"small": config(64), "large": config(4096)}, rounds=1)
+    found = step_cost.measure({"small": config(64), "large": config(4096)}, rounds=1)
     assert all(cost.step_seconds > 0 for cost in found.values())
     # At least the embeddings themselves: 16 float32 a slot, beside label and mask.
     assert found["large"].peak_bytes - found["small"].peak_bytes >= (4096 - 64) * (16 * 4 + 4 + 1)

@@ -15,9 +15,10 @@ import runs
 
 from experiments import flags
 from experiments.binary import binary_config
+from experiments.compare import plans
 from soprc_jax import _text
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import plans, rules
+from soprc_jax.training import rules
 
 ROOT = pathlib.Path(__file__).parent.parent
 CONFIGS = {"retrieval": config_lib, "binary": binary_config}
@@ -160,11 +161,12 @@ class TestResolve:
   def test_options_of_a_loss_of_ones_own_may_be_negative(self):
     assert config_lib.resolve(_changed("retrieval", {"loss.custom": {"a": -3, "b": (1.5, "x")}})).loss.custom.a == -3
 
-  @hypothesis.given(key=st.sampled_from(sorted(DEFAULTS["retrieval"]["compare"])), value=VALUES)
+  @hypothesis.given(key=st.sampled_from(sorted(plans.default_settings())), value=VALUES)
   def test_plan(self, key, value):
-    plan, told = _tried(plans.read_plan, _changed("retrieval", {f"compare.{key}": value}).compare)
+    default = plans.default_settings().to_dict()
+    plan, told = _tried(plans.read_plan, config_dict.ConfigDict(default | {key: value}))
     if told is None:
-      assert type(getattr(plan, key)) is type(DEFAULTS["retrieval"]["compare"][key])
+      assert type(getattr(plan, key)) is type(default[key])
     else:
       assert f"compare.{key} " in told
 

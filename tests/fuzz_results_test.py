@@ -7,12 +7,15 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
-from experiments import benchmark
 from experiments.ablate import ablation_report
+from experiments.benchmark import __main__ as benchmark
 from experiments.binary import binary_config, binary_runs
+from experiments.compare import comparison, plans, tables
+from experiments.compare import outputs as report
+from experiments.compare import step_cost as costs
 from experiments.simulate import simulation
 from experiments.stability import stability, stability_sweeps
-from soprc_jax.training import comparison, costs, files, parallel, plans, report, tables, workdir
+from soprc_jax.training import files, parallel, workdir
 
 # No JSON, another encoding, too deep for the parser.
 BROKEN = (b"", b"{", b"{}x", b"\xff\xfe{}", b"[" * 100_000, b"\0" * 50)

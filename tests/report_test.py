@@ -16,9 +16,11 @@ import quick
 import runs
 import trees
 
+from experiments.compare import comparison_page as comparison
+from experiments.report import writing
 from soprc_jax import metrics
 from soprc_jax.data import sources
-from soprc_jax.reports import about, charts, comparison, curves, markup, page, panel, paper, ranking, reading, writing
+from soprc_jax.reports import about, charts, curves, markup, page, panel, paper, ranking, reading
 from soprc_jax.reports import results as results_part
 from soprc_jax.reports import run as run_report
 from soprc_jax.reports import tracking as tracking_part

@@ -97,7 +97,8 @@ def main(argv: Sequence[str]) -> None:
 def _write_gradient(plan: Any, run: flags.Run) -> list[str]:
   """What the gradient through T does to the positives, at random weights and at the network of the config's own run."""
   from experiments.ablate import ablation, gradient_through_t
-  from soprc_jax.training import comparison, plans, workdir
+  from experiments.compare import comparison, plans
+  from soprc_jax.training import workdir
 
   name = plans.RunName("soprc", run.config.optim.learning_rate, plan.seeds[0])
   if "gradient" not in [stage.name for stage in plan.stages] or "val" not in (comparison.finished(run.workdir, name) or {}):
@@ -111,7 +112,7 @@ def _write_gradient(plan: Any, run: flags.Run) -> list[str]:
 
 def _plan(config: Any) -> Any:
   from experiments.ablate import ablation, ablation_stages
-  from soprc_jax.training import plans
+  from experiments.compare import plans
 
   if config.loss.name != "soprc" or config.loss.preset != "default":
     raise ValueError(
@@ -122,7 +123,7 @@ def _plan(config: Any) -> Any:
       raise ValueError(f"--config.{key} is set by the ablation in every run: use {_OWN_KEYS[key]}")
   if not math.isfinite(_MINUTES.value):
     raise ValueError(f"--minutes must be a finite number, got {_MINUTES.value:g}")
-  settings = flags.load_config().compare
+  settings = flags.load_config().get("compare", plans.default_settings())
   if _SEEDS.value is not None:
     try:
       settings.seeds = tuple(int(seed) for seed in _SEEDS.value)
@@ -143,9 +144,9 @@ def _plan(config: Any) -> Any:
 
 def _check_table2(config: Any) -> None:
   """The rows of Table 2 set some keys themselves, and differ in nothing else."""
-  from soprc_jax.training import arguments
+  from configs import common
 
-  lost = sorted({key for row in range(1, 6) for key in arguments.ablation_values(row)} & set(flags.config_overrides()))
+  lost = sorted({key for row in range(1, 6) for key in common.ablation_values(row)} & set(flags.config_overrides()))
   if lost:
     raise ValueError(f"--config.{lost[0]} is set by the rows of stage table2: leave it out, or choose other --stages")
   if config.loss.prior.kind == "batch":

@@ -8,7 +8,8 @@ import time
 from typing import Any, NamedTuple
 
 from experiments.ablate.ablation_stages import STAGES, Option, Stage, Variant
-from soprc_jax.training import build, checkpoints, classes, comparison, costs, parallel, plans
+from experiments.compare import comparison, plans, step_cost
+from soprc_jax.training import build, checkpoints, classes, parallel
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -121,7 +122,7 @@ def seconds_a_run(plan: Plan, make_config: MakeConfig) -> Callable[[Option], flo
   """A function that tells about how long a run of an option takes here, by steps of the config that it measures now."""
   base = run_config(plan, make_config, BASE, None, plan.seeds[0])
   began = time.perf_counter()
-  step = costs.measure({"soprc": base}, rounds=2)["soprc"].step_seconds
+  step = step_cost.measure({"soprc": base}, rounds=2)["soprc"].step_seconds
   starting = time.perf_counter() - began
   sizes = {name: len(split) for name, split in build.make_data(base).splits.items()}
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from experiments.ablate import ablation
 from experiments.ablate.ablation_stages import PAPER_TABLE_2, Stage
-from soprc_jax.training import comparison, files, plots, tables
+from experiments.compare import comparison, tables
+from soprc_jax.training import files, plots
 from soprc_jax.training import workdir as workdir_lib
 
 _TEST = ("mAUPRC", "recall@1")

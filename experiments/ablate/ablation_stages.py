@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from soprc_jax.training import arguments, rules
+from configs import common
+from soprc_jax.training import rules
 
 Values = Mapping[str, Any]
 
@@ -105,7 +106,7 @@ def _table2(settings: Any) -> Stage:
   """The five rows, each optimizer with its own grid of rates."""
   rows = []
   for row, label in enumerate(PAPER_TABLE_2, start=1):
-    values = arguments.ablation_values(row)
+    values = common.ablation_values(row)
     grid = settings.sgd_rates if values["optim.name"] == "sgd" else settings.rates
     rows.append(Variant(label, (Option(f"ablation{row}", values),), tuple(grid)))
   return Stage("table2", "Table 2: the parts of SOPRC", tuple(rows), "4: semi-variance term")

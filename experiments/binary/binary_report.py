@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from experiments.binary import binary, binary_losses, binary_runs
+from experiments.compare import tables
 from soprc_jax.data import tabular
-from soprc_jax.training import plots, tables, workdir
+from soprc_jax.training import plots, workdir
 
 TABLE, PR_CURVES, CONVERGENCE = "table.md", "pr_curves.png", "convergence.png"
 

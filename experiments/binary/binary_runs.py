@@ -12,9 +12,10 @@ import jax
 import numpy as np
 
 from experiments.binary import binary, binary_losses, binary_peer
+from experiments.compare import plans
 from soprc_jax import _files
 from soprc_jax.data import arrays, tabular
-from soprc_jax.training import files, plans, workdir
+from soprc_jax.training import files, workdir
 
 RUNS = "runs"
 COSTS = "costs.json"

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays
+from soprc_jax import _arrays, _blocks
 from soprc_jax._pair_sums import L1, PairFunction, pair_sums
 from soprc_jax.losses import _ranking
 
@@ -61,10 +61,13 @@ def auroc_loss(
   positive_scores, positive_mask = _ranking.relevant_scores(
     found, labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
   )
-  negative = found.candidates & ~found.relevant
-  sums = pair_sums(SURROGATES[surrogate], positive_scores, found.scores, negative, tau=tau)
-  totals = jnp.sum(jnp.where(positive_mask, sums, jnp.zeros_like(sums)), axis=1)
-  # The number of pairs is a product of two counts; a mask of all pairs would take longer than the losses.
-  num_positives, num_negatives = (jnp.sum(mask, axis=1).astype(totals.dtype) for mask in (positive_mask, negative))
-  losses = _arrays.ratio(totals, num_positives * num_negatives)
+
+  def row_loss(positives: jax.Array, mask: jax.Array, scores: jax.Array, negative: jax.Array) -> jax.Array:
+    sums = pair_sums(SURROGATES[surrogate], positives, scores, negative, tau=tau)
+    total = jnp.sum(jnp.where(mask, sums, jnp.zeros_like(sums)))
+    # The number of pairs is a product of two counts; a mask of all pairs would take longer than the losses.
+    return _arrays.ratio(total, jnp.sum(mask).astype(total.dtype) * jnp.sum(negative).astype(total.dtype))
+
+  rows = (positive_scores, positive_mask, found.scores, found.candidates & ~found.relevant)
+  losses = _blocks.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])
   return _arrays.masked_mean(losses, found.valid, None, axis_name)

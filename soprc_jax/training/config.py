@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from soprc_jax._text import shown
-from soprc_jax.training import config_checks, methods, rules
+from soprc_jax.training import config_checks, rules
 
 # ml_collections' class is opaque to mypy: its fields are checked by `check` instead.
 ConfigDict: Any = config_dict.ConfigDict
@@ -30,6 +30,8 @@ RESUME_FREE = (
   "train.max_skipped",
 )
 
+# Groups that a config file may hold for experiments.compare and experiments.ablate, which check them.
+_OF_OTHER_PROGRAMS = ("compare",)
 # Groups in which any keys may stand.
 _FREE = ("loss.custom",)
 
@@ -167,17 +169,6 @@ def default_config() -> Any:
       "v_classes": 4,  # training classes whose v is kept at each evaluation, beside the scores that it follows (v.jsonl); 0: none
     }
   )
-  # Of experiments.compare alone; see soprc_jax/training/plans.py.
-  config.compare = ConfigDict(
-    {
-      "methods": methods.COMPARED,
-      "rates": (0.001, 0.01, 0.1),  # learning rates, of which val at the first seed picks each method's own
-      "seeds": (0, 1, 2),
-      "init_from": "",  # workdir of the run that all start from, {seed} replaced; empty: random weights
-      "soprc_with_sgd": False,  # SOPRC by SGD with sgd_rates, the others by Adam, as in the paper's appendix
-      "sgd_rates": (0.001, 0.01, 0.1),
-    }
-  )
   return config
 
 
@@ -206,14 +197,14 @@ def _preset(
 
 
 def resolve(config: Any) -> Any:
-  """A checked copy with every option filled in from the preset, without the tables of presets and comparisons.
+  """A checked copy with every option filled in from the preset, without the table of presets and the groups of other programs.
 
   Raises:
     ValueError: names each wrong key with its value and what is allowed.
   """
   default = default_config().to_dict()
   # As plain dicts: whatever stands there must reach the checks.
-  tree = config.to_dict()
+  tree = {key: value for key, value in config.to_dict().items() if key not in _OF_OTHER_PROGRAMS}
   missing = sorted(default.keys() - tree.keys())
   if missing:
     raise ValueError(
@@ -233,9 +224,8 @@ def resolve(config: Any) -> Any:
 
 
 def _fill(tree: dict[str, Any]) -> None:
-  """Takes the preset out of the dict of a config, and what is left to it from there; `plans` checks what else goes out, ``compare``."""
+  """Takes the preset out of the dict of a config, and what is left to it from there."""
   preset, loss = tree.pop("presets")[tree["loss"]["preset"]], tree["loss"]
-  del tree["compare"]
   for there, here in ((preset, loss), (preset["prior"], loss["prior"])):
     here |= {key: value for key, value in there.items() if here[key] is None}
 
@@ -257,7 +247,7 @@ def from_json(tree: dict[str, Any]) -> Any:
     ValueError: it is no config of a run.
   """
   config = default_config()
-  del config.presets, config.compare
+  del config.presets
   try:
     config.update(_as_tuples(tree))
   except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:

@@ -35,8 +35,6 @@ METHODS: Mapping[str, Method] = {
   "blackbox": Method("BlackBox", "blackbox"),
   "ap": Method("AP loss (Eq. 5)", "ap"),
 }
-# The rows of the paper's tables, SOPRC in three ways.
-COMPARED = tuple(name for name in METHODS if name != "ap")
 
 
 def is_method(name: str) -> bool:

@@ -25,7 +25,7 @@ _DATA_ROOT = absl_flags.DEFINE_string(
 
 def main(argv: Sequence[str]) -> None:
   workdir = flags.existing_folder(argv, "--workdir=runs/glyphs")
-  from soprc_jax.reports import writing
+  from experiments.report import writing
 
   flags.prepare_jax(workdir)
   with flags.errors_as_messages():

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from soprc_jax.reports import comparison, page, run
+from experiments.compare import comparison_page as comparison
+from soprc_jax.reports import page, run
 from soprc_jax.training import workdir as workdir_lib
 
 NAME = "report.html"

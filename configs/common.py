@@ -1,10 +1,11 @@
-"""The arguments of the config files, ``--config=FILE:ARGUMENT[,ARGUMENT...]``: what each changes."""
+"""What the config files share: their arguments, ``--config=FILE:ARGUMENT[,ARGUMENT...]``, and their settings of comparisons."""
 
 from collections.abc import Callable, Mapping
 import difflib
 import functools
 from typing import Any
 
+from experiments.compare import plans
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import methods
 
@@ -65,6 +66,12 @@ def ablation_values(row: int) -> dict[str, Any]:
   }
 
 
+def compared(config: Any, **settings: Any) -> None:
+  """Adds the settings of ``experiments.compare`` to a config: its defaults, with some replaced."""
+  config.compare = plans.default_settings()
+  config.compare.update(settings)
+
+
 def photograph_config(
   source: str, *, learning_rate: float, milestones: tuple[int, int], steps: int, prior: float, ks: tuple[int, ...]
 ) -> Any:
@@ -87,7 +94,7 @@ def photograph_config(
   config.eval.update({"every": 1000, "image_size": 256, "ks": ks})
   config.checkpoint.every = 1000
   rates = (learning_rate / 10, learning_rate, 10 * learning_rate)
-  config.compare.update({"rates": rates, "sgd_rates": rates})
+  compared(config, rates=rates, sgd_rates=rates)
   return config
 
 

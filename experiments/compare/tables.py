@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.compare import comparison, plans, step_cost
 from soprc_jax.data import arrays
-from soprc_jax.training import comparison, costs, files, methods, plans
+from soprc_jax.training import files, methods
 from soprc_jax.training import workdir as workdir_lib
 
 
@@ -22,13 +23,13 @@ class Summary(NamedTuple):
 
   row: comparison.Row
   values: dict[str, np.ndarray]
-  cost: costs.Cost
+  cost: step_cost.Cost
 
 
 Curve = tuple[np.ndarray, np.ndarray]
 
 
-def summarize(folder: Path, row: comparison.Row, metrics: Sequence[str], cost: costs.Cost) -> Summary:
+def summarize(folder: Path, row: comparison.Row, metrics: Sequence[str], cost: step_cost.Cost) -> Summary:
   """Test metrics of a method over the seeds."""
   values = {key: np.array([comparison.metric(folder, run, "test", key) for run in row.runs]) for key in metrics}
   return Summary(row, values, cost)

@@ -51,7 +51,7 @@ _ALLOW_SEEN = absl_flags.DEFINE_bool(
 
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv)
-  from soprc_jax.training import comparison, plans
+  from experiments.compare import comparison, plans
 
   with flags.errors_as_messages():
     plan = plans.read_plan(_settings())
@@ -64,7 +64,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _compare(plan: Any, run: flags.Run) -> None:
-  from soprc_jax.training import comparison, plans, report
+  from experiments.compare import comparison, plans
+  from experiments.compare import outputs as report
 
   flags.prepare_jax(run.workdir)
   rows = comparison.run_all(plan, _make_config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
@@ -76,8 +77,10 @@ def _compare(plan: Any, run: flags.Run) -> None:
 
 def _settings() -> Any:
   """``config.compare`` with the flags in place of its values."""
+  from experiments.compare import plans
+
   config = flags.load_config()
-  settings = config.compare
+  settings = config.get("compare", plans.default_settings())
   with settings.unlocked():
     settings.init_from = settings.init_from or config.model.init_from
     try:
@@ -101,7 +104,8 @@ def _make_config(method: str) -> Any:
 
 
 def _refuse_lost_overrides() -> None:
-  from soprc_jax.training import methods, plans
+  from experiments.compare import plans
+  from soprc_jax.training import methods
 
   for argument in flags.config_arguments():
     if methods.is_method(argument):
@@ -111,7 +115,7 @@ def _refuse_lost_overrides() -> None:
   for key in flags.config_overrides():
     if key in plans.OWN_KEYS:
       raise ValueError(f"--config.{key} is set by the comparison in every run: use {plans.OWN_KEYS[key]}")
-    if key == "optim.name" and flags.load_config().compare.soprc_with_sgd:
+    if key == "optim.name" and _settings().soprc_with_sgd:
       raise ValueError(
         "--config.optim.name goes with compare.soprc_with_sgd=False: with True SOPRC has sgd and the others adam"
       )

@@ -7,7 +7,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from soprc_jax.training import comparison, costs, files, methods, parallel, plans, plots, tables
+from experiments.compare import comparison, plans, step_cost, tables
+from soprc_jax.training import files, methods, parallel, plots
 from soprc_jax.training import workdir as workdir_lib
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def write(folder: Path, plan: plans.Plan, rows: Sequence[comparison.Row], config
   return table
 
 
-def _costs(folder: Path, configs: Mapping[str, Any]) -> dict[str, costs.Cost]:
+def _costs(folder: Path, configs: Mapping[str, Any]) -> dict[str, step_cost.Cost]:
   """Costs of all methods, measured in one go; those of an earlier call if they were of the same configs and device."""
   path = folder / _COSTS
   key = {"device": parallel.describe(), "configs": {name: _digest(config) for name, config in configs.items()}}
@@ -65,13 +66,13 @@ def _costs(folder: Path, configs: Mapping[str, Any]) -> dict[str, costs.Cost]:
     try:
       content = files.read(path, {"key": dict, "costs": {str: [float]}}, remedy="measuring again")
       if content["key"] == key:
-        return {name: costs.Cost(*content["costs"][name]) for name in configs}
+        return {name: step_cost.Cost(*content["costs"][name]) for name in configs}
     except ValueError as error:
       _log.warning("%s", error)
     except (KeyError, TypeError) as error:
       _log.warning("%s is damaged (it lacks costs: %s): measuring again", path, error)
   _log.info("Measuring time and memory of a training step of each method.")
-  found = costs.measure(configs)
+  found = step_cost.measure(configs)
   workdir_lib.write_atomically(path, json.dumps({"key": key, "costs": found}, indent=2) + "\n")
   return found
 

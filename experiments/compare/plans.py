@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 import math
 from typing import Any, NamedTuple, TypeVar
 
+from ml_collections import config_dict
+
 from soprc_jax._text import shown
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import methods, rules
@@ -62,14 +64,31 @@ class RunName(NamedTuple):
     return f"{self.method.replace(':', '.')}-lr{self.rate:g}-seed{self.seed}"
 
 
+def default_settings() -> Any:
+  """Returns the group ``compare`` of a config file."""
+  return config_dict.ConfigDict(
+    {
+      "methods": tuple(
+        name for name in methods.METHODS if name != "ap"
+      ),  # the rows of the paper's tables, SOPRC in three ways
+      "rates": (0.001, 0.01, 0.1),  # learning rates, of which val at the first seed picks each method's own
+      "seeds": (0, 1, 2),
+      "init_from": "",  # workdir of the run that all start from, {seed} replaced; empty: random weights
+      "soprc_with_sgd": False,  # SOPRC by SGD with sgd_rates, the others by Adam, as in the paper's appendix
+      "sgd_rates": (0.001, 0.01, 0.1),
+    }
+  )
+
+
 def read_plan(settings: Any) -> Plan:
   """The plan of ``config.compare``.
 
   Raises:
     ValueError: names each wrong key with its value and what is allowed.
   """
-  plain = ("init_from", "soprc_with_sgd")
-  types = ({key: tree[key] for key in plain} for tree in (settings, config_lib.default_config().compare))
+  default = default_settings().to_dict()
+  _raise_if([f"compare.{problem}" for problem in rules.key_problems(settings.to_dict(), default)])
+  types = ({key: tree[key] for key in ("init_from", "soprc_with_sgd")} for tree in (settings, default))
   problems = [f"compare.{problem}" for problem in rules.type_problems(*types)]
 
   def entries(key: str, kind: type, what: str, usable: Callable[[Any], bool]) -> tuple[Any, ...]:
@@ -94,9 +113,13 @@ def read_plan(settings: Any) -> Plan:
     soprc_with_sgd=settings.soprc_with_sgd,
     sgd_rates=rates("sgd_rates"),
   )
+  _raise_if(problems)
+  return plan
+
+
+def _raise_if(problems: list[str]) -> None:
   if problems:
     raise ValueError("the comparison does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
-  return plan
 
 
 def start_of(init_from: str, seed: int) -> str:

@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from experiments.compare import comparison as comparison_lib
+from experiments.compare import plans, tables
 from soprc_jax.reports import about, charts, page, paper, results
 from soprc_jax.reports.markup import Markup, join, paragraph, tag
-from soprc_jax.training import comparison as comparison_lib
-from soprc_jax.training import files, plans, tables
+from soprc_jax.training import files
 from soprc_jax.training import workdir as workdir_lib
 
 _NUMBER = (None, float)

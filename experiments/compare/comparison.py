@@ -8,9 +8,10 @@ from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
+from experiments.compare import plans
 from soprc_jax import _files
 from soprc_jax.data import datasets
-from soprc_jax.training import build, checkpoints, classes, files, loop, objectives, plans
+from soprc_jax.training import build, checkpoints, classes, files, loop, objectives
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
