@@ -178,20 +178,23 @@ def existing_folder(argv: Sequence[str], example: str) -> Path:
   return path
 
 
-def prepare_jax(workdir: Path) -> None:
+def prepare_jax() -> None:
   """Makes a run of a program that trains faster: to be called before jax computes anything.
 
-  Compiled functions are kept in ``workdir``, so that a run that goes on starts faster, or where ``JAX_COMPILATION_CACHE_DIR`` says; and
-  freed memory is kept for the next step.
+  Compiled functions are kept in the cache of the user, so that the next run starts faster, or where ``JAX_COMPILATION_CACHE_DIR`` says;
+  and freed memory is kept for the next step.
   """
   import jax
 
-  from soprc_jax.training import compiled, heap
+  from soprc_jax import _cache
+  from soprc_jax.training import heap
 
   heap.keep_pages()
   if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-    folder = compiled.folder(workdir)
-    jax.config.update("jax_compilation_cache_dir", None if folder is None else str(folder))
+    try:
+      jax.config.update("jax_compilation_cache_dir", str(_cache.private_folder("jax")))
+    except OSError as error:
+      logging.getLogger("soprc_jax").warning("Compiled functions cannot be kept (%s).", error)
   if not os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
     # A run makes dozens of small programs; by default jax keeps those only that took a second.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
   workdir = flags.existing_folder(argv, "--workdir=runs/glyphs")
   from soprc_jax.training import replay
 
-  flags.prepare_jax(workdir)
+  flags.prepare_jax()
   with flags.errors_as_messages():
     print(replay.describe(workdir, _STEP.value, trusted=_OWN_LOSS.value))
 

@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
   # Imported after the flags are checked, so that a typo costs no start-up of the device.
   from soprc_jax.training import loop, parallel
 
-  flags.prepare_jax(run.workdir)
+  flags.prepare_jax()
   with flags.errors_as_messages():
     results = loop.train(run.config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
   if not parallel.is_main():

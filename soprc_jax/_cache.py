@@ -38,6 +38,25 @@ def file(name: str) -> Path:
     return folder / name
 
 
+def private_folder(name: str) -> Path:
+  """Returns a folder in the cache of the user that only this user can write, or a temporary one.
+
+  For what is run when it is found there, such as compiled functions: in a home that many share, another user
+  may have put them there.
+
+  Raises:
+    OSError: there is no temporary folder either.
+  """
+  path = file(name)
+  try:
+    path.mkdir(mode=0o700)
+  except FileExistsError:
+    if hasattr(os, "geteuid") and not _is_private(path):
+      _warn(f"{path} is not of this user alone, and is not used. Remove it, or make it so (chmod 700).")
+      return _of_process()
+  return path
+
+
 def has_home() -> bool:
   """Returns whether the user has a home folder that files can be written to."""
   try:

@@ -11,7 +11,6 @@ import pytest
 from experiments import flags
 from soprc_jax import _cache
 from soprc_jax.data import glyphs
-from soprc_jax.training import compiled
 
 
 def _no_home():
@@ -92,11 +91,10 @@ def test_f55_glyphs_and_compiled_functions_do_without_a_home(temporary, monkeypa
   monkeypatch.setattr(glyphs, "render", lambda: small)
   monkeypatch.setattr(glyphs, "_renderer_key", lambda: "key")  # without matplotlib, which warns too
   assert len(glyphs.load()) == 1
-  first = compiled.folder(tmp_path / "run")
-  assert first.parent == tmp_path / "run" / compiled.FOLDER
-  assert compiled.folder(tmp_path / "run") == first  # also in the next process: the key is kept
+  first = _cache.private_folder("jax")
+  assert _cache.private_folder("jax") == first  # also in the next process
   names = sorted(path.suffix for path in (temporary / f"soprc_jax-{os.geteuid()}").iterdir())
-  assert names == [".key", ".npz"]
+  assert names == ["", ".npz"]
   assert len(caplog.records) == 1
 
 
@@ -152,21 +150,27 @@ def test_f55_nowhere_to_write_is_a_warning(temporary, monkeypatch, tmp_path, cap
   monkeypatch.setattr(glyphs, "render", lambda: "rendered")
   monkeypatch.setattr(glyphs, "_renderer_key", lambda: "key")
   assert glyphs.load() == "rendered"
-  assert compiled.folder(tmp_path / "run") is None
-  assert [record.getMessage().split("(")[0] for record in caplog.records] == [
-    "Cannot cache the glyphs ",
-    "Cannot keep a key ",
-  ]
+  with pytest.raises(FileNotFoundError, match="No usable temporary directory"):
+    _cache.private_folder("jax")
+  assert [record.getMessage().split("(")[0] for record in caplog.records] == ["Cannot cache the glyphs "]
 
 
-def test_f55_a_key_of_another_user_is_not_used(temporary, monkeypatch, tmp_path):
-  """Where many share a home, another one may have put the key there and know the folder that it leads to."""
-  first = compiled.folder(tmp_path / "run")
-  (key,) = (tmp_path / ".cache" / "soprc_jax").iterdir()
-  known = key.read_bytes()
-  monkeypatch.setattr(os, "geteuid", lambda: key.stat().st_uid + 1)
-  assert compiled.folder(tmp_path / "run") != first
-  assert key.read_bytes() != known
+@pytest.mark.parametrize("planted", ["of another user", "open to others", "link"])
+def test_f55_a_folder_for_code_that_is_not_private_is_not_used(temporary, monkeypatch, tmp_path, caplog, planted):
+  """Where many share a home, another one may have put compiled functions there."""
+  first = _cache.private_folder("jax")
+  assert first == tmp_path / ".cache" / "soprc_jax" / "jax"
+  assert first.stat().st_mode & 0o777 == 0o700
+  if planted == "of another user":
+    monkeypatch.setattr(os, "geteuid", lambda: first.stat().st_uid + 1)
+  elif planted == "open to others":
+    first.chmod(0o777)
+  else:
+    first.rename(tmp_path / "theirs")
+    first.symlink_to(tmp_path / "theirs")
+  found = _cache.private_folder("jax")
+  assert found.parent == temporary
+  assert ["is not of this user alone" in record.getMessage() for record in caplog.records] == [True]
 
 
 @pytest.mark.parametrize("has_home", [True, False])

@@ -12,7 +12,7 @@ import pytest
 import runs
 
 from soprc_jax import score_ema, tracking
-from soprc_jax.training import checkpoints, compiled, lock, reproduction, v_history, workdir
+from soprc_jax.training import checkpoints, lock, reproduction, v_history, workdir
 from soprc_jax.training import config as config_lib
 from soprc_jax.training.state import TrainState
 
@@ -267,7 +267,7 @@ class TestClaim:
     assert not workdir.check(tmp_path, _config())  # and again, to resume
     assert (tmp_path / "log").read_text() == "a scheduler writes here"
 
-  @pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard", ".jax_cache"])
+  @pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
   def test_f66_a_link_in_the_place_of_what_the_run_writes_is_an_error(self, tmp_path, name):
     workdir.claim(tmp_path, _config())
     (tmp_path / name).symlink_to(tmp_path / "elsewhere")
@@ -276,7 +276,7 @@ class TestClaim:
 
   def test_f66_the_names_are_those_of_a_run(self):
     """Another file or folder that a run writes must be added to `workdir.WRITES`."""
-    names = {path.name for path in runs.finished().workdir.iterdir()} - {lock.LOCK, compiled.FOLDER}
+    names = {path.name for path in runs.finished().workdir.iterdir()} - {lock.LOCK}
     assert names == {name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in workdir.WRITES)}
 
   def test_what_a_kill_before_the_first_write_leaves_is_no_obstacle(self, tmp_path):

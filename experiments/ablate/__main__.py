@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
     ablation.check(plan, _make_config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
     if not _LIST.value:
       ablation.claim(plan, _make_config, run.workdir)
-      flags.prepare_jax(run.workdir)
+      flags.prepare_jax()
     seconds = ablation.seconds_a_run(plan, _make_config)
     _tell_plan(ablation.planned(plan, run.workdir), seconds)
     if _LIST.value:

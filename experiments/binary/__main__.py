@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
   folder, python = flags.folder(argv, _EXAMPLE, "config.json"), os.path.expanduser(_LIBAUC_PYTHON.value)
   with flags.errors_as_messages():
     study = prepare(flags.load_config(), folder, python)
-    flags.prepare_jax(folder)
+    flags.prepare_jax()
     print(make(study, folder, python))
   print(f"Written to {folder}: results.json, table.md, pr_curves.png, convergence.png")
 

@@ -67,7 +67,7 @@ def _compare(plan: Any, run: flags.Run) -> None:
   from experiments.compare import comparison, plans
   from experiments.compare import outputs as report
 
-  flags.prepare_jax(run.workdir)
+  flags.prepare_jax()
   rows = comparison.run_all(plan, _make_config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
   configs = {row.method: plans.run_config(plan, _make_config, row.runs[0]) for row in rows}
   print(report.write(run.workdir, plan, rows, configs))

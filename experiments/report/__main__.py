@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
   workdir = flags.existing_folder(argv, "--workdir=runs/glyphs")
   from experiments.report import writing
 
-  flags.prepare_jax(workdir)
+  flags.prepare_jax()
   with flags.errors_as_messages():
     output, data_root = _path("output", _OUTPUT.value), _path("data_root", _DATA_ROOT.value)
     if data_root is not None and not data_root.exists():

@@ -5,9 +5,7 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-import os
 from pathlib import Path
-import shutil
 import signal
 import time
 import types
@@ -23,7 +21,6 @@ from soprc_jax.training import (
   build,
   checkpoints,
   classes,
-  compiled,
   describe,
   empty,
   evaluation,
@@ -88,18 +85,6 @@ def _disk_errors(workdir: Path) -> Iterator[None]:
     ) from error
 
 
-@contextlib.contextmanager
-def _leaving_no_folder(workdir: Path) -> Iterator[None]:
-  """Removes the folder of a run that cannot begin, if compiled functions are all that has made it."""
-  is_there = workdir.exists()
-  try:
-    yield
-  except Exception:
-    if not is_there and workdir.is_dir() and os.listdir(workdir) == [compiled.FOLDER]:
-      shutil.rmtree(workdir, ignore_errors=True)
-    raise
-
-
 @dataclasses.dataclass
 class _Step:
   """A step that has been started; its scalars are fetched when the next one is under way, so the device never waits for the host."""
@@ -130,12 +115,11 @@ class _Run:
     is_new = workdir_lib.check(workdir, config)
     if is_new and config.model.init_from:
       checkpoints.check_start(config.model.init_from)
-    with _leaving_no_folder(workdir):
-      self.data = build.make_data(config)
-      started_from = self._check_unseen() if is_new else None
-      self.parts = build.make_parts(config, self.data.class_counts())
-      self.num_steps = config.warmup.steps + config.train.steps
-      start = build.starting_state(config, self.parts) if is_new else None
+    self.data = build.make_data(config)
+    started_from = self._check_unseen() if is_new else None
+    self.parts = build.make_parts(config, self.data.class_counts())
+    self.num_steps = config.warmup.steps + config.train.steps
+    start = build.starting_state(config, self.parts) if is_new else None
     parallel.wait_for_all("every process has checked the workdir")
     # Only now: a mistake above leaves no folder behind that would refuse the corrected command.
     if parallel.is_main():

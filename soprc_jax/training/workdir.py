@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from soprc_jax import _files
-from soprc_jax.training import compiled, files
 from soprc_jax.training import config as config_lib
+from soprc_jax.training import files
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -79,7 +79,7 @@ def check_files(folder: Path, writes: Sequence[str], *, own: str, name: str = "-
       what = "a file" if folder.exists() else "a link to nothing"
       raise ValueError(f"{name}={folder} is {what}: choose a new folder")
     return
-  refuse_links(folder, [*writes, own, compiled.FOLDER])
+  refuse_links(folder, [*writes, own])
   if not own or not (folder / own).exists():
     there = [entry for entry in _among(folder, [*writes, *MARKERS]) if not entry.startswith(".")]
     if there:
