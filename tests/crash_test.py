@@ -116,7 +116,7 @@ def test_the_second_run_in_a_folder_is_refused(tmp_path):
   with subprocess.Popen(
     [sys.executable, "-m", _TRAIN, *flags], cwd=runs.ROOT, env=runs.environment(**runs.QUICK), stderr=subprocess.DEVNULL
   ) as first:
-    while not (folder / lock.LOCK).exists() or not (folder / lock.LOCK).read_text():
+    while not (folder / lock.HOLDER).exists():
       assert first.poll() is None
       time.sleep(0.01)
     second = runs.call(_TRAIN, *flags)

@@ -3,34 +3,20 @@
 from collections.abc import Iterator
 import contextlib
 import datetime
-import errno
 import logging
 import os
 from pathlib import Path
 import socket
 
-try:
-  import fcntl
-except ImportError:  # Windows
-  fcntl = None  # type: ignore[assignment]
+import filelock
+
+from soprc_jax import _files
 
 _log = logging.getLogger(__name__)
 
 LOCK = ".lock"
-
-
-def _open(path: Path) -> int:
-  """The lock file, made if it is missing; a link there is not followed.
-
-  Raises:
-    ValueError: it is a link.
-  """
-  try:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-  except OSError as error:
-    if error.errno == errno.ELOOP:
-      raise ValueError(f"{path} is a link, which the lock of a run never is: remove it") from error
-    raise
+# Who holds it; a lock file itself is emptied by whoever asks for it.
+HOLDER = ".lock_holder"
 
 
 @contextlib.contextmanager
@@ -38,27 +24,31 @@ def hold(workdir: Path) -> Iterator[None]:
   """Holds the lock of a folder that exists; the system releases it when the process ends, in whatever way.
 
   Raises:
-    ValueError: another process holds it; the message tells which one.
+    ValueError: another process holds it; the message tells which one. Or the lock file is a link.
   """
-  if fcntl is None:
-    _log.warning("No locks on this system: see to it that no other run uses %s.", workdir)
+  path = workdir / LOCK
+  if path.is_symlink():
+    raise ValueError(f"{path} is a link, which the lock of a run never is: remove it")
+  held = filelock.FileLock(path, timeout=0)
+  try:
+    held.acquire()
+  except filelock.Timeout:
+    raise ValueError(
+      f"--workdir={workdir} is in use by {_holder(workdir)}: wait for that run or stop it, or choose another folder"
+    ) from None
+  except NotImplementedError as error:  # some network file systems know no locks
+    _log.warning("%s cannot be locked (%s): see to it that no other run uses it.", workdir, error)
+  try:
+    now = datetime.datetime.now()
+    with _files.whole(workdir / HOLDER) as file:
+      file.write(f"process {os.getpid()} on {socket.gethostname()}, since {now:%Y-%m-%d %H:%M:%S}\n".encode())
     yield
-    return
-  # The file stays: deleting it would let a third process lock another file of the same name.
-  with os.fdopen(_open(workdir / LOCK), "r+") as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      file.seek(0)
-      holder = file.read().strip() or "another process"
-      raise ValueError(
-        f"--workdir={workdir} is in use by {holder}: wait for that run or stop it, or choose another folder"
-      ) from None
-    except OSError as error:
-      # Some network file systems know no locks.
-      _log.warning("%s cannot be locked (%s): see to it that no other run uses it.", workdir, error.strerror)
-    file.seek(0)
-    file.truncate()
-    file.write(f"process {os.getpid()} on {socket.gethostname()}, since {datetime.datetime.now():%Y-%m-%d %H:%M:%S}\n")
-    file.flush()
-    yield
+  finally:
+    held.release()
+
+
+def _holder(workdir: Path) -> str:
+  try:
+    return (workdir / HOLDER).read_text(encoding="utf-8", errors="replace").strip() or "another process"
+  except OSError:
+    return "another process"
