@@ -56,7 +56,7 @@ optax.MultiSteps.__init__ = _with_strict_inside(optax.MultiSteps.__init__)
 # How long an example takes says more about the machine than about the code.
 _ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("soprc", derandomize=True, max_examples=25, **_ANY_SPEED)
-# HYPOTHESIS_PROFILE=thorough: random examples, others each time or those of --hypothesis-seed; tests/properties_*_test.py have as many as it says.
+# HYPOTHESIS_PROFILE=thorough: random examples, others each time or those of --hypothesis-seed; tests/core/properties_*_test.py have as many as it says.
 hypothesis.settings.register_profile("thorough", derandomize=False, max_examples=1000, print_blob=True, **_ANY_SPEED)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "soprc"))
 

@@ -64,7 +64,7 @@ def test_every_public_name_is_in_the_interface(built):
 def test_no_package_is_forgotten(built):
   packages = {module.name for module in pkgutil.iter_modules(soprc_jax.__path__) if module.ispkg}
   assert packages == {*_DOCUMENTED, "losses"}
-  layout = (_DOCS / "layout.md").read_text()
+  layout = (runs.ROOT / "CONTRIBUTING.md").read_text()
   assert [name for name in packages if f"  {name}/ " not in layout] == []
   modules = {module.name for module in pkgutil.iter_modules(soprc_jax.__path__) if not module.ispkg}
   assert [name for name in modules if name[0] != "_" and name != "version" and f"  {name}.py " not in layout] == []
@@ -111,5 +111,5 @@ def test_pages_of_the_repository_are_not_copies():
 
 def test_the_build_is_one_command():
   command = "python -m sphinx -W --keep-going -b html docs docs/_build/html"
-  assert command in (_DOCS / "layout.md").read_text()
+  assert command in (runs.ROOT / "CONTRIBUTING.md").read_text()
   assert "docs/_build/" in (runs.ROOT / ".gitignore").read_text().splitlines()

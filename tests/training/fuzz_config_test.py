@@ -20,7 +20,7 @@ from soprc_jax import _text
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import rules
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = {"retrieval": config_lib, "binary": binary_config}
 DEFAULTS = {name: module.default_config().to_dict() for name, module in CONFIGS.items()}
 FILLED = {name: module.resolve(module.default_config()).to_dict() for name, module in CONFIGS.items()}

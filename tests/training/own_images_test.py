@@ -10,7 +10,7 @@ from PIL import Image
 import pytest
 import runs
 
-_ROOT = pathlib.Path(__file__).parents[1]
+_ROOT = pathlib.Path(__file__).parents[2]
 
 
 def _draw(path, label, rng):

@@ -12,9 +12,12 @@ from hypothesis.extra import numpy as hnp
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import reference
 
 from soprc_jax import interpolate_scores, interpolation
+
+pytestmark = pytest.mark.core
 
 _GRIDS = [("midpoints", "midpoints"), ("blocks", "blocks")]
 _COSINES = hnp.arrays(np.float32, (3, 5), elements=st.floats(-1, 1, width=32))

@@ -8,6 +8,8 @@ import pytest
 
 from soprc_jax import binary_lists, binary_loss, retrieval_lists, retrieval_loss, score_ema, semi_variance, soprc_loss
 
+pytestmark = pytest.mark.core
+
 B, D, C, M, L = 12, 5, 3, 4, 9
 _OPTIONS = {"tau1": 0.3, "tau2": 0.01}
 _LAMBDAS = {"lambda1": 0.5, "lambda2": 2.0}

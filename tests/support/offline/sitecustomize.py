@@ -28,7 +28,7 @@ def _watch(event: str, arguments: tuple[Any, ...]) -> None:
   else:
     return
   if not _is_here(host):
-    raise PermissionError(f"{event} to {host}: no network unless asked (tests/offline)")
+    raise PermissionError(f"{event} to {host}: no network unless asked (tests/support/offline)")
 
 
 sys.addaudithook(_watch)

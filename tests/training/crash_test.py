@@ -1,6 +1,6 @@
 """Real training processes, stopped in every way: nothing is lost, and the same command ends with the bits of the run that nothing stopped.
 
-All slow: ``python -m pytest -m slow tests/crash_test.py -s`` prints what each stop left behind.
+All slow: ``python -m pytest -m slow tests/training/crash_test.py -s`` prints what each stop left behind.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Any number of devices and processes gives what one device gives on the joined batch (tests/device_cases.py says what)."""
+"""Any number of devices and processes gives what one device gives on the joined batch (tests/support/device_cases.py says what)."""
 
 import atexit
 import functools
@@ -109,7 +109,7 @@ print("value of the test: " + json.dumps(found), flush=True)
 def test_f05_padding_for_any_number_of_devices_repeats_no_image():
   """27 images in batches of 8, on 1, 2, 3 and 8 devices: the metrics are those of all 27 in one batch, each image once."""
   env = runs.environment(8, **runs.QUICK)
-  env["PYTHONPATH"] += f"{os.pathsep}{runs.ROOT / 'tests'}"
+  env["PYTHONPATH"] += f"{os.pathsep}{runs.ROOT / 'tests' / 'support'}"
   done = subprocess.run([sys.executable, "-c", _COUNTS], env=env, capture_output=True, text=True, timeout=600, check=False)
   assert done.returncode == 0, done.stderr
   images = device_cases._Images()

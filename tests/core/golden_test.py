@@ -6,10 +6,13 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import reference
 
 import soprc_jax
 from soprc_jax import metrics
+
+pytestmark = pytest.mark.core
 
 _DTYPES = (("float64", jnp.float64), ("float32", jnp.float32))
 _BOUNDS, _GRID = (-1.0, 1.0), "blocks"

@@ -10,9 +10,12 @@ from hypothesis.extra import numpy as hnp
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import reference
 
 from soprc_jax import surrogates
+
+pytestmark = pytest.mark.core
 
 _TAUS = st.sampled_from([0.001, 0.01, 0.1, 1.0])
 # Cosine margins, exact ties, and numbers so small or so large that naive formulas under- or overflow.

@@ -13,7 +13,7 @@ import runs
 
 from soprc_jax.training import checkpoints
 
-CHILD = str(runs.ROOT / "tests" / "crash_child.py")
+CHILD = str(runs.ROOT / "tests" / "support" / "crash_child.py")
 # Phase (crash_child.PHASES) -> how often it begins in the tiny run at most, and how many seconds it is waited for before the kill.
 MOMENTS = {
   "starting": (1, 1.0),

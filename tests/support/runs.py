@@ -21,7 +21,7 @@ import numpy as np
 from soprc_jax.training import build, checkpoints, records, v_history, workdir
 from soprc_jax.training import config as config_lib
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 GLYPHS = str(ROOT / "configs" / "glyphs.py")
 
 # A network and splits so small that start-up and compilation take nearly all the time.
@@ -67,7 +67,7 @@ def environment(devices=1, **extra):
   kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
   return kept | {
     "JAX_PLATFORMS": "cpu",
-    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'offline'}",
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support' / 'offline'}",
     "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     **extra,
   }
