@@ -187,9 +187,9 @@ def prepare_jax() -> None:
   import jax
 
   from soprc_jax import _cache
-  from soprc_jax.training import heap
+  from soprc_jax.training import malloc
 
-  heap.keep_pages()
+  malloc.keep_pages()
   if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
     try:
       jax.config.update("jax_compilation_cache_dir", str(_cache.private_folder("jax")))

@@ -22,7 +22,7 @@ from experiments import flags
 from soprc_jax.data import arrays, glyphs, image_folder, lists, pictures, tfds_source
 from soprc_jax.models import pretrained
 from soprc_jax.serving import network
-from soprc_jax.training import build, checkpoints, heap, manifest, reproduction, workdir
+from soprc_jax.training import build, checkpoints, checksums, malloc, reproduction, workdir
 from soprc_jax.training import config as config_lib
 
 try:
@@ -340,7 +340,7 @@ class TestCheckpoints:
     chunk.symlink_to(tmp_path / "secret")
     with pytest.raises(checkpoints.DamagedError, match=rf"d/{chunk.name} is a link"):
       checkpoints.load_network(str(tmp_path), like)
-    manifest.write(tmp_path / checkpoints.VARIABLES)  # as of somebody who gives it digests too
+    checksums.write(tmp_path / checkpoints.VARIABLES)  # as of somebody who gives it digests too
     with pytest.raises(checkpoints.DamagedError, match="is a link"):
       checkpoints.load_network(str(tmp_path), like)
 
@@ -353,7 +353,7 @@ class TestCompiled:
     """The folder that `flags.prepare_jax` gives to jax, by the user."""
     found = {}
     monkeypatch.setattr(jax.config, "update", found.__setitem__)
-    monkeypatch.setattr(heap, "keep_pages", lambda: False)
+    monkeypatch.setattr(malloc, "keep_pages", lambda: False)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
 
     def of(user):

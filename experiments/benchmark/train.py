@@ -1,6 +1,6 @@
 """The whole training step of a ResNet-50 with frozen batch norm on a CPU: forward, SOPRC, backward, SGD; against torch.
 
-Each image size is measured in a process of its own: `heap.keep_pages` must come before jax and torch start threads, and holds for both.
+Each image size is measured in a process of its own: `malloc.keep_pages` must come before jax and torch start threads, and holds for both.
 """
 
 from collections.abc import Iterator
@@ -52,9 +52,9 @@ def _in_a_process(*arguments: Any) -> Iterator[list[Any]]:
 
 
 def _main(kind: str, *arguments: str) -> None:
-  from soprc_jax.training import heap
+  from soprc_jax.training import malloc
 
-  heap.keep_pages()
+  malloc.keep_pages()
   if kind == "rows":
     results: Any = _measure(*map(int, arguments))
   else:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from soprc_jax import estimators, lists, losses, memory
-from soprc_jax.training.protocol import Inputs, Objective, Outputs, Setting
+from soprc_jax.training.loss_protocol import Inputs, Objective, Outputs, Setting
 
 LossFn = Callable[..., jax.Array]
 

@@ -120,7 +120,7 @@ def make_parts(
     config: resolved.
     class_counts: ``[C]`` training images of each row of v, see `Data.class_counts`.
     optimizer: instead of the one of ``config.optim``.
-    on_nonfinite: instead of ``config.train.on_nonfinite``, see `guard.guarded`.
+    on_nonfinite: instead of ``config.train.on_nonfinite``, see `nonfinite.guarded`.
 
   Raises:
     ValueError: the devices do not divide the batch; a loss of one's own does not work.

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 
 from soprc_jax import _files
 from soprc_jax.models import pretrained
-from soprc_jax.training import manifest, parallel
+from soprc_jax.training import checksums, parallel
 from soprc_jax.training.state import TrainState
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class Store:
   """Checkpoints of one kind in one folder, oldest deleted first.
 
   Only finished checkpoints are listed: Orbax writes aside and renames, so a killed run leaves none half written. ``save``
-  returns when the files are on disk. Their digests lie beside them, and every reader compares (`manifest`): formats of arrays do not notice
+  returns when the files are on disk. Their digests lie beside them, and every reader compares (`checksums`): formats of arrays do not notice
   all damage.
 
   Args:
@@ -50,7 +50,7 @@ class Store:
   """
 
   def __init__(self, folder: Path, *, keep: int | None = 1):
-    if folder.is_symlink():  # see `manifest.problem`
+    if folder.is_symlink():  # see `checksums.problem`
       raise DamagedError(f"{folder} is a link, and checkpoints are not read through links: put the folder itself there")
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
     self._manager = ocp.CheckpointManager(folder, options=options)
@@ -83,8 +83,8 @@ class Store:
     """
     step = int(state.step)
     if step in self._manager.all_steps():
-      if parallel.is_main() and not manifest.exists(self._folder / str(step)):
-        manifest.write(self._folder / str(step))  # a kill came between the checkpoint and its digests
+      if parallel.is_main() and not checksums.exists(self._folder / str(step)):
+        checksums.write(self._folder / str(step))  # a kill came between the checkpoint and its digests
       return
     self._check_space(state)
     network, rest = _parts(state)
@@ -99,7 +99,7 @@ class Store:
     )
     self._manager.wait_until_finished()
     if parallel.is_main():
-      manifest.write(self._folder / str(step))
+      checksums.write(self._folder / str(step))
 
   def _check_space(self, state: TrainState) -> None:
     """Raises an OSError if the disk has no room: told here, before Orbax's threads each tell it in their own way."""
@@ -126,7 +126,7 @@ class Store:
     steps = sorted(self._manager.all_steps(), reverse=True)
     problems = {}
     for step in steps:
-      problem = manifest.problem(self._folder / str(step))
+      problem = checksums.problem(self._folder / str(step))
       if problem is None:
         break
       problems[step] = problem
@@ -145,7 +145,7 @@ class Store:
   def check(self, step: int | None = None) -> None:
     """Raises a DamagedError if the newest checkpoint (or that of ``step``) is damaged."""
     step = self._manager.latest_step() if step is None else step
-    problem = None if step is None else manifest.problem(self._folder / str(step))
+    problem = None if step is None else checksums.problem(self._folder / str(step))
     if problem is not None:
       raise DamagedError(
         f"the checkpoint of step {step} in {self._folder} is damaged ({problem}): restore it from a copy, or move the folder of the run "
@@ -270,7 +270,7 @@ def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
     return _fitted(pretrained.to_flax(pretrained.read(source)), like, source)
   folder = _find(source)
   if folder.name == VARIABLES:
-    problem = manifest.problem(folder)
+    problem = checksums.problem(folder)
     if problem is not None:
       raise DamagedError(f"{folder} is damaged ({problem}): write it again with experiments.convert_weights")
     with ocp.StandardCheckpointer() as checkpointer:

@@ -7,7 +7,7 @@ from soprc_jax import interpolation, losses
 from soprc_jax._text import shown
 from soprc_jax.data import datasets, images, pipeline, sampler
 from soprc_jax.models import RESNETS, resnet
-from soprc_jax.training import guard, objectives, optimizers
+from soprc_jax.training import nonfinite, objectives, optimizers
 from soprc_jax.training import rules as rules_lib
 
 DTYPES = ("float32", "bfloat16")
@@ -68,7 +68,7 @@ def check(config: Any, *, imports: bool = True) -> list[str]:
   choice("loss.auroc.surrogate", tuple(losses.auroc.SURROGATES))
   choice("optim.name", optimizers.OPTIMIZERS)
   choice("optim.schedule", optimizers.SCHEDULES)
-  choice("train.on_nonfinite", guard.POLICIES)
+  choice("train.on_nonfinite", nonfinite.POLICIES)
   number("train.max_skipped", 1)
   number("log.v_classes", 0)
   for key in ("train.steps", "warmup.steps"):

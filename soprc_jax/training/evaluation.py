@@ -12,7 +12,7 @@ import numpy as np
 from soprc_jax import _files, metrics
 from soprc_jax._text import printable
 from soprc_jax.data import datasets, pipeline, sources
-from soprc_jax.training import build, checkpoints, classes, guard, parallel, progress
+from soprc_jax.training import build, checkpoints, classes, nonfinite, parallel, progress
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -41,7 +41,7 @@ EmbedFn = Callable[[Any, sources.Source], Embedded]
 def make_embed(model: nn.Module, config: Any) -> EmbedFn:
   """A function ``(replicated variables, source) -> Embedded``, compiled once for one batch shape.
 
-  It raises a `guard.DivergedError` if an embedding is not finite: no ranking of those means anything.
+  It raises a `nonfinite.DivergedError` if an embedding is not finite: no ranking of those means anything.
 
   Args:
     model: network in evaluation mode.
@@ -72,7 +72,7 @@ def make_embed(model: nn.Module, config: Any) -> EmbedFn:
     bad = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
     if bad.size:
       name = printable(source[int(np.flatnonzero(good)[bad[0]])].id)
-      raise guard.DivergedError(
+      raise nonfinite.DivergedError(
         f"training broke down: the network embeds {bad.size} of {len(embeddings)} images as numbers that are not finite, e.g. {name}; "
         "try a lower optim.learning_rate"
       )

@@ -24,9 +24,9 @@ from soprc_jax.training import (
   describe,
   empty,
   evaluation,
-  guard,
   interrupts,
   lock,
+  nonfinite,
   parallel,
   records,
   reproduction,
@@ -39,7 +39,7 @@ from soprc_jax.training.state import TrainState
 
 _log = logging.getLogger(__name__)
 
-DivergedError = guard.DivergedError
+DivergedError = nonfinite.DivergedError
 
 
 def train(config: Any, workdir: Path, *, allow_seen_classes: bool = False) -> dict[str, Any]:
@@ -313,11 +313,11 @@ class _Run:
     """
     if step.fetched is None:
       scalars = {name: float(value) for name, value in parallel.unreplicate(step.scalars).items()}
-      nonfinite = guard.names(scalars.pop("nonfinite"))
+      parts = nonfinite.names(scalars.pop("nonfinite"))
       if self.config.train.on_nonfinite == "skip":
-        scalars["skipped"] = float(bool(nonfinite))
-      if nonfinite:
-        self._nonfinite(step, scalars, nonfinite)
+        scalars["skipped"] = float(bool(parts))
+      if parts:
+        self._nonfinite(step, scalars, parts)
       else:
         self.empty.note(step.number, scalars.get("valid_lists", 1.0))  # a loss of one's own may not count them
       step.fetched = scalars
@@ -356,7 +356,7 @@ class _Run:
       return
     before = f" after {in_a_row - 1} skipped steps in a row (train.max_skipped)" if skips else ""
     own = "".join(f" --own_loss={name}" for name in reproduction.own_losses(self.config))
-    raise guard.DivergedError(
+    raise nonfinite.DivergedError(
       f"training broke down{before} at {found}. No checkpoint holds it; see it again with: python -m experiments.replay "
       f"--workdir={self.workdir}{own}; try a lower optim.learning_rate" + ("" if skips else ", or train.on_nonfinite=skip")
     )

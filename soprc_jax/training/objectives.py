@@ -15,7 +15,7 @@ import optax
 
 from soprc_jax import _arrays, estimators, interpolation, lists, tracking
 from soprc_jax.training import baselines
-from soprc_jax.training.protocol import Inputs, Objective, Outputs, Setting
+from soprc_jax.training.loss_protocol import Inputs, Objective, Outputs, Setting
 
 PRIOR_KINDS = ("frequency", "scaled", "batch", "constant")
 PRIOR_SHAPES = ("log", "linear", "cosine")
@@ -102,7 +102,7 @@ def check(name: str, config: Any) -> None:
     jax.eval_shape(jax.grad(loss), jax.ShapeDtypeStruct((count, dim), jnp.float32))
   except Exception as error:  # of a function of the user's, anything
     raise ValueError(
-      f"loss.name={name!r} does not work as a loss (soprc_jax/training/protocol.py): {type(error).__name__}: {error}"
+      f"loss.name={name!r} does not work as a loss (soprc_jax/training/loss_protocol.py): {type(error).__name__}: {error}"
     ) from error
 
 

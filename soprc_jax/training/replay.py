@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from soprc_jax._text import printable
-from soprc_jax.training import build, guard, parallel, reproduction
+from soprc_jax.training import build, nonfinite, parallel, reproduction
 
 _SHOWN = 8
 
@@ -28,7 +28,7 @@ def describe(workdir: Path, step: int | None = None, *, trusted: Collection[str]
   """
   found = reproduction.load(workdir, step, trusted=trusted)
   _, scalars = reproduction.run(found)
-  parts = guard.names(scalars["nonfinite"])
+  parts = nonfinite.names(scalars["nonfinite"])
   gradient, carried = _broken_state(found)
   report = found.report
   lines = [

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from soprc_jax import _arrays
-from soprc_jax.training import gradients, guard, objectives
+from soprc_jax.training import gradients, nonfinite, objectives
 from soprc_jax.training.state import TrainState
 
 
@@ -41,10 +41,10 @@ def train_step(
     axis_name: mapped axis; the lists are over the batch of all its devices.
     microbatch: images of this device that the network takes at a time, see `gradients.by_microbatches`; 0 takes all at once. Batch norm
       must be frozen.
-    on_nonfinite: what follows a step with a NaN or an infinity in it, one of `guard.POLICIES`; the state takes none of them.
+    on_nonfinite: what follows a step with a NaN or an infinity in it, one of `nonfinite.POLICIES`; the state takes none of them.
 
   Returns:
-    The new state and scalar metrics, equal on all devices; ``nonfinite`` among them, see `guard.names`.
+    The new state and scalar metrics, equal on all devices; ``nonfinite`` among them, see `nonfinite.names`.
   """
   where = batch["where"] if masked else None
   batch_stats = state.batch_stats
@@ -53,7 +53,7 @@ def train_step(
     inputs = objectives.Inputs(embeddings, batch["label"], batch["where"], state.step - first_step, state.opt_state)
     outputs = objective.compute(inputs)
     update_args = outputs.update_args if objective is carrier else carrier.idle_args(inputs)
-    return outputs.loss, (update_args, outputs.metrics, guard.any_nonfinite(embeddings))
+    return outputs.loss, (update_args, outputs.metrics, nonfinite.any_nonfinite(embeddings))
 
   def whole(params: Any) -> tuple[jax.Array, Any]:
     variables = {"params": params, "batch_stats": batch_stats}
@@ -85,21 +85,21 @@ def train_step(
     opt_state=opt_state,
   )
   grad_norm = optax.tree.norm(grads)
-  nonfinite = guard.code(
+  code = nonfinite.code(
     {
-      "loss": guard.any_nonfinite(loss),
+      "loss": nonfinite.any_nonfinite(loss),
       "embeddings": bad_embeddings,
-      "gradient": guard.any_nonfinite(grad_norm),
+      "gradient": nonfinite.any_nonfinite(grad_norm),
       # Its norm also overflows where parameters are about to.
-      "update": guard.any_nonfinite(optax.tree.norm(updates)),
+      "update": nonfinite.any_nonfinite(optax.tree.norm(updates)),
       # The rest of the optimizer's state is made of finite gradients.
-      "carried state": guard.any_nonfinite(opt_state[0]),
-      "batch statistics": guard.any_nonfinite(batch_stats),
+      "carried state": nonfinite.any_nonfinite(opt_state[0]),
+      "batch statistics": nonfinite.any_nonfinite(batch_stats),
     },
     axis_name,
   )
-  new_state = guard.guarded(state, new_state, nonfinite, policy=on_nonfinite, step=batch.get("step"))
-  metrics = {"loss": loss, "grad_norm": grad_norm, "nonfinite": nonfinite, **metrics}
+  new_state = nonfinite.guarded(state, new_state, code, policy=on_nonfinite, step=batch.get("step"))
+  metrics = {"loss": loss, "grad_norm": grad_norm, "nonfinite": code, **metrics}
   if "broken" in batch:
     metrics["num_broken"] = _arrays.psum(jnp.sum(batch["broken"]), axis_name)
   return new_state, {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}

@@ -7,7 +7,7 @@ import pytest
 
 from soprc_jax import _blocks, estimators, lists
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import objectives, protocol
+from soprc_jax.training import loss_protocol, objectives
 
 _NAMES = ("soprc", "ap", "smooth_ap", "fast_ap", "listwise_ap", "blackbox", "auroc", "triplet")
 
@@ -17,13 +17,15 @@ def _objective(name, *, max_positives):
   config.loss.update({"name": name, "tau1": 0.3, "tau2": 0.05})
   config.loss.blackbox.memory_size = 1024
   config = config_lib.resolve(config)
-  setting = protocol.Setting(np.full(16, 5), num_steps=10, max_positives=max_positives, axis_name=None, embedding_dim=512)
+  setting = loss_protocol.Setting(
+    np.full(16, 5), num_steps=10, max_positives=max_positives, axis_name=None, embedding_dim=512
+  )
   return objectives.make_objective(name, config.loss, setting)
 
 
 def _loss(objective):
   def loss(embeddings, labels, state):
-    inputs = protocol.Inputs(embeddings, labels, jnp.ones(labels.shape, bool), jnp.int32(0), (state,))
+    inputs = loss_protocol.Inputs(embeddings, labels, jnp.ones(labels.shape, bool), jnp.int32(0), (state,))
     return objective.compute(inputs).loss
 
   return jax.value_and_grad(loss)

@@ -409,7 +409,7 @@ import warnings
 import jax
 import data_test
 from soprc_jax.data import pipeline
-from soprc_jax.training import heap
+from soprc_jax.training import malloc
 
 def digests(start, workers):
   found = []
@@ -419,7 +419,7 @@ def digests(start, workers):
   return found
 
 if __name__ == "__main__":
-  heap.keep_pages()  # as in training
+  malloc.keep_pages()  # as in training
   jax.numpy.ones(1).block_until_ready()
   methods = set()
   start = multiprocessing.context.SpawnProcess.start

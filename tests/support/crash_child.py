@@ -10,7 +10,7 @@ import sys
 from absl import app
 
 from experiments import flags, train
-from soprc_jax.training import build, checkpoints, evaluation, manifest, results, workdir
+from soprc_jax.training import build, checkpoints, checksums, evaluation, results, workdir
 
 # Phase -> what begins it. Between them steps are made.
 PHASES = {
@@ -19,7 +19,7 @@ PHASES = {
   "evaluating": (evaluation, "evaluate"),
   "syncing": (workdir.MetricsLog, "sync"),
   "saving": (checkpoints.Store, "save"),
-  "noting digests": (manifest, "write"),
+  "noting digests": (checksums, "write"),
   "testing": (results, "write"),
 }
 

@@ -15,7 +15,7 @@ import optax
 from soprc_jax.data import sources
 from soprc_jax.models import EmbeddingNet, ResNet, embedding
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import evaluation, objectives, optimizers, parallel, protocol
+from soprc_jax.training import evaluation, loss_protocol, objectives, optimizers, parallel
 from soprc_jax.training import state as state_lib
 from soprc_jax.training import step as step_lib
 
@@ -76,7 +76,7 @@ def losses(name, *, mapped):
 
     def loss_fn(kernel):
       vectors = jnp.matmul(batch["features"], kernel, precision=jax.lax.Precision.HIGHEST)
-      inputs = protocol.Inputs(embedding.l2_normalize(vectors), batch["label"], batch["where"], count, (carried,))
+      inputs = loss_protocol.Inputs(embedding.l2_normalize(vectors), batch["label"], batch["where"], count, (carried,))
       outputs = objective.compute(inputs)
       return outputs.loss, outputs.update_args
 
@@ -202,7 +202,7 @@ def _name_and_config(values):
 
 def _setting(axis_name, dim):
   counts = np.arange(CLASSES) + 5
-  return protocol.Setting(counts, num_steps=STEPS, max_positives=7, axis_name=axis_name, embedding_dim=dim, seed=0)
+  return loss_protocol.Setting(counts, num_steps=STEPS, max_positives=7, axis_name=axis_name, embedding_dim=dim, seed=0)
 
 
 def main(path, *address):

@@ -13,7 +13,7 @@ import pytest
 from quick import quick_compilation  # noqa: F401
 import runs
 
-from soprc_jax.training import build, checkpoints, guard, interrupts, loop, replay, reproduction, workdir
+from soprc_jax.training import build, checkpoints, interrupts, loop, nonfinite, replay, reproduction, workdir
 from soprc_jax.training.state import TrainState
 
 # Steps of the run, from 1, at which broken_losses.soprc gives a NaN.
@@ -157,7 +157,7 @@ class TestGuard:
   )
   def test_what_is_kept(self, policy, bad, step, kept, count):
     old, new = _old_and_new(3.0)
-    found = guard.guarded(old, new, jnp.int32(bad), policy=policy, step=step)
+    found = nonfinite.guarded(old, new, jnp.int32(bad), policy=policy, step=step)
     want = {"old": old, "new": new}[kept]
     assert int(found.step) == count
     np.testing.assert_array_equal(found.params["w"], want.params["w"])
@@ -167,11 +167,11 @@ class TestGuard:
   @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
   def test_any_nonfinite(self, value, dtype):
     tree = {"a": jnp.ones(3, dtype), "b": (jnp.arange(3), jnp.array([0.0, value], dtype))}
-    assert bool(guard.any_nonfinite(tree))
-    assert not bool(guard.any_nonfinite({"a": jnp.array([3e38, -3e38]), "b": jnp.arange(3)}))
-    assert not bool(guard.any_nonfinite({}))
+    assert bool(nonfinite.any_nonfinite(tree))
+    assert not bool(nonfinite.any_nonfinite({"a": jnp.array([3e38, -3e38]), "b": jnp.arange(3)}))
+    assert not bool(nonfinite.any_nonfinite({}))
 
   def test_codes_name_their_parts(self):
-    flags = {name: jnp.array(name in ("gradient", "carried state")) for name in guard.PARTS}
-    assert guard.names(float(guard.code(flags, None))) == ["gradient", "carried state"]
-    assert guard.names(0.0) == []
+    flags = {name: jnp.array(name in ("gradient", "carried state")) for name in nonfinite.PARTS}
+    assert nonfinite.names(float(nonfinite.code(flags, None))) == ["gradient", "carried state"]
+    assert nonfinite.names(0.0) == []
