@@ -21,16 +21,14 @@ from soprc_jax.training import (
   build,
   checkpoints,
   classes,
-  describe,
-  empty,
   evaluation,
   interrupts,
   lock,
   nonfinite,
   parallel,
-  records,
   reproduction,
   results,
+  run_log,
 )
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import progress as progress_lib
@@ -83,6 +81,46 @@ def _disk_errors(workdir: Path) -> Iterator[None]:
       f"no space is left {what} {where}: make some, and the same command resumes from the newest checkpoint in {workdir} "
       f"({error})"
     ) from error
+
+
+# So many in a row are no accident of the draw: what is drawn from has nothing to rank.
+LIMIT = 20
+
+
+class EmptyBatchesError(ValueError):
+  """Batch after batch has no query with both a positive and a negative: nothing is learned."""
+
+
+class EmptyBatches:
+  """Counts the batches in a row of which no list was valid.
+
+  Args:
+    limit: number at which the run stops.
+  """
+
+  def __init__(self, limit: int = LIMIT):
+    self._limit, self._in_a_row = limit, 0
+
+  def note(self, step: int, valid_lists: float) -> None:
+    """A step by its metric ``valid_lists``: the first of a row of empty ones is told in a warning.
+
+    Raises:
+      EmptyBatchesError: it is the ``limit``-th in a row.
+    """
+    if valid_lists > 0:
+      self._in_a_row = 0
+      return
+    self._in_a_row += 1
+    if self._in_a_row == 1:
+      _log.warning(
+        "Step %d: no image of the batch has both a positive and a negative, there is nothing to rank and a loss of 0 means nothing.",
+        step,
+      )
+    if self._in_a_row >= self._limit:
+      raise EmptyBatchesError(
+        f"no image had both a positive and a negative in {self._in_a_row} batches in a row, up to step {step}: there is nothing to rank. "
+        "Raise train.per_class, or look at data.small_classes, data.on_broken and the labels"
+      )
 
 
 @dataclasses.dataclass
@@ -150,11 +188,11 @@ class _Run:
     self.best.remove([step for step in self.best.steps() if step > self.start])
     self.best.check()
     self.broken = set[int]()
-    self.empty = empty.EmptyBatches()
+    self.empty = EmptyBatches()
     self.state = parallel.replicate(parallel.from_main(state))
-    self.records = records.Records(workdir, config, self.data, last_step=self.start, opened=opened)
+    self.records = run_log.Records(workdir, config, self.data, last_step=self.start, opened=opened)
     self.best_value = self.records.val_at(self.best.latest_step())
-    describe.start(config, self.data, self.like.params, self.start, self.num_steps, workdir)
+    run_log.describe_start(config, self.data, self.like.params, self.start, self.num_steps, workdir)
 
   def _check_unseen(self) -> classes.Names:
     return build.check_unseen(self.config, self.data.splits, allow_seen_classes=self._allow_seen_classes)
@@ -185,9 +223,9 @@ class _Run:
         if pending is not None:
           self._write(pending, progress)
         pending = step
-        evaluates = records.is_due(number, self.config.eval.every, self.config)
+        evaluates = run_log.is_due(number, self.config.eval.every, self.config)
         stops = requests.due(number)
-        saves = stops or records.is_due(number, self.config.checkpoint.every, self.config)
+        saves = stops or run_log.is_due(number, self.config.checkpoint.every, self.config)
         if evaluates or saves:
           jax.block_until_ready(self.state)
         pending.seconds = time.perf_counter() - began
@@ -302,7 +340,7 @@ class _Run:
     scalars = self._fetch(step)
     # Rate of the update that made this step: the schedule is called with the number of steps before it.
     rate = float(self.parts.schedule(step.number - 1))
-    clock = {name: round(getattr(step, name), 4) for name in records.CLOCK_FIELDS}
+    clock = {name: round(getattr(step, name), 4) for name in run_log.CLOCK_FIELDS}
     progress.show(self.records.add(step.number, {**scalars, "learning_rate": rate}, step.val, clock))
 
   def _fetch(self, step: _Step) -> dict[str, float]:

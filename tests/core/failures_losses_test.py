@@ -13,7 +13,7 @@ from quick import quick_compilation  # noqa: F401
 
 from soprc_jax import losses, retrieval_lists, soprc_loss, tracking
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import empty, objectives
+from soprc_jax.training import loop, objectives
 
 _B, _DIM, _CLASSES = 8, 4, 8
 # Their terms need a positive or a negative, not both.
@@ -115,13 +115,13 @@ def test_f02_batches_without_a_list_are_finite_and_counted(name, labels, where):
 
 
 def test_f02_empty_batches_are_told_and_end_the_run_if_they_persist(caplog):
-  counter = empty.EmptyBatches(limit=3)
+  counter = loop.EmptyBatches(limit=3)
   with caplog.at_level(logging.WARNING):
     for step, valid_lists in enumerate([4, 0, 0, 1, 0, 0]):
       counter.note(step, valid_lists)
   assert [record.message.split(":")[0] for record in caplog.records] == ["Step 1", "Step 4"]
   with pytest.raises(
-    empty.EmptyBatchesError, match=r"in 3 batches in a row, up to step 6.*train\.per_class.*data\.small_classes"
+    loop.EmptyBatchesError, match=r"in 3 batches in a row, up to step 6.*train\.per_class.*data\.small_classes"
   ):
     counter.note(6, 0.0)
 

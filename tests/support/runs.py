@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from soprc_jax.training import build, checkpoints, records, v_history, workdir
+from soprc_jax.training import build, checkpoints, run_log, v_history, workdir
 from soprc_jax.training import config as config_lib
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -148,7 +148,7 @@ def start_and_kill(flags, due, *, devices=1):
 def metrics(folder):
   """The lines of metrics.jsonl without the wall-clock fields, and those of v.jsonl, as text, so that a single bit shows."""
   lines = [*workdir.read_metrics(folder), *workdir.read_lines(folder / v_history.FILE)]
-  return [repr({name: value for name, value in line.items() if name not in records.CLOCK_FIELDS}) for line in lines]
+  return [repr({name: value for name, value in line.items() if name not in run_log.CLOCK_FIELDS}) for line in lines]
 
 
 def states(folder, **values):

@@ -20,7 +20,7 @@ import runs
 from soprc_jax import metrics, tracking
 from soprc_jax.data import pipeline, sources
 from soprc_jax.models import EmbeddingNet, ResNet
-from soprc_jax.training import build, checkpoints, evaluation, interrupts, loop, objectives, optimizers, parallel, records
+from soprc_jax.training import build, checkpoints, evaluation, interrupts, loop, objectives, optimizers, parallel, run_log
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import state as state_lib
 from soprc_jax.training import step as step_lib
@@ -471,7 +471,7 @@ def test_an_evaluation_is_cut_short_by_a_pre_emption_and_done_later(run, tmp_pat
   stopped(8, workdir_lib.MetricsLog, "write", lambda log, line: line["step"] == 7)
   # A signal when the last step is done.
   with monkeypatch.context() as patch:
-    patch.setattr(records.Records, "complete", _and_terminate(records.Records.complete, lambda *args: True))
+    patch.setattr(run_log.Records, "complete", _and_terminate(run_log.Records.complete, lambda *args: True))
     with pytest.raises(interrupts.InterruptedRunError, match="Stopped by SIGTERM after step 8 of 8"):
       loop.train(config, folder)
   assert not (folder / workdir_lib.RESULTS).exists()
