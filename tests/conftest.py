@@ -19,6 +19,9 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
   folder = tempfile.mkdtemp(prefix="soprc_jax_compiled_")
   atexit.register(shutil.rmtree, folder, ignore_errors=True)
   os.environ |= {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
+# Most of the time goes to compilation, which takes two thirds of it without most of XLA's optimizations; in processes
+# that tests start too. `_OPTIMIZED` has them.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
 import hypothesis
 import jax
@@ -71,13 +74,30 @@ def _compiled_functions_are_let_go():
     jax.clear_caches()
 
 
+# What a user's programs compute is looked at with all optimizations: against reference values and on the README's page.
+_OPTIMIZED = {"README.md", "convolutions_test.py", "estimators_test.py", "golden_test.py", "metrics_test.py"}
+
+
+class _Optimized:
+  """For README.md too, which lies beside this folder."""
+
+  @pytest.fixture(autouse=True)
+  def _as_for_a_user(self, request):
+    if request.path.name not in _OPTIMIZED:
+      yield
+      return
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 _PAGES = pathlib.Path(__file__).parents[1] / "docs"
 
 
 class _Pages:
   """For the examples of docs/, where a second conftest.py would clash with this one.
 
-  Readers may promote ranks and dtypes, and little is computed that is worth optimizing.
+  Readers may promote ranks and dtypes.
   """
 
   @pytest.fixture(autouse=True)
@@ -87,12 +107,11 @@ class _Pages:
       return
     jax.config.update("jax_numpy_rank_promotion", "allow")
     jax.config.update("jax_numpy_dtype_promotion", "standard")
-    jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_numpy_rank_promotion", "raise")
     jax.config.update("jax_numpy_dtype_promotion", "strict")
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def pytest_configure(config):
   config.pluginmanager.register(_Pages(), "pages")
+  config.pluginmanager.register(_Optimized(), "optimized")

@@ -165,7 +165,7 @@ def test_f56_a_small_shared_memory_is_not_blamed_on_the_workdir(tmp_path):
   command = ["unshare", "-m", "sh", "-c", small, "sh", *program, *flags_of_run]
   if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
     pytest.skip("no mount namespace here")
-  env = runs.environment(**runs.QUICK)
+  env = runs.environment()
   done = subprocess.run(command, cwd=runs.ROOT, env=env, capture_output=True, text=True, timeout=600)
   assert done.returncode == 1, done.stderr
   assert "Traceback" not in done.stderr, done.stderr

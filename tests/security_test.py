@@ -410,7 +410,7 @@ def test_a_run_writes_into_its_workdir_and_the_caches_alone(tmp_path):
     folder.mkdir()
   there = {name: str(folder) for name, folder in folders.items()}
   flags_of_run = runs.tiny_flags(tmp_path / "run", steps=2, warmup_steps=0, **{"data.workers": 1})
-  done = runs.call("experiments.train", *flags_of_run, cwd=folders["here"], env=runs.environment(**runs.QUICK, **there))
+  done = runs.call("experiments.train", *flags_of_run, cwd=folders["here"], env=runs.environment(**there))
   assert done.returncode == 0, done.stderr
   written = {name: sorted(entry.name for entry in folder.iterdir()) for name, folder in folders.items()}
   # matplotlib keeps its list of fonts.

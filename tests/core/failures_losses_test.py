@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from quick import quick_compilation  # noqa: F401
 
 from soprc_jax import losses, retrieval_lists, soprc_loss, tracking
 from soprc_jax.training import config as config_lib

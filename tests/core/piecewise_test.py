@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quick import quick_compilation  # noqa: F401
 
 from soprc_jax import _piecewise, ap_loss, interpolate_scores, losses, soprc_loss
 

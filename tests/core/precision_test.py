@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quick import quick_compilation  # noqa: F401
 import runs
 
 from soprc_jax import tracking

@@ -13,7 +13,6 @@ import sys
 import jax
 import numpy as np
 import pytest
-from quick import quick_compilation  # noqa: F401
 import runs
 import shard_map_cases
 
@@ -29,7 +28,7 @@ def on_four_devices(tmp_path_factory):
   path = tmp_path_factory.mktemp("shard_map") / "values.npz"
   done = subprocess.run(
     [sys.executable, shard_map_cases.__file__, str(path), "4"],
-    env=runs.environment(4, **runs.QUICK),
+    env=runs.environment(4),
     capture_output=True,
     text=True,
     timeout=900,

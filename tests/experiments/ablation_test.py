@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 import pytest
-import quick
 import runs
 
 from experiments.ablate import ablation, ablation_report, ablation_stages, gradient_through_t
@@ -18,8 +17,6 @@ from experiments.ablate.ablation_stages import Option, Stage, Variant
 from soprc_jax import soprc_loss
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import loop, workdir
-
-quick_compilation = quick.quick_compilation
 
 
 def _config(option=ablation.BASE):

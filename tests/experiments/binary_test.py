@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 import pytest
-from quick import quick_compilation  # noqa: F401
 import runs
 
 from experiments import flags as flags_lib

@@ -198,7 +198,7 @@ class TestMistakes:
     (tmp_path / "run").mkdir()
     with open(tmp_path / "run" / "log", "w") as log:
       command = [sys.executable, "-m", _TRAIN, *runs.tiny_flags(tmp_path / "run", steps=2, warmup_steps=0)]
-      done = subprocess.run(command, cwd=runs.ROOT, env=runs.environment(**runs.QUICK), stdout=log, stderr=log)
+      done = subprocess.run(command, cwd=runs.ROOT, env=runs.environment(), stdout=log, stderr=log)
     assert done.returncode == 0, (tmp_path / "run" / "log").read_text()
     assert "test: mAUPRC" in (tmp_path / "run" / "log").read_text()
     assert (tmp_path / "run" / "results.json").exists()
@@ -206,7 +206,7 @@ class TestMistakes:
 
 def _without_cache():
   """The environment of a user whose compiled functions are kept in the workdir."""
-  kept = runs.environment(**runs.QUICK)
+  kept = runs.environment()
   return {name: value for name, value in kept.items() if not name.startswith("JAX_COMPILATION_CACHE")}
 
 
@@ -272,7 +272,7 @@ class TestStreams:
 
   def test_f57_a_run_ends_well_without_utf_8(self, tmp_path):
     folder = tmp_path / "l\u00e4uft \u2192"
-    env = runs.environment(**runs.QUICK, PYTHONIOENCODING="ascii", LC_ALL="C.UTF-8")
+    env = runs.environment(PYTHONIOENCODING="ascii", LC_ALL="C.UTF-8")
     done = runs.call(_TRAIN, *runs.tiny_flags(folder, steps=2, warmup_steps=0), env=env)
     assert done.returncode == 0, done.stderr
     assert "Results: " in done.stdout
@@ -287,7 +287,7 @@ def _results():
 
 def test_f61_f64_a_config_below_the_home_folder_and_its_message(tmp_path):
   (tmp_path / "c.py").write_text("def get_config():\n  raise ValueError('found, with \\x1b[31m in it')\n")
-  env = runs.environment(**runs.QUICK, HOME=str(tmp_path))
+  env = runs.environment(HOME=str(tmp_path))
   done = runs.call("experiments.train", "--config=~/c.py", f"--workdir={tmp_path / 'run'}", env=env)
   assert done.returncode == 1
   assert done.stderr == f"Error: --config={tmp_path}/c.py: found, with \\x1b[31m in it\n"

@@ -9,7 +9,6 @@ import shutil
 import numpy as np
 from PIL import Image
 import pytest
-import quick
 import runs
 import trees
 
@@ -17,8 +16,6 @@ from experiments.compare import comparison, plans, step_cost, tables
 from soprc_jax.data import datasets
 from soprc_jax.training import classes, loop, methods, plots, workdir
 from soprc_jax.training import config as config_lib
-
-quick_compilation = quick.quick_compilation
 
 _COMPARE = "experiments.compare"
 

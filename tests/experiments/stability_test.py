@@ -26,13 +26,6 @@ def _model(weights, x):
   return np.tanh(hidden @ weights[d * h + h :])
 
 
-@pytest.fixture(autouse=True)
-def _quick_compilation():
-  jax.config.update("jax_disable_most_optimizations", True)
-  yield
-  jax.config.update("jax_disable_most_optimizations", False)
-
-
 @functools.cache
 def _gradient_fn(algorithm):
   def score(weights, x):

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import mapping
 import numpy as np
 import pytest
-from quick import quick_compilation  # noqa: F401
 import torchvision_rule
 
 from soprc_jax.models import RESNETS, EmbeddingNet, ResNet, embedding, l2_normalize, pretrained

@@ -12,7 +12,6 @@ import shutil
 import numpy as np
 from PIL import Image
 import pytest
-import quick
 import runs
 import trees
 
@@ -25,8 +24,6 @@ from soprc_jax.reports import results as results_part
 from soprc_jax.reports import run as run_report
 from soprc_jax.reports import tracking as tracking_part
 from soprc_jax.training import build, checkpoints, classes, evaluation, methods, results, v_history, versions, workdir
-
-quick_compilation = quick.quick_compilation
 
 _CHROMIUM = pathlib.Path("/usr/bin/chromium")
 _ARGUMENTS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"

@@ -373,7 +373,7 @@ def test_the_config_is_that_of_the_run(made, loaded, tmp_path):
 
 
 def test_f61_f64_programs_take_the_home_folder_and_print_names_on_one_line(made, tmp_path):
-  env = runs.environment(**runs.QUICK, HOME=str(tmp_path))
+  env = runs.environment(HOME=str(tmp_path))
   (tmp_path / "photos").mkdir()
   for i, name in enumerate(("a\n\x1b[31mb.png", "c\u2028d.png")):
     shutil.copy(made[0] / "class_000" / f"{i}.png", tmp_path / "photos" / name)

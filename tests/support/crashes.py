@@ -51,7 +51,7 @@ def stop_at(flags, moment, folder, *, number=signal.SIGKILL):
     process = subprocess.Popen(
       [sys.executable, CHILD, *flags],
       cwd=runs.ROOT,
-      env=runs.environment(**runs.QUICK, PHASES=str(phases)),
+      env=runs.environment(PHASES=str(phases)),
       stdout=output,
       stderr=subprocess.STDOUT,
       start_new_session=True,

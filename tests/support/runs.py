@@ -38,8 +38,6 @@ TINY = {
   "eval.ks": (1, 10),
   "checkpoint.every": 4,
 }
-# Compiles in half the time; the same numbers in every process that has it.
-QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
 
 
 def tiny_config(*, steps=18, warmup_steps=6, **values):
@@ -78,7 +76,7 @@ def call(module, *flags, cwd=ROOT, env=None):
   return subprocess.run(
     [sys.executable, "-m", module, *flags],
     cwd=cwd,
-    env=env or environment(**QUICK),
+    env=env or environment(),
     capture_output=True,
     text=True,
     timeout=900,
@@ -117,7 +115,7 @@ def finished():
   folder = pathlib.Path(tempfile.mkdtemp(prefix="soprc_jax_run_"))
   atexit.register(shutil.rmtree, folder, ignore_errors=True)
   began = time.perf_counter()
-  done = call("experiments.train", *tiny_flags(folder / "run"), env=environment(**QUICK))
+  done = call("experiments.train", *tiny_flags(folder / "run"), env=environment())
   assert done.returncode == 0, done.stderr
   return Finished(folder / "run", time.perf_counter() - began, done.stdout, done.stderr)
 
@@ -128,7 +126,7 @@ def start_and_kill(flags, due, *, devices=1):
     process = subprocess.Popen(
       [sys.executable, "-m", "experiments.train", *flags],
       cwd=ROOT,
-      env=environment(devices, **QUICK),
+      env=environment(devices),
       stdout=output,
       stderr=subprocess.STDOUT,
       start_new_session=True,

@@ -114,7 +114,7 @@ def test_the_second_run_in_a_folder_is_refused(tmp_path):
   folder = tmp_path / "run"
   flags = runs.tiny_flags(folder)
   with subprocess.Popen(
-    [sys.executable, "-m", _TRAIN, *flags], cwd=runs.ROOT, env=runs.environment(**runs.QUICK), stderr=subprocess.DEVNULL
+    [sys.executable, "-m", _TRAIN, *flags], cwd=runs.ROOT, env=runs.environment(), stderr=subprocess.DEVNULL
   ) as first:
     while not (folder / lock.HOLDER).exists():
       assert first.poll() is None
@@ -144,7 +144,7 @@ def test_the_disk_is_full(small_disk, tmp_path, free_kib):
   """With less and less space, whatever is written first fails; with space again the run goes on."""
   folder, ballast = small_disk / "run", small_disk / "ballast"
   # The cache of compiled functions would fill it first: jax only warns of that.
-  env = runs.environment(**runs.QUICK, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "cache"))
+  env = runs.environment(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "cache"))
   disk = os.statvfs(small_disk)
   ballast.write_bytes(b"\0" * (disk.f_bavail * disk.f_frsize - free_kib * 1024))
   done = runs.call(_TRAIN, *runs.tiny_flags(folder), env=env)
@@ -164,7 +164,7 @@ def _bound_by_permissions(flags):
     if shutil.which("setpriv") is None:
       pytest.skip("root, and no setpriv to give up its rights")
     command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
-  return subprocess.run(command, cwd=runs.ROOT, env=runs.environment(**runs.QUICK), capture_output=True, text=True)
+  return subprocess.run(command, cwd=runs.ROOT, env=runs.environment(), capture_output=True, text=True)
 
 
 def _assert_denied(done, path):

@@ -13,7 +13,6 @@ import tempfile
 import device_cases
 import numpy as np
 import pytest
-from quick import quick_compilation  # noqa: F401
 import runs
 
 from soprc_jax import metrics
@@ -34,7 +33,7 @@ def _found(processes, devices):
   """The values that a program with so many devices writes."""
   path = _folder() / f"{processes}x{devices}.npz"
   program = [sys.executable, str(pathlib.Path(device_cases.__file__)), str(path)]
-  env = runs.environment(devices, **runs.QUICK)
+  env = runs.environment(devices)
   address = [f"localhost:{runs.free_port()}", str(processes)] if processes > 1 else []
   started = [
     subprocess.Popen(
@@ -108,7 +107,7 @@ print("value of the test: " + json.dumps(found), flush=True)
 
 def test_f05_padding_for_any_number_of_devices_repeats_no_image():
   """27 images in batches of 8, on 1, 2, 3 and 8 devices: the metrics are those of all 27 in one batch, each image once."""
-  env = runs.environment(8, **runs.QUICK)
+  env = runs.environment(8)
   env["PYTHONPATH"] += f"{os.pathsep}{runs.ROOT / 'tests' / 'support'}"
   done = subprocess.run([sys.executable, "-c", _COUNTS], env=env, capture_output=True, text=True, timeout=600, check=False)
   assert done.returncode == 0, done.stderr

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quick import quick_compilation  # noqa: F401
 import runs
 
 from soprc_jax.training import build, checkpoints, interrupts, loop, nonfinite, replay, reproduction, workdir

@@ -8,7 +8,6 @@ import shutil
 
 import numpy as np
 import pytest
-from quick import quick_compilation  # noqa: F401
 import runs
 import trees
 

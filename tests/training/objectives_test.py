@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from quick import quick_compilation  # noqa: F401
 
 from soprc_jax import interpolate_scores, losses, retrieval_lists, semi_variance, soprc_loss, tracking
 from soprc_jax.training import config as config_lib

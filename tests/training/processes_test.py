@@ -25,7 +25,7 @@ def _start(module, flags, devices, *more, **variables):
   return subprocess.Popen(
     [sys.executable, "-m", module, *flags, *more],
     cwd=runs.ROOT,
-    env=runs.environment(devices, **runs.QUICK, **variables),
+    env=runs.environment(devices, **variables),
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
     text=True,

@@ -7,7 +7,6 @@ import runpy
 
 from PIL import Image
 import pytest
-from quick import quick_compilation  # noqa: F401
 import runs
 import trees
 

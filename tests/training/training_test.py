@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from quick import quick_compilation  # noqa: F401
 import runs
 
 from soprc_jax import metrics, tracking

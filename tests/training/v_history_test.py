@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from quick import quick_compilation  # noqa: F401
 import runs
 
 from soprc_jax import interpolation
