@@ -27,10 +27,13 @@ _ALLOW_SEEN = absl_flags.DEFINE_bool(
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, several_processes=True)
   # Imported after the flags are checked, so that a typo costs no start-up of the device.
-  from soprc_jax.training import loop, parallel
+  from soprc_jax.training import config_checks, loop, parallel
 
-  flags.prepare_jax()
   with flags.errors_as_messages():
+    unused = config_checks.unused_problems(run.config, flags.config_overrides())
+    if unused:
+      raise ValueError("\n".join(unused))
+    flags.prepare_jax()
     results = loop.train(run.config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
   if not parallel.is_main():
     return

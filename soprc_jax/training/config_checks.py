@@ -1,5 +1,6 @@
 """What must hold of a resolved config, told before anything is compiled."""
 
+from collections.abc import Iterable
 import math
 from typing import Any
 
@@ -30,6 +31,33 @@ _AT_MOST = {
   "loss.blackbox.memory_size": 2**24,
   "seed": 2**32 - 1,  # larger ones would draw the weights of a smaller one
 }
+
+
+def unused_problems(config: Any, keys: Iterable[str]) -> list[str]:
+  """Which keys of ``loss`` the losses of a run do not use: one line each.
+
+  Args:
+    config: resolved.
+    keys: that the user has set, with dots.
+  """
+  names = [config.loss.name] + ([config.warmup.loss] if config.warmup.steps else [])
+  if any(":" in name for name in names):  # a loss of one's own may use any
+    return []
+  problems = []
+  for key in keys:
+    group, _, rest = key.partition(".")
+    if group == "loss" and not any(_uses(name, rest.partition(".")[0]) for name in names):
+      problems.append(f"{key} is not used by loss.name={config.loss.name}: leave it out, or choose a loss that uses it")
+  return problems
+
+
+def _uses(name: str, key: str) -> bool:
+  """Whether a loss uses ``loss.KEY``, or the keys in that group."""
+  if key == "name":
+    return True
+  if key in objectives.LOSSES or key == "custom":
+    return key == name
+  return name == "soprc" or (name == "ap" and key in ("tau1", "tau2", "tpr_gradient", "preset"))
 
 
 def check(config: Any, *, imports: bool = True) -> list[str]:

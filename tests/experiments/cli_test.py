@@ -89,6 +89,7 @@ class TestMistakes:
       ("--config.loss.prior.kind=true", ["loss.prior.kind", "frequency, scaled, batch, constant", "true"]),
       ("--config.train.batch_size=18", ["train.batch_size", "16 or 20"]),
       ("--config.loss.preset=papr", ["loss.preset", "paper", "authors"]),
+      ("--config.loss.smooth_ap.tau=0.1", ["loss.smooth_ap.tau is not used by loss.name=soprc"]),
       ("--wrkdir=runs/x", ["wrkdir"]),
       ("runs/x", ["unexpected argument 'runs/x'"]),
     ],

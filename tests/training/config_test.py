@@ -9,6 +9,7 @@ import runs
 
 from experiments.binary import binary_config
 from soprc_jax.training import config as config_lib
+from soprc_jax.training import config_checks
 
 _FILES = sorted(path for path in (runs.ROOT / "configs").glob("[!_]*.py") if path.stem != "common")
 # Everything but retrieval has keys of its own.
@@ -337,3 +338,35 @@ class TestDifferences:
   def test_a_key_that_only_one_has(self):
     assert config_lib.differences({"a": {"b": 1}}, {"a": {}}) == ["a.b: None there, 1 here"]
     assert config_lib.differences({"a": {}}, {"a": {"b": 1}}) == ["a.b: 1 there, None here"]
+
+
+@pytest.mark.parametrize(
+  ("name", "used", "unused"),
+  [
+    (
+      "soprc",
+      ["loss.lambda2", "loss.prior.start", "loss.preset", "optim.name"],
+      ["loss.ap.x", "loss.triplet.margin", "loss.custom.a"],
+    ),
+    ("ap", ["loss.name", "loss.tau1", "loss.tpr_gradient"], ["loss.lambda2", "loss.prior.kind", "loss.beta"]),
+    ("triplet", ["loss.triplet.margin"], ["loss.tau1", "loss.preset", "loss.smooth_ap.tau"]),
+    ("configs.glyphs:get_config", ["loss.lambda2", "loss.custom.a"], []),
+  ],
+)
+def test_keys_that_a_loss_does_not_use_are_told(name, used, unused):
+  config = config_lib.default_config()
+  config.loss.name = name
+  assert config_checks.unused_problems(config, used) == []
+  told = config_checks.unused_problems(config, unused)
+  assert [line.split(" is not used by")[0] for line in told] == unused
+  assert all(f"loss.name={name}: leave it out" in line for line in told)
+
+
+def test_keys_of_the_loss_of_the_warm_up_are_used():
+  config = config_lib.default_config()
+  config.warmup.loss = "triplet"
+  for steps in (0, 5):
+    config.warmup.steps = steps
+    assert len(config_checks.unused_problems(config, ["loss.triplet.margin", "loss.xbm.memory_size"])) == (
+      1 if steps else 2
+    )
