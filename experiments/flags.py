@@ -24,7 +24,8 @@ _CONFIG = config_flags.DEFINE_config_file(
   None,
   "Config file, with an argument after a colon: configs/glyphs.py or configs/glyphs.py:triplet. "
   "Any key can be overridden: --config.optim.learning_rate=0.002. The keys, with their meaning, are in "
-  "soprc_jax/training/config.py (of experiments.train_binary in experiments/binary/binary_config.py).",
+  "soprc_jax/training/config.py (of comparisons in experiments/compare/plans.py, of experiments.train_binary in "
+  "experiments/binary/binary_config.py).",
 )
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "Folder of the run. Programs that train: new, or of the same config to go on with."

@@ -4,7 +4,7 @@ python -m experiments.benchmark NAME [NAME ...] [--out=FILE.json] [--workdir=DIR
 
 NAME is loss, auprc, metrics, train, input, startup, or all (one after the other, each in a process of its own). Peers: pip install -e ".[bench]". The table goes to the
 standard output. FILE.json receives the rows; DIR receives table.md, benchmark.json and log-log plots of cost against size with the fitted exponents,
-which take a few minutes more; figures that are there already are not overwritten. All of it: about half an hour on two idle cores. Anything else that runs on the machine shows in the figures.
+which take some minutes more; figures that are there already are not overwritten. All of it: 20 to 30 minutes on two idle cores. Anything else that runs on the machine shows in the figures.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-r"""Errors of the estimators and of the interpolated scores on simulated scores: Fig. 1, Appendix B.2, Props. 1 and 2 of the paper.
+r"""Errors of the estimators and of the interpolated scores on simulated scores: Fig. 1, Appendix B.2, Props. 1 to 3 of the paper.
 
 python -m experiments.simulate --workdir=runs/simulation
 

@@ -1,4 +1,4 @@
-"""Estimation and interpolation errors on simulated scores (Fig. 1 and Appendix B.2 of the paper; Props. 1 and 2).
+"""Estimation and interpolation errors on simulated scores (Fig. 1 and Appendix B.2 of the paper; Props. 1 to 3).
 
 A population of scores stands for the data set. Batches are drawn from it, with replacement, at a share of positives pi_0 that need not be
 its own; all repetitions run in one compiled call.

@@ -1,1 +1,1 @@
-"""Reports for people: one HTML page on a training run or on a comparison, which needs nothing but itself."""
+"""Reports for people: one HTML page on a training run, which needs nothing but itself."""
