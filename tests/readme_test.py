@@ -75,4 +75,5 @@ def test_commands_name_files_and_arguments_that_exist(text):
     for name in filter(None, argument.split(",")):
       assert name in runpy.run_path(str(_ROOT / path))["ARGUMENTS"]
   for module in re.findall(r"python -m (experiments\.\w+)", text):
-    assert (_ROOT / (module.replace(".", "/") + ".py")).is_file()
+    place = _ROOT / module.replace(".", "/")
+    assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file()
