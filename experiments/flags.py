@@ -63,6 +63,10 @@ WRITES = {
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a tuple"}
 
 
+# Of the library and of the programs.
+_LOGGERS = ("soprc_jax", "experiments")
+
+
 class Run(NamedTuple):
   """What the flags say: a checked config and an absolute folder."""
 
@@ -332,7 +336,8 @@ def _join_processes(allowed: bool) -> None:
 
   parallel.join_processes(**given)
   if not parallel.is_main():
-    logging.getLogger("soprc_jax").setLevel(logging.WARNING)
+    for own in _LOGGERS:
+      logging.getLogger(own).setLevel(logging.WARNING)
 
 
 def load_config(*, argument: str = "", change: Callable[[Any], None] | None = None) -> Any:
@@ -428,13 +433,14 @@ def _module() -> str:
 
 def _set_up_logging() -> None:
   """Our own messages, plainly; of other libraries warnings only (Orbax tells a lot)."""
-  logger = logging.getLogger("soprc_jax")
-  if not logger.handlers:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
-    logger.addHandler(handler)
-  logger.setLevel(logging.INFO)
-  logger.propagate = False
+  for own in _LOGGERS:
+    logger = logging.getLogger(own)
+    if not logger.handlers:
+      handler = logging.StreamHandler(sys.stderr)
+      handler.setFormatter(_Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+      logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
   _prepare_matplotlib()
   for name in (None, "absl"):
     logging.getLogger(name).setLevel(logging.WARNING)

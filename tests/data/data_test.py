@@ -441,7 +441,9 @@ if __name__ == "__main__":
 @pytest.fixture(scope="module")
 def by_workers():
   """What worker processes have loaded, in a program of its own, as in training."""
-  env = runs.environment() | {"PYTHONPATH": os.pathsep.join([str(runs.ROOT), *(str(runs.ROOT / "tests" / name) for name in ("data", "support"))])}
+  env = runs.environment() | {
+    "PYTHONPATH": os.pathsep.join([str(runs.ROOT), *(str(runs.ROOT / "tests" / name) for name in ("data", "support"))])
+  }
   command = [sys.executable, "-W", "error::RuntimeWarning", "-c", _WITH_WORKERS]
   done = subprocess.run(command, cwd=runs.ROOT, env=env, capture_output=True, text=True, timeout=300)
   assert done.returncode == 0, done.stderr
