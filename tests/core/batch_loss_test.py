@@ -49,9 +49,9 @@ def _assert_equal(got, want):
   np.testing.assert_allclose(got_gradient, want_gradient, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("lambdas", [{}, _LAMBDAS])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("rows", ["labels", "given"])
+@pytest.mark.parametrize(
+  ("lambdas", "masked", "rows"), [({}, False, "labels"), (_LAMBDAS, True, "labels"), (_LAMBDAS, True, "given")]
+)
 def test_retrieval_equals_its_parts(lambdas, masked, rows):
   embeddings, labels, where = _images()
   where = where if masked else None

@@ -632,7 +632,7 @@ _F60_SCORES = np.float32([[0.1, 0.2], [0.3, 0.4]])
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
-@pytest.mark.parametrize("num_lists", [1, 200, 300, 70_000])
+@pytest.mark.parametrize("num_lists", [300, 70_000])
 @pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
 def test_f60_list_ids_have_any_integer_type(dtype, num_lists, x64):
   with jax.enable_x64(x64):

@@ -80,7 +80,11 @@ def test_the_commands_train_and_evaluate(tmp_path):
   assert values["num_queries"] == trees.PER_CLASS * 6
 
 
-@pytest.mark.parametrize("name", list(_CASES))
+# The same data sets by TFDS are trained on in any case, and their list files are read in datasets_test.py.
+_SLOW = ("sop.py", "inaturalist.py")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in _CASES])
 def test_train_and_evaluate(tmp_path, name):
   config = _config(name, _CASES[name](tmp_path / "data"))
   results = loop.train(config, tmp_path / "run")

@@ -153,8 +153,11 @@ class TestStep:
       chex.assert_trees_all_close(_first(scalars), want_scalars, rtol=1e-4, atol=1e-5)
     chex.assert_trees_all_close(_first(got), want, rtol=1e-3, atol=2e-5)
 
-  @pytest.mark.parametrize("values", [{}, {"freeze_bn": True, "microbatch": 4}], ids=["whole", "microbatches"])
-  @pytest.mark.parametrize("check_vma", [False, True])
+  @pytest.mark.parametrize(
+    ("check_vma", "values"),
+    [(False, {}), (True, {}), (True, {"freeze_bn": True, "microbatch": 4})],
+    ids=["unchecked", "whole", "microbatches"],
+  )
   def test_the_same_step_under_shard_map(self, check_vma, values):
     # Moving off pmap is an edit in parallel.py: the step itself does not know who has mapped it.
     toy, batches = _toy(devices=NUM_DEVICES, **values), [_batch(seed) for seed in range(3)]
