@@ -137,6 +137,12 @@ def _loss(
   lambdas: tuple[Any, Any],
   axis_name: _arrays.AxisName,
 ) -> tuple[jax.Array, dict[str, Any]]:
+  if not isinstance(tracker, tracking.ScoreEma):
+    raise TypeError(f"tracker must be what score_ema returned, not the chain that holds it; got {type(tracker).__name__}")
+  if tracker.axis_name != axis_name:
+    raise ValueError(
+      f"the tracker and the loss need the same axis_name, else v is not that of all devices; got {tracker.axis_name!r} and {axis_name!r}"
+    )
   update_args = lists.update_args(list_ids)
   v = tracker.lookahead(opt_state, **update_args)
   scores = lists.positive_scores, lists.negative_scores

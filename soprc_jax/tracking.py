@@ -44,9 +44,10 @@ class _Rows(NamedTuple):
 
 
 class ScoreEma(optax.GradientTransformationExtraArgs):
-  """What `score_ema` returns: an optax transform (two fields) with the attribute ``lookahead``."""
+  """What `score_ema` returns: an optax transform (two fields) with the attributes ``lookahead`` and ``axis_name``."""
 
   lookahead: Callable[..., jax.Array]
+  axis_name: _arrays.AxisName
 
 
 def score_ema(
@@ -172,7 +173,7 @@ def score_ema(
     return rows if axis_name is None else _own_part(rows, len(positive_scores), axis_name)
 
   tracker = ScoreEma(init_fn, update_fn)
-  tracker.lookahead = lookahead
+  tracker.lookahead, tracker.axis_name = lookahead, axis_name
   return tracker
 
 

@@ -149,6 +149,16 @@ def test_a_label_that_is_no_row_is_an_error():
     retrieval_loss(embeddings, labels + 1, tracker=tracker, opt_state=state, prior=0.1)
 
 
+def test_a_chain_or_a_tracker_of_other_devices_is_an_error():
+  scores, labels, _ = _scores()
+  tracker, state = _used()
+  arguments = {"opt_state": state, "prior": 0.1}
+  with pytest.raises(TypeError, match="tracker must be what score_ema returned, not the chain"):
+    binary_loss(scores, labels, tracker=optax.chain(tracker, optax.sgd(0.1)), **arguments)
+  with pytest.raises(ValueError, match=r"the same axis_name.*None and 'batch'"):
+    binary_loss(scores, labels, tracker=tracker, axis_name="batch", **arguments)
+
+
 def test_it_trains():
   embeddings, labels, _ = _images()
   tracker = score_ema(C, M, 0.3, bounds=(-1, 1))
