@@ -333,5 +333,5 @@ def _uncut(labels: Any) -> Any:
 
 def or_nan(value: Any, *, low: float, high: float) -> Array:
   """The numbers in ``[low, high]``, NaN for the others: what is traced cannot raise, and must not go on as if it were right."""
-  (array,) = promote(value)
+  (array,) = promote(value, names=("prior",))
   return jnp.where((array >= low) & (array <= high), array, jnp.nan)

@@ -62,8 +62,11 @@ def retrieval_loss(
   >>> print(f"{loss:.3f}", opt_state[0].weight)
   0.471 [0.1 0. ]
   """
+  _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2)
   lists = lists_lib.retrieval_lists(embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name)
   list_ids = _arrays.integer_labels(labels if list_ids is None else list_ids, "list_ids")
+  if list_ids.dtype == bool:
+    list_ids = list_ids.astype(jnp.int32)
   if where is not None:  # the label of an image that only fills the batch may be no row
     list_ids = jnp.where(_arrays.as_mask(where, "where"), list_ids, jnp.zeros_like(list_ids))
   return _loss(
@@ -100,7 +103,8 @@ def binary_loss(
     lambda1: weight of the positive part of `semi_variance`, >= 0.
     lambda2: weight of its negative part, >= 0.
     where: like ``scores``, mask of the valid entries.
-    axis_name: name of a mapped axis whose devices hold other lists: each device ranks its own scores.
+    axis_name: name of a mapped axis whose devices hold other entries of the same problems, as in data-parallel
+      training: each device ranks its own, and they share the rows of v. Give ``list_ids`` if they hold other problems.
 
   Returns:
     The scalar loss, and the keyword arguments for the ``update`` of the chain that holds the tracker.
@@ -117,12 +121,34 @@ def binary_loss(
   >>> print(f"{loss:.4f}", state.v[0])
   0.9841 [0.5 0.5 0.5 0.5]
   """
+  _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2)
+  if jnp.ndim(scores) not in (1, 2):
+    raise ValueError(f"scores must be [L], or [K, L] of K problems, got the shape {jnp.shape(scores)}")
   lists = lists_lib.binary_lists(scores, labels, where=where)
+  num_problems, num_rows = lists.positive_scores.shape[0], tracking.find_state(opt_state).v.shape[0]
   if list_ids is None:
-    list_ids = jnp.arange(lists.positive_scores.shape[0])
+    if num_problems > num_rows:
+      raise ValueError(
+        f"{num_problems} problems need a score_ema of num_lists={num_problems} or more, got {num_rows}; scores of one problem are [L]"
+      )
+    list_ids = jnp.arange(num_problems)
+  list_ids = _arrays.integer_labels(list_ids, "list_ids")
   return _loss(
     lists, list_ids, tracker, opt_state, prior, tau1=tau1, tau2=tau2, lambdas=(lambda1, lambda2), axis_name=axis_name
   )
+
+
+def _check(tracker: Any, axis_name: _arrays.AxisName, **weights: Any) -> None:
+  """Raises for a tracker that does not fit, or weights that are no numbers."""
+  if not isinstance(tracker, tracking.ScoreEma):
+    raise TypeError(f"tracker must be what score_ema returned, not the chain that holds it; got {type(tracker).__name__}")
+  if tracker.axis_name != axis_name:
+    raise ValueError(
+      f"the tracker and the loss need the same axis_name, else v is not that of all devices; got {tracker.axis_name!r} and {axis_name!r}"
+    )
+  for name, weight in weights.items():
+    if weight is None or jnp.ndim(weight):
+      raise ValueError(f"{name} must be a number >= 0, got {weight!r}")
 
 
 def _loss(
@@ -137,16 +163,10 @@ def _loss(
   lambdas: tuple[Any, Any],
   axis_name: _arrays.AxisName,
 ) -> tuple[jax.Array, dict[str, Any]]:
-  if not isinstance(tracker, tracking.ScoreEma):
-    raise TypeError(f"tracker must be what score_ema returned, not the chain that holds it; got {type(tracker).__name__}")
-  if tracker.axis_name != axis_name:
-    raise ValueError(
-      f"the tracker and the loss need the same axis_name, else v is not that of all devices; got {tracker.axis_name!r} and {axis_name!r}"
-    )
   update_args = lists.update_args(list_ids)
   v = tracker.lookahead(opt_state, **update_args)
   scores = lists.positive_scores, lists.negative_scores
   loss = estimators.soprc_loss(*scores, v, prior=prior, tau1=tau1, tau2=tau2, axis_name=axis_name, **lists.masks)
-  if any(isinstance(weight, jax.Array) or weight for weight in lambdas):  # a traced weight may be 0 at times
+  if any(isinstance(weight, jax.Array) or weight != 0 for weight in lambdas):  # a traced weight may be 0 at times
     loss += estimators.semi_variance(*scores, lambda1=lambdas[0], lambda2=lambdas[1], axis_name=axis_name, **lists.masks)
   return loss, update_args

@@ -24,11 +24,13 @@ def hold(workdir: Path) -> Iterator[None]:
   """Holds the lock of a folder that exists; the system releases it when the process ends, in whatever way.
 
   Raises:
-    ValueError: another process holds it; the message tells which one. Or the lock file is a link.
+    ValueError: another process holds it; the message tells which one. Or the lock file is a link or no regular file.
   """
   path = workdir / LOCK
-  if path.is_symlink():
-    raise ValueError(f"{path} is a link, which the lock of a run never is: remove it")
+  for own in (path, workdir / HOLDER):
+    what = "a link" if own.is_symlink() else _files.why_no_file(own)
+    if what not in ("", "missing"):
+      raise ValueError(f"{own} is {what}, which the lock of a run never is: remove it")
   held = filelock.FileLock(path, timeout=0)
   try:
     held.acquire()

@@ -159,6 +159,30 @@ def test_a_chain_or_a_tracker_of_other_devices_is_an_error():
     binary_loss(scores, labels, tracker=tracker, axis_name="batch", **arguments)
 
 
+def test_bad_arguments_are_told_by_name():
+  scores, labels, _ = _scores()
+  tracker, state = _used()
+  arguments = {"tracker": tracker, "opt_state": state, "prior": 0.1}
+  with pytest.raises(ValueError, match="lambda2 must be a number >= 0"):
+    binary_loss(scores, labels, lambda2=np.ones(3), **arguments)
+  with pytest.raises(ValueError, match="lambda1 must be a number >= 0, got None"):
+    binary_loss(scores, labels, lambda1=None, **arguments)
+  with pytest.raises(ValueError, match=r"scores must be \[L\], or \[K, L\] of K problems"):
+    binary_loss(scores[None], labels[None], **arguments)
+  with pytest.raises(ValueError, match="6 problems need a score_ema of num_lists=6 or more, got 3"):
+    binary_loss(np.concatenate([scores, scores]), np.concatenate([labels, labels]), **arguments)
+  with pytest.raises(TypeError, match="list_ids"):
+    binary_loss(scores, labels, list_ids=["a", "b", "c"], **arguments)
+
+
+def test_labels_may_be_booleans():
+  embeddings, labels, _ = _images()
+  tracker = score_ema(2, M, 0.3, bounds=(-1, 1))
+  arguments = {"tracker": tracker, "opt_state": tracker.init(None), "prior": 0.1}
+  found, want = (retrieval_loss(embeddings, kind(labels > 0), **arguments)[0] for kind in (np.asarray, np.int32))
+  assert found == want
+
+
 def test_it_trains():
   embeddings, labels, _ = _images()
   tracker = score_ema(C, M, 0.3, bounds=(-1, 1))

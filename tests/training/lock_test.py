@@ -37,6 +37,17 @@ def test_a_link_is_not_followed(tmp_path):
   assert (tmp_path / "mine").read_text() == "mine"
 
 
+@pytest.mark.parametrize("name", [lock.LOCK, lock.HOLDER])
+@pytest.mark.parametrize("kind", ["a folder", "a named pipe"])
+def test_what_is_no_file_is_refused(tmp_path, name, kind):
+  (os.mkdir if kind == "a folder" else os.mkfifo)(tmp_path / name)
+  with (
+    pytest.raises(ValueError, match=rf"{name} is {kind}, which the lock of a run never is: remove it"),
+    lock.hold(tmp_path),
+  ):
+    pass
+
+
 def test_the_second_is_refused_until_the_first_is_gone_however_it_went(tmp_path):
   process = _holder(tmp_path)
   try:
