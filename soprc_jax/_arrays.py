@@ -106,6 +106,23 @@ def psum(values: Any, axis_name: AxisName) -> Any:
   return values if axis_name is None else jax.lax.psum(values, axis_name)
 
 
+def join_equal(values: Any, axis_name: AxisName) -> Any:
+  """Arrays of all devices, joined on the leading axis in their order; shard_map knows that they are equal on all.
+
+  As a sum, since an `all_gather` that shard_map takes for equal does not work under `jax.vmap` with an axis name.
+  """
+  count, index = jax.lax.psum(1, axis_name), jax.lax.axis_index(axis_name)
+
+  def join(part: Array) -> Array:
+    whole = jnp.zeros((count, *part.shape), jnp.int32 if part.dtype == bool else part.dtype)
+    whole = jax.lax.psum(
+      jnp.where(jnp.arange(count).reshape(-1, *[1] * part.ndim) == index, part.astype(whole.dtype), whole), axis_name
+    )
+    return whole.reshape(-1, *part.shape[1:]).astype(part.dtype)
+
+  return jax.tree.map(join, values)
+
+
 def vary_alike(*arrays: Array) -> tuple[Array, ...]:
   """Casts arrays to vary over the same axes of `jax.shard_map`; the identity outside of it.
 

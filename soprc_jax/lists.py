@@ -202,10 +202,11 @@ def join_devices(
   if axis_name is None:
     return JoinedBatch(embeddings, labels, mask, 0)
   first = jax.lax.axis_index(axis_name) * labels.shape[0]
-  parts, kind = (embeddings, labels, mask), "varying"
+  parts = embeddings, labels, mask
   if constant:
-    parts, kind = jax.lax.stop_gradient(parts), "invarying"
-  embeddings, labels, mask = jax.lax.all_gather(parts, axis_name, tiled=True, to=kind)
+    embeddings, labels, mask = _arrays.join_equal(jax.lax.stop_gradient(parts), axis_name)
+  else:
+    embeddings, labels, mask = jax.lax.all_gather(parts, axis_name, tiled=True)
   return JoinedBatch(embeddings, labels, mask, first)
 
 

@@ -141,7 +141,7 @@ def score_ema(
     seen = jnp.any(mask, axis=-1)
     lists = _not_wrapped(list_ids, num_lists), jnp.where(seen[:, None], phi, jnp.zeros_like(phi)), seen
     if axis_name is not None:
-      lists = jax.lax.all_gather(lists, axis_name, tiled=True, to="invarying")
+      lists = _arrays.join_equal(lists, axis_name)
     step = beta(state.count) if callable(beta) else beta
     return _mix(state, *lists, beta=jnp.asarray(step, state.v.dtype))
 

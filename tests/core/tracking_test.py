@@ -628,6 +628,21 @@ def test_a_step_touches_only_the_rows_of_its_batch():
   assert len(re.findall(rf"f32\[{lists},{P}\]\S* sort\(", program)) == 1
 
 
+def test_an_axis_of_vmap_joins_the_lists_too():
+  rng = np.random.default_rng(0)
+  scores, ids = np.float32(rng.normal(size=(2, Q, P))), rng.integers(0, C, (2, Q))
+  tracker, alone = score_ema(C, M, _BETA, axis_name="part"), score_ema(C, M, _BETA)
+
+  def step(scores, ids):
+    state = tracker.init(None)
+    return tracker.lookahead(state, scores, ids), _step(tracker, state, scores, ids)
+
+  rows, state = jax.vmap(step, axis_name="part")(scores, ids)
+  joined = scores.reshape(-1, P), ids.reshape(-1)
+  _assert_same_state(jax.tree.map(lambda leaf: leaf[1], state), _step(alone, alone.init(None), *joined))
+  np.testing.assert_allclose(rows.reshape(-1, M), alone.lookahead(alone.init(None), *joined), rtol=1e-6, atol=1e-7)
+
+
 _F60_SCORES = np.float32([[0.1, 0.2], [0.3, 0.4]])
 
 
