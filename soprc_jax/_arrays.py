@@ -114,10 +114,9 @@ def join_equal(values: Any, axis_name: AxisName) -> Any:
   count, index = jax.lax.psum(1, axis_name), jax.lax.axis_index(axis_name)
 
   def join(part: Array) -> Array:
-    whole = jnp.zeros((count, *part.shape), jnp.int32 if part.dtype == bool else part.dtype)
-    whole = jax.lax.psum(
-      jnp.where(jnp.arange(count).reshape(-1, *[1] * part.ndim) == index, part.astype(whole.dtype), whole), axis_name
-    )
+    summand = part.astype(jnp.int32) if part.dtype == bool else part
+    is_here = (jnp.arange(count) == index).reshape(-1, *[1] * part.ndim)
+    whole = psum(jnp.where(is_here, summand, jnp.zeros_like(summand)), axis_name)
     return whole.reshape(-1, *part.shape[1:]).astype(part.dtype)
 
   return jax.tree.map(join, values)
@@ -348,7 +347,7 @@ def _uncut(labels: Any) -> Any:
   return np.asarray(labels)
 
 
-def or_nan(value: Any, *, low: float, high: float) -> Array:
-  """The numbers in ``[low, high]``, NaN for the others: what is traced cannot raise, and must not go on as if it were right."""
-  (array,) = promote(value, names=("prior",))
-  return jnp.where((array >= low) & (array <= high), array, jnp.nan)
+def prior_per_list(prior: Any, scores: Array) -> Array:
+  """A prior that broadcasts to ``[...]``, as ``[..., 1]``; NaN outside [0, 1], since a traced one cannot raise."""
+  (array,) = promote(prior, names=("prior",))
+  return per_list("prior", jnp.where((array >= 0.0) & (array <= 1.0), array, jnp.nan), scores)

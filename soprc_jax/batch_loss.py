@@ -125,8 +125,8 @@ def binary_loss(
   if jnp.ndim(scores) not in (1, 2):
     raise ValueError(f"scores must be [L], or [K, L] of K problems, got the shape {jnp.shape(scores)}")
   lists = lists_lib.binary_lists(scores, labels, where=where)
-  num_problems, num_rows = lists.positive_scores.shape[0], tracking.find_state(opt_state).v.shape[0]
   if list_ids is None:
+    num_problems, num_rows = lists.positive_scores.shape[0], tracking.find_state(opt_state).v.shape[0]
     if num_problems > num_rows:
       raise ValueError(
         f"{num_problems} problems need a score_ema of num_lists={num_problems} or more, got {num_rows}; scores of one problem are [L]"

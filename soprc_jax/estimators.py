@@ -244,7 +244,7 @@ def _list_risk(
 ) -> jax.Array:
   """Mean over the positives of ``(1 - pi) F / ((1 - pi) F + pi T)``, ``[...]``: Eq. 8 with v, Eq. 5 with the positives as ``others``."""
   positives = lists.positive_scores
-  prior = _arrays.per_list("prior", _arrays.or_nan(prior, low=0.0, high=1.0), positives)
+  prior = _arrays.prior_per_list(prior, positives)
   weight = _arrays.per_list("self_weight", self_weight, positives)
   fpr = pair_means(L1, positives, lists.negative_scores, lists.negative_where, tau=tau1, algorithm=algorithm)
   tpr = pair_means(L2, positives, others, others_where, tau=tau2, algorithm=algorithm)

@@ -66,7 +66,7 @@ def auprc(scores: Any, labels: Any, *, prior: Any = None, where: Any = None) -> 
   true_positives = at_group_end(jnp.cumsum(positive, axis=axis)).astype(scores.dtype)
   false_positives = at_group_end(jnp.cumsum(negative, axis=axis)).astype(scores.dtype)
   if prior is not None:
-    prior = _arrays.per_list("prior", _arrays.or_nan(prior, low=0.0, high=1.0), scores)
+    prior = _arrays.prior_per_list(prior, scores)
     num_positives, num_negatives = (
       jnp.sum(kind, axis=axis, keepdims=True).astype(scores.dtype) for kind in (positive, negative)
     )
