@@ -20,12 +20,12 @@ _OUTPUT = absl_flags.DEFINE_string("output", None, "Folder of the checkpoint; it
 def main(argv: Sequence[str]) -> None:
   flags.require(argv, "--input=resnet50.pth --output=weights/resnet50", input=_INPUT.value, output=_OUTPUT.value)
   source = str(_INPUT.value)
-  from soprc_jax import _files
+  from soprc_jax._internal import file_io
   from soprc_jax.models import pretrained
   from soprc_jax.training import checkpoints, workdir
 
   with flags.errors_as_messages():
-    output = _files.given(str(_OUTPUT.value), name="--output").absolute()
+    output = file_io.given(str(_OUTPUT.value), name="--output").absolute()
     workdir.check_files(output, workdir.WRITES, own="", name="--output")
     pretrained.check(source, name="--input")
     variables = pretrained.to_flax(pretrained.read(source))

@@ -35,13 +35,13 @@ _ON_BROKEN = absl_flags.DEFINE_enum(
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, without_config="--workdir=runs/mine --output=vectors.npz --images=PHOTOS")
   flags.require(argv, "--workdir=runs/mine --output=vectors.npz --images=PHOTOS", output=_OUTPUT.value)
-  from soprc_jax import _files
+  from soprc_jax._internal import file_io
   from soprc_jax.serving import embed, images, index, network
 
   with flags.errors_as_messages():
     if _IMAGES.value and absl_flags.FLAGS["split"].present:
       raise ValueError("--images and --split: give one of them")
-    output = _files.given(str(_OUTPUT.value), name="--output")
+    output = file_io.given(str(_OUTPUT.value), name="--output")
     index.check_output(output, suffix=".npz")
     # Before the network is read; whether links may lead nowhere, its config says.
     on_broken = _ON_BROKEN.value or "skip"

@@ -27,11 +27,11 @@ def main(argv: Sequence[str]) -> None:
   example = "--workdir=runs/mine --format=stablehlo --output=network.stablehlo"
   run = flags.read(argv, without_config=example)
   flags.require(argv, example, output=_OUTPUT.value)
-  from soprc_jax import _files
+  from soprc_jax._internal import file_io
   from soprc_jax.serving import export, index, network
 
   with flags.errors_as_messages():
-    output = _files.given(str(_OUTPUT.value), name="--output")
+    output = file_io.given(str(_OUTPUT.value), name="--output")
     index.check_output(output)
     found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest")
     described = export.write(output, found, _FORMAT.value)

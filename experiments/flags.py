@@ -191,13 +191,13 @@ def prepare_jax() -> None:
   """
   import jax
 
-  from soprc_jax import _cache
+  from soprc_jax._internal import cache
   from soprc_jax.training import malloc
 
   malloc.keep_pages()
   if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
     try:
-      jax.config.update("jax_compilation_cache_dir", str(_cache.private_folder("jax")))
+      jax.config.update("jax_compilation_cache_dir", str(cache.private_folder("jax")))
     except OSError as error:
       logging.getLogger("soprc_jax").warning("Compiled functions cannot be kept (%s).", error)
   if not os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
@@ -206,10 +206,10 @@ def prepare_jax() -> None:
 
 
 def _workdir() -> Path:
-  from soprc_jax import _files
+  from soprc_jax._internal import file_io
 
   with errors_as_messages():
-    path = _files.given(_WORKDIR.value or "", name="--workdir").absolute()
+    path = file_io.given(_WORKDIR.value or "", name="--workdir").absolute()
     if path.is_file():
       raise ValueError(f"--workdir={path} is a file: choose a new folder")
   return path
@@ -397,12 +397,12 @@ def _no_space(error: Exception) -> str:
   named = isinstance(error, OSError) and (error.errno is None or error.filename is not None)
   if named or "soprc_jax" not in sys.modules:  # which would load jax for every typo
     return ""
-  from soprc_jax import _files
+  from soprc_jax._internal import file_io
 
-  if not _files.is_full(error):
+  if not file_io.is_full(error):
     return ""
   place = Path(flags.FLAGS["workdir"].value or ".").absolute()
-  return f"no space is left in {_files.what_is_full(error, place)}: make some ({error})"
+  return f"no space is left in {file_io.what_is_full(error, place)}: make some ({error})"
 
 
 def _out_of_memory(error: BaseException) -> str:
@@ -460,11 +460,11 @@ def _harmless(message: str) -> str:
 
 def _prepare_matplotlib() -> None:
   """Gives matplotlib a folder where the user has no home: it would make one for each process, and warn each time."""
-  from soprc_jax import _cache
+  from soprc_jax._internal import cache
 
-  if not _cache.has_home() and "MPLCONFIGDIR" not in os.environ:
+  if not cache.has_home() and "MPLCONFIGDIR" not in os.environ:
     with contextlib.suppress(OSError):
-      os.environ["MPLCONFIGDIR"] = str(_cache.file("matplotlib"))
+      os.environ["MPLCONFIGDIR"] = str(cache.file("matplotlib"))
 
 
 def _exit(message: str) -> NoReturn:

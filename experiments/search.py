@@ -56,20 +56,20 @@ _ALLOW_SEEN = absl_flags.DEFINE_bool(
 
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, without_config="--workdir=runs/mine --query=photo.jpg")
-  from soprc_jax import _files, _text
+  from soprc_jax._internal import file_io, strings
   from soprc_jax.data import sources
   from soprc_jax.serving import embed, images, index, network, search, sheet
 
   with flags.errors_as_messages():
     paths = images.queries(_QUERY.value or [""], flag="--query")
-    picture = _files.given(_CONTACT_SHEET.value, name="--contact_sheet") if _CONTACT_SHEET.value else None
+    picture = file_io.given(_CONTACT_SHEET.value, name="--contact_sheet") if _CONTACT_SHEET.value else None
     if picture is not None:
       index.check_output(picture, flag="--contact_sheet", suffix=".png")
       sheet.check_size(len(paths), _TOP.value)
     search.check_queries(paths)
     if _INDEX.value and absl_flags.FLAGS["split"].present:
       raise ValueError("--index and --split: give one of them")
-    file = _files.given(_INDEX.value, name="--index") if _INDEX.value else None
+    file = file_io.given(_INDEX.value, name="--index") if _INDEX.value else None
     gallery = None if file is None else index.read(file)
     found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value)
     if file is not None and gallery is not None:
@@ -89,10 +89,10 @@ def main(argv: Sequence[str]) -> None:
     print(search.to_json(gallery, paths, rows, seen_classes=seen))
   else:
     tables = [search.table(row, classes=gallery.has_classes) for row in rows]
-    heads = [f"{_text.printable(path)}:\n" if len(rows) > 1 else "" for path in paths]
+    heads = [f"{strings.printable(path)}:\n" if len(rows) > 1 else "" for path in paths]
     print("\n\n".join(head + table for head, table in zip(heads, tables, strict=True)))
   if picture is not None:
-    print(f"Pictures in {_text.printable(picture)}", file=sys.stderr)
+    print(f"Pictures in {strings.printable(picture)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, estimators, tracking
+from soprc_jax import estimators, tracking
 from soprc_jax import lists as lists_lib
+from soprc_jax._internal import class_labels, collectives, masks
 
 
 def retrieval_loss(
@@ -23,7 +24,7 @@ def retrieval_loss(
   lambda1: Any = 0.0,
   lambda2: Any = 0.0,
   where: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
 ) -> tuple[jax.Array, dict[str, Any]]:
   """Computes the loss of a batch of embeddings for retrieval (Alg. 1): Eq. 8 with v of this step, plus Eq. 9.
 
@@ -64,11 +65,11 @@ def retrieval_loss(
   """
   _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2)
   lists = lists_lib.retrieval_lists(embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name)
-  list_ids = _arrays.integer_labels(labels if list_ids is None else list_ids, "list_ids")
+  list_ids = class_labels.integer_labels(labels if list_ids is None else list_ids, "list_ids")
   if list_ids.dtype == bool:
     list_ids = list_ids.astype(jnp.int32)
   if where is not None:  # the label of an image that only fills the batch may be no row
-    list_ids = jnp.where(_arrays.as_mask(where, "where"), list_ids, jnp.zeros_like(list_ids))
+    list_ids = jnp.where(masks.as_mask(where, "where"), list_ids, jnp.zeros_like(list_ids))
   return _loss(
     lists, list_ids, tracker, opt_state, prior, tau1=tau1, tau2=tau2, lambdas=(lambda1, lambda2), axis_name=axis_name
   )
@@ -87,7 +88,7 @@ def binary_loss(
   lambda1: Any = 0.0,
   lambda2: Any = 0.0,
   where: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
 ) -> tuple[jax.Array, dict[str, Any]]:
   """Computes the loss of a batch of scores with binary labels (Alg. 1): Eq. 8 with v of this step, plus Eq. 9.
 
@@ -132,13 +133,13 @@ def binary_loss(
         f"{num_problems} problems need a score_ema of num_lists={num_problems} or more, got {num_rows}; scores of one problem are [L]"
       )
     list_ids = jnp.arange(num_problems)
-  list_ids = _arrays.integer_labels(list_ids, "list_ids")
+  list_ids = class_labels.integer_labels(list_ids, "list_ids")
   return _loss(
     lists, list_ids, tracker, opt_state, prior, tau1=tau1, tau2=tau2, lambdas=(lambda1, lambda2), axis_name=axis_name
   )
 
 
-def _check(tracker: Any, axis_name: _arrays.AxisName, **weights: Any) -> None:
+def _check(tracker: Any, axis_name: collectives.AxisName, **weights: Any) -> None:
   """Raises for a tracker that does not fit, or weights that are no numbers."""
   if not isinstance(tracker, tracking.ScoreEma):
     raise TypeError(f"tracker must be what score_ema returned, not the chain that holds it; got {type(tracker).__name__}")
@@ -161,7 +162,7 @@ def _loss(
   tau1: Any,
   tau2: Any,
   lambdas: tuple[Any, Any],
-  axis_name: _arrays.AxisName,
+  axis_name: collectives.AxisName,
 ) -> tuple[jax.Array, dict[str, Any]]:
   update_args = lists.update_args(list_ids)
   v = tracker.lookahead(opt_state, **update_args)

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _arrays
-from soprc_jax._pair_sums import ALGORITHMS, L1, L2, pair_means
+from soprc_jax._internal import checks, collectives, masks
+from soprc_jax._internal.pair_sums import ALGORITHMS, L1, L2, pair_means
 from soprc_jax.lists import RetrievalLists
 
 ReduceFn = Callable[..., jax.Array]
@@ -31,7 +31,7 @@ def soprc_loss(
   self_weight: Any = None,
   tpr_gradient: bool = False,
   reduce_fn: ReduceFn | None = jnp.mean,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
   algorithm: Algorithm = "auto",
 ) -> jax.Array:
   r"""Stochastic AUPRC risk of each list, and their mean (Eq. 8).
@@ -90,7 +90,7 @@ def soprc_loss(
   _check_hyperparameters(tau1, tau2, self_weight, prior, algorithm)
   if self_weight is None:
     self_weight = 1.0 / (v.shape[-1] + 1.0)
-  others = jax.lax.stop_gradient(v), _arrays.mask_like(None, v)
+  others = jax.lax.stop_gradient(v), masks.mask_like(None, v)
   risk = _list_risk(
     lists, *others, prior, self_weight, tau1=tau1, tau2=tau2, tpr_gradient=tpr_gradient, algorithm=algorithm
   )
@@ -108,7 +108,7 @@ def ap_loss(
   self_weight: Any = None,
   tpr_gradient: bool = False,
   reduce_fn: ReduceFn | None = jnp.mean,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
   algorithm: Algorithm = "auto",
 ) -> jax.Array:
   r"""Average-precision loss of the batch itself (Eq. 5): the biased estimator, for comparison.
@@ -149,8 +149,8 @@ def ap_loss(
     jnp.sum(mask, axis=-1).astype(lists.positive_scores.dtype) for mask in (lists.positive_where, lists.negative_where)
   )
   if self_weight is None:
-    self_weight = _arrays.ratio(jnp.ones_like(num_positives), num_positives)
-  batch_prior = _arrays.ratio(num_positives, num_positives + num_negatives)
+    self_weight = masks.ratio(jnp.ones_like(num_positives), num_positives)
+  batch_prior = masks.ratio(num_positives, num_positives + num_negatives)
   others = lists.positive_scores, lists.positive_where
   risk = _list_risk(
     lists, *others, batch_prior, self_weight, tau1=tau1, tau2=tau2, tpr_gradient=tpr_gradient, algorithm=algorithm
@@ -169,7 +169,7 @@ def semi_variance(
   average_over: Literal["selected", "all"] = "selected",
   pool: Literal["batch", "list"] = "batch",
   mean_gradient: bool = True,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
 ) -> jax.Array:
   r"""Semi-variance term L_var: positives below their mean, negatives above theirs (Eq. 9).
 
@@ -204,8 +204,8 @@ def semi_variance(
     raise ValueError(f"average_over must be 'selected' or 'all', got {average_over!r}")
   if pool not in ("batch", "list"):
     raise ValueError(f"pool must be 'batch' or 'list', got {pool!r}")
-  _arrays.check_range("lambda1", lambda1, low=0.0)
-  _arrays.check_range("lambda2", lambda2, low=0.0)
+  checks.check_range("lambda1", lambda1, low=0.0)
+  checks.check_range("lambda2", lambda2, low=0.0)
   (lists,) = _checked_lists(positive_scores, positive_where, negative_scores, negative_where)
   dtype = lists.positive_scores.dtype
   limit = _largest_deviation(dtype)
@@ -214,19 +214,19 @@ def semi_variance(
     """Semi-variance of the scores on the side of ``sign`` of their mean, per list or of the batch."""
     scores, mask = jnp.clip(scores, -limit, limit), mask & lists.valid[..., None]
     axis, names = (-1, None) if pool == "list" else (None, axis_name)
-    mean = _arrays.masked_mean(scores, mask, axis, names)
+    mean = masks.masked_mean(scores, mask, axis, names)
     if pool == "list":
       mean = mean[..., None]
     if not mean_gradient:
       mean = jax.lax.stop_gradient(mean)
     excess = jax.nn.relu(sign * (scores - mean))
     selected = mask & ~(excess <= 0) if average_over == "selected" else mask
-    return _arrays.masked_mean(jnp.square(excess), selected, axis, names)
+    return masks.masked_mean(jnp.square(excess), selected, axis, names)
 
   value = jnp.asarray(lambda1, dtype) * half(lists.positive_scores, lists.positive_where, -1.0)
   value += jnp.asarray(lambda2, dtype) * half(lists.negative_scores, lists.negative_where, 1.0)
   if pool == "list":
-    value = _arrays.masked_mean(value, lists.valid, None, axis_name)
+    value = masks.masked_mean(value, lists.valid, None, axis_name)
   return value
 
 
@@ -244,8 +244,8 @@ def _list_risk(
 ) -> jax.Array:
   """Mean over the positives of ``(1 - pi) F / ((1 - pi) F + pi T)``, ``[...]``: Eq. 8 with v, Eq. 5 with the positives as ``others``."""
   positives = lists.positive_scores
-  prior = _arrays.prior_per_list(prior, positives)
-  weight = _arrays.per_list("self_weight", self_weight, positives)
+  prior = checks.prior_per_list(prior, positives)
+  weight = checks.per_list("self_weight", self_weight, positives)
   fpr = pair_means(L1, positives, lists.negative_scores, lists.negative_where, tau=tau1, algorithm=algorithm)
   tpr = pair_means(L2, positives, others, others_where, tau=tau2, algorithm=algorithm)
   # Scores of 1e38 overflow to inf; the largest number instead keeps (1 - prior) F and the risk defined.
@@ -253,21 +253,21 @@ def _list_risk(
   tpr = (1.0 - weight) * tpr + weight
   if not tpr_gradient:
     tpr = jax.lax.stop_gradient(tpr)
-  return _arrays.masked_mean(_arrays.share((1.0 - prior) * fpr, prior * tpr), lists.positive_where, axis=-1)
+  return masks.masked_mean(masks.share((1.0 - prior) * fpr, prior * tpr), lists.positive_where, axis=-1)
 
 
 def _checked_lists(
   positive_scores: Any, positive_where: Any, negative_scores: Any, negative_where: Any, **others: Any
 ) -> tuple[Any, ...]:
   """Checks the arguments of an estimator: the lists, whose invalid scores become 0, and ``others`` in their dtype."""
-  _arrays.check_masks_passed(
+  checks.check_masks_passed(
     positive_scores=(positive_scores, positive_where), negative_scores=(negative_scores, negative_where)
   )
   named = {"positive_scores": positive_scores, "negative_scores": negative_scores, **others}
-  arrays = _arrays.promote(*named.values(), names=tuple(named))
-  _arrays.check_lists(**dict(zip(named, arrays, strict=True)))
-  positives = _arrays.masked(arrays[0], positive_where, "positive_where")
-  negatives = _arrays.masked(arrays[1], negative_where, "negative_where")
+  arrays = masks.promote(*named.values(), names=tuple(named))
+  checks.check_lists(**dict(zip(named, arrays, strict=True)))
+  positives = masks.masked(arrays[0], positive_where, "positive_where")
+  negatives = masks.masked(arrays[1], negative_where, "negative_where")
   return RetrievalLists(*positives, *negatives, jnp.zeros([], jnp.int32)), *arrays[2:]
 
 
@@ -275,10 +275,10 @@ def _check_hyperparameters(tau1: Any, tau2: Any, self_weight: Any, prior: Any, a
   """Range checks of what is a plain number here; under jit the config has checked it before."""
   if algorithm not in ALGORITHMS:
     raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {algorithm!r}")
-  _arrays.check_width("tau1", tau1)
-  _arrays.check_width("tau2", tau2)
-  _arrays.check_range("self_weight", self_weight, low=0.0, high=1.0)
-  _arrays.check_range("prior (a share of positives, not a percentage or a count)", prior, low=0.0, high=1.0)
+  checks.check_width("tau1", tau1)
+  checks.check_width("tau2", tau2)
+  checks.check_range("self_weight", self_weight, low=0.0, high=1.0)
+  checks.check_range("prior (a share of positives, not a percentage or a count)", prior, low=0.0, high=1.0)
 
 
 def _largest_deviation(dtype: Any) -> float:
@@ -287,14 +287,14 @@ def _largest_deviation(dtype: Any) -> float:
 
 
 def _reduce_lists(
-  values: jax.Array, valid: jax.Array, reduce_fn: ReduceFn | None, axis_name: _arrays.AxisName
+  values: jax.Array, valid: jax.Array, reduce_fn: ReduceFn | None, axis_name: collectives.AxisName
 ) -> jax.Array:
   """Reduces over the valid lists of all devices; 0 without any."""
   values = jnp.where(valid, values, jnp.zeros_like(values))
   if reduce_fn is None:
     return values
   if reduce_fn is jnp.mean:
-    return _arrays.masked_mean(values, valid, None, axis_name)
+    return masks.masked_mean(values, valid, None, axis_name)
   if axis_name is not None:
     # An arbitrary reduction needs all values: it is applied to the joined batch on each device.
     tiled = values.ndim > 0

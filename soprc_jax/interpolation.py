@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _arrays
+from soprc_jax._internal import checks, masks
 
 Grid = Literal["midpoints", "blocks"]
 GRIDS = ("midpoints", "blocks")
@@ -50,17 +50,17 @@ def interpolate_scores(
   ['0.150', '0.250', '0.375', '0.525', '0.675', '0.825']
   """
   bounds = check_settings(num_points, bounds, grid)
-  _arrays.check_masks_passed(scores=(scores, where))
-  (scores,) = _arrays.promote(scores)
+  checks.check_masks_passed(scores=(scores, where))
+  (scores,) = masks.promote(scores)
   if scores.ndim < 1:
     raise ValueError("scores must have a list axis: shape [..., P], got a scalar")
-  mask = _arrays.mask_like(where, scores)
+  mask = masks.mask_like(where, scores)
   return _interpolate(scores, mask, int(num_points), bounds, grid)
 
 
 def check_settings(num_points: int, bounds: tuple[float, float] | None, grid: Grid) -> tuple[float, float] | None:
   """Raises the ValueError of `interpolate_scores` for a setting out of range; returns the bounds as floats."""
-  _arrays.check_count("num_points", num_points)
+  checks.check_count("num_points", num_points)
   if grid not in GRIDS:
     raise ValueError(f"grid must be one of {GRIDS}, got {grid!r}")
   if bounds is None:
@@ -77,7 +77,7 @@ def _interpolate(
 ) -> jax.Array:
   if scores.shape[-1] == 0:
     return jnp.zeros((*scores.shape[:-1], num_points), scores.dtype)
-  scores, mask = _arrays.masked(scores, mask)  # NaN where a valid score is infinite
+  scores, mask = masks.masked(scores, mask)  # NaN where a valid score is infinite
   count = jnp.sum(mask, axis=-1, keepdims=True)
   unknown = jnp.any(jnp.isnan(scores), axis=-1, keepdims=True)
   extended = _extend(scores, mask, count, bounds)

@@ -6,7 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays
+from soprc_jax._internal import checks, class_labels, collectives, masks
 
 # Rows of a matrix that the caches hold, whichever way it is read.
 _SMALL = 128
@@ -45,7 +45,7 @@ class RetrievalLists(NamedTuple):
     >>> print(binary_lists(jnp.array([[0.9, 0.1], [0.4, 0.3]]), jnp.array([[1, 0], [1, 1]])).valid)
     [ True False]
     """
-    return _arrays.has_both(self.positive_where, self.negative_where)
+    return masks.has_both(self.positive_where, self.negative_where)
 
   @property
   def masks(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def retrieval_lists(
   gallery_labels: Any = None,
   where: Any = None,
   gallery_where: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
 ) -> RetrievalLists:
   """One list per image: its cosine similarities to the images of its class and to the others.
 
@@ -132,7 +132,7 @@ def retrieval_lists(
   [0.8 0.8] [0.  0.6] [ True  True False]
   """
   if max_positives is not None:
-    _arrays.check_count("max_positives", max_positives)
+    checks.check_count("max_positives", max_positives)
   found = similarities(
     embeddings,
     labels,
@@ -181,7 +181,7 @@ def join_devices(
   embeddings: Any,
   labels: Any,
   where: Any,
-  axis_name: _arrays.AxisName,
+  axis_name: collectives.AxisName,
   names: tuple[str, str, str] = ("embeddings", "labels", "where"),
   *,
   constant: bool = False,
@@ -192,11 +192,11 @@ def join_devices(
   With ``constant`` shard_map knows that the result is equal on all devices, as a state must be; it passes no
   gradient.
   """
-  (embeddings,) = _arrays.promote(embeddings, names=names[:1])
-  labels = _arrays.integer_labels(labels, names[1])
+  (embeddings,) = masks.promote(embeddings, names=names[:1])
+  labels = class_labels.integer_labels(labels, names[1])
   chex.assert_rank(embeddings, 2, custom_message=f"{names[0]} must be [B, D]")
   chex.assert_shape(labels, embeddings.shape[:1], custom_message=f"{names[1]} must be [B], one for each row of {names[0]}")
-  mask = _arrays.mask_like(None, labels) if where is None else _checked_mask(where, labels, names)
+  mask = masks.mask_like(None, labels) if where is None else _checked_mask(where, labels, names)
   if where is not None:
     embeddings = jnp.where(mask[:, None], embeddings, jnp.zeros_like(embeddings))
   if axis_name is None:
@@ -204,7 +204,7 @@ def join_devices(
   first = jax.lax.axis_index(axis_name) * labels.shape[0]
   parts = embeddings, labels, mask
   if constant:
-    embeddings, labels, mask = _arrays.join_equal(jax.lax.stop_gradient(parts), axis_name)
+    embeddings, labels, mask = collectives.join_equal(jax.lax.stop_gradient(parts), axis_name)
   else:
     embeddings, labels, mask = jax.lax.all_gather(parts, axis_name, tiled=True)
   return JoinedBatch(embeddings, labels, mask, first)
@@ -212,7 +212,7 @@ def join_devices(
 
 def _checked_mask(where: Any, labels: jax.Array, names: tuple[str, str, str]) -> jax.Array:
   chex.assert_shape(jnp.asarray(where), labels.shape, custom_message=f"{names[2]} must be [B], like {names[1]}")
-  return _arrays.as_mask(where, names[2])
+  return masks.as_mask(where, names[2])
 
 
 def similarities(
@@ -223,7 +223,7 @@ def similarities(
   gallery_labels: Any = None,
   where: Any = None,
   gallery_where: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
 ) -> Similarities:
   """Inner products of a batch and its gallery with their masks; arguments as in `retrieval_lists`.
 
@@ -251,9 +251,9 @@ def similarities(
       custom_message="embeddings and gallery must have one width",
     )
     itself = jnp.zeros((size, candidates.labels.shape[0]), bool)
-  scores = _gram(queries.embeddings) if alone else _product(*_arrays.promote(queries.embeddings, candidates.embeddings))
+  scores = _gram(queries.embeddings) if alone else _product(*masks.promote(queries.embeddings, candidates.embeddings))
   usable = queries.where[:, None] & candidates.where[None, :]
-  same = _arrays.same_labels(queries.labels[:, None], candidates.labels[None, :])
+  same = class_labels.same_labels(queries.labels[:, None], candidates.labels[None, :])
   return Similarities(scores, same & usable & ~itself, ~same & usable, itself & usable)
 
 
@@ -310,11 +310,11 @@ def binary_lists(scores: Any, labels: Any, *, where: Any = None) -> RetrievalLis
   >>> print(lists.positive_where, lists.negative_where)
   [[ True False False]] [[False  True  True]]
   """
-  (scores,) = _arrays.promote(scores)
-  positive = _arrays.is_positive(labels)
+  (scores,) = masks.promote(scores)
+  positive = class_labels.is_positive(labels)
   chex.assert_equal_shape([scores, positive], custom_message="labels must have the shape of scores")
-  _arrays.check_lists(scores=scores)
-  mask = _arrays.mask_like(where, scores)
+  checks.check_lists(scores=scores)
+  mask = masks.mask_like(where, scores)
   if scores.ndim == 1:
     scores, positive, mask = scores[None], positive[None], mask[None]
   return _make_lists(scores, positive & mask, scores, ~positive & mask, jnp.zeros([], jnp.int32))
@@ -355,9 +355,9 @@ def _evenly_spaced_ranks(slots: jax.Array, count: jax.Array, width: int) -> jax.
     return jnp.where(count > width, middle, slots).astype(jnp.int32)
 
 
-def _num_dropped(count: jax.Array, width: int, axis_name: _arrays.AxisName) -> jax.Array:
+def _num_dropped(count: jax.Array, width: int, axis_name: collectives.AxisName) -> jax.Array:
   """How many of the ``count [B]`` positives of each list do not fit into ``width``, over all lists of all devices."""
   # The sum is one over pairs of images, hence in int64.
   with jax.enable_x64(True):
-    total = _arrays.psum(jnp.sum(jnp.maximum(count.astype(jnp.int64) - width, 0)), axis_name)
+    total = collectives.psum(jnp.sum(jnp.maximum(count.astype(jnp.int64) - width, 0)), axis_name)
     return jnp.minimum(total, jnp.iinfo(jnp.int32).max).astype(jnp.int32)

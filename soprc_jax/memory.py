@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from soprc_jax import _arrays, lists, tracking
+from soprc_jax import lists, tracking
+from soprc_jax._internal import class_labels, collectives
 
 Overflow = Literal["ring", "tail"]
 
@@ -66,7 +67,7 @@ def embedding_memory(
   size: int,
   dim: int,
   *,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
   start_after: int = 0,
   overflow: Overflow = "ring",
 ) -> EmbeddingMemory:
@@ -122,7 +123,7 @@ def embedding_memory(
     del params
     return EmbeddingMemoryState(
       embeddings=jnp.zeros([size, dim], jnp.float32),
-      labels=_arrays.label_keys(jnp.zeros([size], jnp.int32)),
+      labels=class_labels.label_keys(jnp.zeros([size], jnp.int32)),
       filled=jnp.zeros([size], bool),
       pointer=jnp.zeros([], jnp.int32),
       count=jnp.zeros([], jnp.int32),
@@ -211,7 +212,7 @@ class ReferenceMemory(optax.GradientTransformationExtraArgs):
   current: Callable[[Any], StoredScores]
 
 
-def reference_memory(num_batches: int, batch_size: int, *, axis_name: _arrays.AxisName = None) -> ReferenceMemory:
+def reference_memory(num_batches: int, batch_size: int, *, axis_name: collectives.AxisName = None) -> ReferenceMemory:
   """Carries the similarity matrices of the last batches, as the reference code of the BlackBox loss in the SOPRC paper does.
 
   Its flaw: an earlier matrix holds the scores of earlier queries. Image i of the current batch is given the row of whatever image stood at
@@ -300,7 +301,7 @@ def compare(embeddings: Any, labels: Any, memory: Memory, where: Any) -> lists.S
   """
   stored = memory.labels
   if not jnp.issubdtype(jnp.asarray(stored).dtype, jnp.unsignedinteger):
-    labels = _arrays.label_keys(_arrays.integer_labels(labels))
+    labels = class_labels.label_keys(class_labels.integer_labels(labels))
   return lists.similarities(
     embeddings,
     labels,
@@ -325,7 +326,7 @@ def _place(
     slots = jnp.where(fits, state.pointer, size - number) + nth - 1
     pointer = jnp.where(fits, state.pointer + number, 0)
   slots = jnp.where(batch.where, slots, size)
-  keys = _arrays.label_keys(batch.labels)
+  keys = class_labels.label_keys(batch.labels)
   placed = EmbeddingMemoryState(
     # A batch in float64 that only takes the place of the memory keeps its precision.
     embeddings=_scatter(state.embeddings.astype(batch.embeddings.dtype), slots, batch.embeddings),

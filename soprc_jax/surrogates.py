@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays
+from soprc_jax._internal import checks, masks
 
 
 def one_sided_huber(margin: Any, *, tau: Any) -> jax.Array:
@@ -33,8 +33,8 @@ def one_sided_huber(margin: Any, *, tau: Any) -> jax.Array:
   >>> print(one_sided_huber(jnp.array([-0.1, 0.0, 0.05, 0.2]), tau=0.1))
   [3.   1.   0.25 0.  ]
   """
-  (margin,) = _arrays.promote(margin, names=("margin",))
-  _arrays.check_width("tau", tau)
+  (margin,) = masks.promote(margin, names=("margin",))
+  checks.check_width("tau", tau)
   tau = jnp.asarray(tau, margin.dtype)
   scaled = margin / tau
   negative = scaled < 0
@@ -62,8 +62,8 @@ def one_sided_sigmoid(margin: Any, *, tau: Any) -> jax.Array:
   >>> print(one_sided_sigmoid(jnp.array([-1.0, -0.002, 0.0, 1.0]), tau=0.001))
   [1.        0.7615942 0.        0.       ]
   """
-  (margin,) = _arrays.promote(margin, names=("margin",))
-  _arrays.check_width("tau", tau)
+  (margin,) = masks.promote(margin, names=("margin",))
+  checks.check_width("tau", tau)
   tau = jnp.asarray(tau, margin.dtype)
   # tanh saturates where exp would overflow; relu has derivative 0 at the kink, as for x > 0.
   return jnp.tanh(jax.nn.relu(-margin) / (2.0 * tau))

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from soprc_jax import _arrays, interpolation
+from soprc_jax import interpolation
+from soprc_jax._internal import checks, class_labels, collectives, masks
 
 State = TypeVar("State")
 
@@ -47,7 +48,7 @@ class ScoreEma(optax.GradientTransformationExtraArgs):
   """What `score_ema` returns: an optax transform (two fields) with the attributes ``lookahead`` and ``axis_name``."""
 
   lookahead: Callable[..., jax.Array]
-  axis_name: _arrays.AxisName
+  axis_name: collectives.AxisName
 
 
 def score_ema(
@@ -58,7 +59,7 @@ def score_ema(
   bounds: tuple[float, float] | None = None,
   grid: interpolation.Grid = "midpoints",
   initial_v: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
 ) -> ScoreEma:
   r"""Carries v in the optimizer state (Eq. 10).
 
@@ -123,8 +124,8 @@ def score_ema(
 
   def advance(state: ScoreEmaState, positive_scores: Any, list_ids: Any, positive_where: Any) -> _Rows:
     _check_ids(list_ids, num_lists)
-    _arrays.check_masks_passed(positive_scores=(positive_scores, positive_where))
-    (positive_scores,), list_ids = _arrays.promote(positive_scores, names=("positive_scores",)), jnp.asarray(list_ids)
+    checks.check_masks_passed(positive_scores=(positive_scores, positive_where))
+    (positive_scores,), list_ids = masks.promote(positive_scores, names=("positive_scores",)), jnp.asarray(list_ids)
     chex.assert_rank(positive_scores, 2, custom_message="positive_scores must be [Q, P]")
     chex.assert_shape(
       list_ids, positive_scores.shape[:1], custom_message="list_ids must be [Q], one for each row of positive_scores"
@@ -133,7 +134,7 @@ def score_ema(
     chex.assert_shape(
       state.v, (num_lists, num_points), custom_message="the state must be that of this score_ema: v [num_lists, num_points]"
     )
-    mask = _arrays.mask_like(positive_where, positive_scores, "positive_where")
+    mask = masks.mask_like(positive_where, positive_scores, "positive_where")
     # Without a gradient this is what update computes: under jit, lookahead and update do it once.
     phi = interpolation.interpolate_scores(
       jax.lax.stop_gradient(positive_scores), num_points=num_points, bounds=bounds, grid=grid, where=mask
@@ -141,7 +142,7 @@ def score_ema(
     seen = jnp.any(mask, axis=-1)
     lists = _not_wrapped(list_ids, num_lists), jnp.where(seen[:, None], phi, jnp.zeros_like(phi)), seen
     if axis_name is not None:
-      lists = _arrays.join_equal(lists, axis_name)
+      lists = collectives.join_equal(lists, axis_name)
     step = beta(state.count) if callable(beta) else beta
     return _mix(state, *lists, beta=jnp.asarray(step, state.v.dtype))
 
@@ -209,13 +210,13 @@ def _mix(state: ScoreEmaState, ids: jax.Array, phi: jax.Array, seen: jax.Array, 
   old_v, old_weight = (rows.at[ids].get(mode="fill", fill_value=jnp.nan) for rows in (state.v, state.weight))
   visited = counts > 0
   weight = jnp.where(visited, (1 - beta) * old_weight + beta, old_weight)
-  rate = jnp.where(visited, _arrays.ratio(jnp.broadcast_to(beta, weight.shape), weight), jnp.zeros_like(weight))
+  rate = jnp.where(visited, masks.ratio(jnp.broadcast_to(beta, weight.shape), weight), jnp.zeros_like(weight))
   # Not v + rate (phi - v): with rate 1 that leaves a rounding error of the discarded v behind.
   v = (1 - rate)[:, None] * old_v + rate[:, None] * mean
   return _Rows(ids, v, weight)
 
 
-def _own_part(rows: jax.Array, size: int, axis_name: _arrays.AxisName) -> jax.Array:
+def _own_part(rows: jax.Array, size: int, axis_name: collectives.AxisName) -> jax.Array:
   """This device's ``size`` of the rows of all devices."""
   return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(axis_name) * size, size)
 
@@ -244,16 +245,16 @@ def _initial(initial_v: Any, num_lists: int, num_points: int) -> tuple[np.ndarra
 
 
 def _check_settings(num_lists: int, num_points: int, beta: Any) -> None:
-  _arrays.check_count("num_lists", num_lists)
-  _arrays.check_count("num_points", num_points)
+  checks.check_count("num_lists", num_lists)
+  checks.check_count("num_points", num_points)
   if not callable(beta):
-    _arrays.check_range("beta", beta, low=0.0, high=1.0, open_low=True)
-    _arrays.check_width("beta", beta)
+    checks.check_range("beta", beta, low=0.0, high=1.0, open_low=True)
+    checks.check_width("beta", beta)
 
 
 def _not_wrapped(list_ids: Any, num_lists: int) -> jax.Array:
   """The ids in a type that holds ``num_lists``, negative ones out of range: an index of -1 would mean the last row."""
-  list_ids = _arrays.label_keys(jnp.asarray(list_ids))
+  list_ids = class_labels.label_keys(jnp.asarray(list_ids))
   return jnp.where(list_ids < 0, num_lists, list_ids)
 
 

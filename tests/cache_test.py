@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import flags
-from soprc_jax import _cache
+from soprc_jax._internal import cache
 from soprc_jax.data import glyphs
 
 
@@ -25,8 +25,8 @@ def temporary(tmp_path, monkeypatch, caplog):
   monkeypatch.setattr(tempfile, "tempdir", str(folder))
   monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
   monkeypatch.setenv("HOME", str(tmp_path))
-  _cache._warn.cache_clear()
-  _cache._of_process.cache_clear()
+  cache._warn.cache_clear()
+  cache._of_process.cache_clear()
   caplog.set_level(logging.WARNING)
   return folder
 
@@ -77,8 +77,8 @@ def test_f55_without_a_cache_folder_a_private_temporary_one_is_used(temporary, m
   monkeypatch.chdir(temporary)
   without(monkeypatch, tmp_path)
   folder = temporary / f"soprc_jax-{os.geteuid()}"
-  assert _cache.file("one") == folder / "one"
-  assert _cache.file("two") == folder / "two"
+  assert cache.file("one") == folder / "one"
+  assert cache.file("two") == folder / "two"
   assert folder.stat().st_mode & 0o777 == 0o700
   assert [str(folder) in record.getMessage() for record in caplog.records] == [True]
   assert [path.name for path in temporary.iterdir()] == [folder.name]
@@ -91,8 +91,8 @@ def test_f55_glyphs_and_compiled_functions_do_without_a_home(temporary, monkeypa
   monkeypatch.setattr(glyphs, "render", lambda: small)
   monkeypatch.setattr(glyphs, "_renderer_key", lambda: "key")  # without matplotlib, which warns too
   assert len(glyphs.load()) == 1
-  first = _cache.private_folder("jax")
-  assert _cache.private_folder("jax") == first  # also in the next process
+  first = cache.private_folder("jax")
+  assert cache.private_folder("jax") == first  # also in the next process
   names = sorted(path.suffix for path in (temporary / f"soprc_jax-{os.geteuid()}").iterdir())
   assert names == ["", ".npz"]
   assert len(caplog.records) == 1
@@ -114,11 +114,11 @@ def test_f55_a_planted_folder_is_not_used(temporary, monkeypatch, tmp_path, plan
     if os.geteuid():
       pytest.skip("only root can give a folder away")
     os.chown(folder, 54321, 54321)
-  found = _cache.file("compiled.key").parent
+  found = cache.file("compiled.key").parent
   assert found != folder
   assert found.parent == temporary
   assert found.stat().st_mode & 0o777 == 0o700
-  assert _cache.file("other").parent == found
+  assert cache.file("other").parent == found
 
 
 def test_f55_a_file_in_a_cache_that_cannot_be_written_is_read_there(temporary, monkeypatch, tmp_path, caplog):
@@ -126,16 +126,16 @@ def test_f55_a_file_in_a_cache_that_cannot_be_written_is_read_there(temporary, m
   there.mkdir(parents=True)
   (there / "made").write_text("")
   monkeypatch.setattr(os, "access", lambda *_: False)
-  assert _cache.file("made") == there / "made"
+  assert cache.file("made") == there / "made"
   assert caplog.records == []
-  assert _cache.file("new").parent.parent == temporary
+  assert cache.file("new").parent.parent == temporary
 
 
 def test_f55_a_relative_xdg_folder_is_ignored(temporary, monkeypatch, tmp_path, caplog):
   monkeypatch.chdir(temporary)
   monkeypatch.setenv("XDG_CACHE_HOME", "cache")
   for name in ("a", "b"):
-    assert _cache.file(name) == tmp_path / ".cache" / "soprc_jax" / name
+    assert cache.file(name) == tmp_path / ".cache" / "soprc_jax" / name
   assert list(temporary.iterdir()) == []
   assert ["XDG_CACHE_HOME=cache is ignored" in record.getMessage() for record in caplog.records] == [True]
 
@@ -151,14 +151,14 @@ def test_f55_nowhere_to_write_is_a_warning(temporary, monkeypatch, tmp_path, cap
   monkeypatch.setattr(glyphs, "_renderer_key", lambda: "key")
   assert glyphs.load() == "rendered"
   with pytest.raises(FileNotFoundError, match="No usable temporary directory"):
-    _cache.private_folder("jax")
+    cache.private_folder("jax")
   assert [record.getMessage().split("(")[0] for record in caplog.records] == ["Cannot cache the glyphs "]
 
 
 @pytest.mark.parametrize("planted", ["of another user", "open to others", "link"])
 def test_f55_a_folder_for_code_that_is_not_private_is_not_used(temporary, monkeypatch, tmp_path, caplog, planted):
   """Where many share a home, another one may have put compiled functions there."""
-  first = _cache.private_folder("jax")
+  first = cache.private_folder("jax")
   assert first == tmp_path / ".cache" / "soprc_jax" / "jax"
   assert first.stat().st_mode & 0o777 == 0o700
   if planted == "of another user":
@@ -168,7 +168,7 @@ def test_f55_a_folder_for_code_that_is_not_private_is_not_used(temporary, monkey
   else:
     first.rename(tmp_path / "theirs")
     first.symlink_to(tmp_path / "theirs")
-  found = _cache.private_folder("jax")
+  found = cache.private_folder("jax")
   assert found.parent == temporary
   assert ["is not of this user alone" in record.getMessage() for record in caplog.records] == [True]
 

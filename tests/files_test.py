@@ -13,7 +13,7 @@ import pytest
 import runs
 
 from experiments import flags
-from soprc_jax import _files
+from soprc_jax._internal import file_io
 from soprc_jax.training import loop, workdir
 
 
@@ -32,26 +32,26 @@ from soprc_jax.training import loop, workdir
 )
 def test_f59_remote_folders_are_not_supported(path):
   with pytest.raises(ValueError, match=r"--workdir=\S+: remote folders are not supported"):
-    _files.given(path, name="--workdir")
+    file_io.given(path, name="--workdir")
 
 
 @pytest.mark.parametrize("path", ["file:///tmp/run", "FILE:/tmp/run"])
 def test_f59_the_address_of_a_local_file_names_the_remedy(path):
   with pytest.raises(ValueError, match=r"--output=\S+: give the plain path, without (file|FILE)://"):
-    _files.given(path, name="--output")
+    file_io.given(path, name="--output")
 
 
 @pytest.mark.parametrize("path", ["run", "/tmp/run", "a:b", "runs/gs:/x", "C:/runs", "2024-01-01T10:30/run", "a=b:/c", "."])
 def test_f59_plain_paths_are_taken(path):
-  assert _files.given(path, name="--workdir") == pathlib.Path(path)
+  assert file_io.given(path, name="--workdir") == pathlib.Path(path)
 
 
 def test_f55_a_tilde_without_a_home_is_an_error(monkeypatch):
-  assert _files.given("~/run", name="--workdir") == pathlib.Path.home() / "run"
+  assert file_io.given("~/run", name="--workdir") == pathlib.Path.home() / "run"
 
   monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does for an unknown user
   with pytest.raises(ValueError, match=r"--workdir=~/run: the home folder is unknown here"):
-    _files.given("~/run", name="--workdir")
+    file_io.given("~/run", name="--workdir")
 
 
 def test_f59_a_run_in_python_rejects_it_too(tmp_path, monkeypatch):

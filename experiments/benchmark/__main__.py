@@ -93,9 +93,9 @@ def _told(path: Path) -> str:
 def _new_file(name: str | None) -> Path | None:
   if name is None:
     return None
-  from soprc_jax import _files
+  from soprc_jax._internal import file_io
 
-  path = _files.given(name, name="--out").absolute()
+  path = file_io.given(name, name="--out").absolute()
   if path.exists():
     raise ValueError(f"--out={path} exists: choose a new file")
   if not path.parent.is_dir():

@@ -5,7 +5,7 @@ from typing import Any
 from ml_collections import config_dict
 
 from experiments.binary import binary_losses
-from soprc_jax._text import shown
+from soprc_jax._internal.strings import shown
 from soprc_jax.data import tabular
 from soprc_jax.training import optimizers
 from soprc_jax.training import rules as rules_lib

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from soprc_jax import _arrays, estimators, lists, surrogates, tracking
+from soprc_jax import estimators, lists, surrogates, tracking
+from soprc_jax._internal import masks
 from soprc_jax.training import objectives
 
 _BOUNDS = {"none": None, "sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0)}
@@ -121,14 +122,14 @@ def _auroc(config: Any, setting: Setting) -> Loss:
 
   def loss(inputs: Inputs) -> jax.Array:
     found = _lists(inputs, config, setting, kind)
-    positive_scores, positive_where = _arrays.masked(found.positive_scores[0], found.positive_where[0])
-    negative_scores, negative_where = _arrays.masked(found.negative_scores[0], found.negative_where[0])
+    positive_scores, positive_where = masks.masked(found.positive_scores[0], found.positive_where[0])
+    negative_scores, negative_where = masks.masked(found.negative_scores[0], found.negative_where[0])
     margin = positive_scores[:, None] - negative_scores[None, :]
     if config.auroc.surrogate == "logistic":
       values = jax.nn.softplus(-margin)
     else:
       values = surrogates.one_sided_huber(margin, tau=config.auroc.tau)
-    return _arrays.masked_mean(values, positive_where[:, None] & negative_where[None, :])
+    return masks.masked_mean(values, positive_where[:, None] & negative_where[None, :])
 
   return _stateless(loss)
 
@@ -146,7 +147,7 @@ def _weighted_cross_entropy(config: Any, setting: Setting) -> Loss:
   def loss(inputs: Inputs) -> jax.Array:
     values = optax.sigmoid_binary_cross_entropy(inputs.logits, inputs.labels)
     positive = inputs.labels > 0
-    return share * _arrays.masked_mean(values, positive) + (1 - share) * _arrays.masked_mean(values, ~positive)
+    return share * masks.masked_mean(values, positive) + (1 - share) * masks.masked_mean(values, ~positive)
 
   return _stateless(loss)
 

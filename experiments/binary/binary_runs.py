@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.binary import binary, binary_losses, binary_peer
 from experiments.compare import plans
-from soprc_jax import _files
+from soprc_jax._internal import file_io
 from soprc_jax.data import arrays, tabular
 from soprc_jax.training import files, workdir
 
@@ -155,7 +155,7 @@ def _path(folder: Path, method: str, seed: int) -> Path:
 
 
 def _save(path: Path, found: binary.Found) -> None:
-  with _files.whole(path) as file:
+  with file_io.whole(path) as file:
     np.savez(file, **found._asdict())
 
 

@@ -9,7 +9,7 @@ import time
 from typing import Any, NamedTuple
 
 from experiments.compare import plans
-from soprc_jax import _files
+from soprc_jax._internal import file_io
 from soprc_jax.data import datasets
 from soprc_jax.training import build, checkpoints, classes, files, loop, objectives
 from soprc_jax.training import config as config_lib
@@ -122,7 +122,7 @@ def check_starts(starts: Mapping[int, str], config: Any, *, allow_seen_classes: 
     return
   like, splits = build.abstract_network(config), datasets.make_splits(config.data)
   for start in starts.values():
-    folder = _files.given(start, name="starts")
+    folder = file_io.given(start, name="starts")
     if workdir_lib.find_config(folder) and not (folder / workdir_lib.RESULTS).exists():
       raise ValueError(f"the run in {start} has not finished: the network to start from would change as it goes on")
     with config.unlocked():

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ml_collections import config_dict
 
-from soprc_jax._text import shown
+from soprc_jax._internal.strings import shown
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import methods, rules
 

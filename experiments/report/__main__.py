@@ -37,9 +37,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _path(flag: str, value: str | None) -> Path | None:
-  from soprc_jax import _files
+  from soprc_jax._internal import file_io
 
-  return _files.given(value, name=f"--{flag}").absolute() if value else None
+  return file_io.given(value, name=f"--{flag}").absolute() if value else None
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _blocks, estimators, interpolation, metrics, tracking
+from soprc_jax import estimators, interpolation, metrics, tracking
+from soprc_jax._internal import blockwise
 
 # M, but for the study of v itself.
 _POINTS = 100
@@ -187,7 +188,7 @@ def _surrogate_estimates(
       "AP": estimators.ap_loss(positive, negative, **options),
     }
 
-  return _blocks.map_rows(estimate, (keys,), sizes.positives * sizes.negatives)
+  return blockwise.map_rows(estimate, (keys,), sizes.positives * sizes.negatives)
 
 
 class InterpolationErrors(NamedTuple):
@@ -222,7 +223,7 @@ def _interpolated(
     drawn = positives[jax.random.randint(key, (num_positives,), 0, len(positives))]
     return interpolation.interpolate_scores(drawn, num_points=_POINTS)
 
-  rows = _blocks.map_rows(phi, (keys,), num_positives + _POINTS)
+  rows = blockwise.map_rows(phi, (keys,), num_positives + _POINTS)
   return jnp.mean(rows, axis=0), jnp.mean(jnp.abs(rows - quantiles[None]), axis=1)
 
 

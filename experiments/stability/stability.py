@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.stability import stability_training
 from experiments.stability.stability_training import ALGORITHMS, Examples
-from soprc_jax import _arrays
+from soprc_jax._internal import checks
 
 # Both classes are standard normal, this far apart.
 SHIFT = 2.0
@@ -148,17 +148,17 @@ def check(setting: Setting, repetitions: int, replaced: int) -> None:
     raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}; got {setting.algorithm!r}")
   for name in ("positives", "negatives"):
     batch, count = getattr(setting, f"batch_{name}"), getattr(setting, f"num_{name}")
-    _arrays.check_count(f"batch_{name}", batch)
+    checks.check_count(f"batch_{name}", batch)
     if batch > count:
       raise ValueError(f"batch_{name} is {batch}, more than num_{name} = {count}: examples of a batch are distinct")
-  _arrays.check_count("repetitions", repetitions)
+  checks.check_count("repetitions", repetitions)
   if repetitions % stability_training.BLOCK:
     raise ValueError(
       f"repetitions must be a multiple of {stability_training.BLOCK}, got {repetitions}: models are tested in blocks"
     )
-  _arrays.check_count("replaced", replaced)
-  _arrays.check_range("beta", setting.beta, low=0.0, high=1.0, open_low=True)
-  _arrays.check_range("rate", setting.rate, low=0.0)
+  checks.check_count("replaced", replaced)
+  checks.check_range("beta", setting.beta, low=0.0, high=1.0, open_low=True)
+  checks.check_range("rate", setting.rate, low=0.0)
   if not setting.steps or min(setting.steps) < 1 or list(setting.steps) != sorted(set(setting.steps)):
     raise ValueError(f"steps must be ascending numbers of at least 1, got {setting.steps}")
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _arrays, estimators, interpolation, tracking
+from soprc_jax import estimators, interpolation, tracking
+from soprc_jax._internal import masks
 
 Algorithm = Literal["SOPRC", "SOPRC without v", "AP loss", "SOPRC, gradient through T", "SOPRC, self weight 1/n+"]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
@@ -167,7 +168,7 @@ def _distances(rows: jax.Array) -> jax.Array:
 
 def _ratio(change: jax.Array, moved: jax.Array, where: jax.Array) -> jax.Array:
   """Largest ``change / moved`` of copies that see the same batch and are far enough apart to tell."""
-  return jnp.max(_arrays.ratio(change, moved), where=where & (moved > _LEAST_DISTANCE), initial=0.0)
+  return jnp.max(masks.ratio(change, moved), where=where & (moved > _LEAST_DISTANCE), initial=0.0)
 
 
 def risks(weights: Any, data: Examples) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from soprc_jax import _arrays
+from soprc_jax._internal import checks
 
 _STREAM_KEY = 0xBA1A
 
@@ -34,8 +34,8 @@ class BalancedSampler:
 
   def __init__(self, labels: np.ndarray, *, batch_size: int, positive_share: float, seed: int):
     labels = np.asarray(labels) > 0
-    _arrays.check_count("data.batch_size", batch_size, low=2)
-    _arrays.check_range("data.positive_share", positive_share, low=0.0, high=1.0)
+    checks.check_count("data.batch_size", batch_size, low=2)
+    checks.check_range("data.positive_share", positive_share, low=0.0, high=1.0)
     self._seed = seed
     if positive_share:
       self.num_positives = round(batch_size * positive_share)

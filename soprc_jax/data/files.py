@@ -11,8 +11,8 @@ import re
 
 import numpy as np
 
-from soprc_jax import _files, _text
-from soprc_jax._text import printable, shown
+from soprc_jax._internal import file_io, strings
+from soprc_jax._internal.strings import printable, shown
 from soprc_jax.data import pictures, sources
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def check_root(root: str, *, what: str, layout: str) -> Path:
   """
   if not root:
     raise ValueError(f"data.root is empty: give the folder of {what}, with\n{layout}")
-  folder = _files.given(root, name="data.root").absolute()
+  folder = file_io.given(root, name="data.root").absolute()
   if not folder.is_dir():
     raise FileNotFoundError(
       f"data.root={printable(root)}: there is no such folder. It must be that of {what}, with\n{layout}"
@@ -89,7 +89,7 @@ def lines_of(text: str) -> list[tuple[int, str]]:
   [(1, 'a'), (3, ' b\\x0cc')]
   """
   lines = (line.removesuffix("\r") for line in text.split("\n"))
-  return [(number, line) for number, line in enumerate(lines, start=1) if _text.stripped(line)]
+  return [(number, line) for number, line in enumerate(lines, start=1) if strings.stripped(line)]
 
 
 def read_lines(path: Path, *, what: str, layout: str) -> list[tuple[int, str]]:
@@ -100,7 +100,7 @@ def read_lines(path: Path, *, what: str, layout: str) -> list[tuple[int, str]]:
     ValueError: the list is empty, not UTF-8, or a web page.
   """
   try:
-    text = _files.read_regular(path).decode("utf-8-sig")
+    text = file_io.read_regular(path).decode("utf-8-sig")
   except FileNotFoundError:
     raise FileNotFoundError(f"{path} is missing. data.root must be the folder of {what}, with\n{layout}") from None
   except UnicodeDecodeError as error:
@@ -136,12 +136,12 @@ def read_csv(
   try:
     with path.open(newline="", encoding="utf-8-sig") as stream:
       reader = csv.reader(stream)
-      columns = [_text.class_name(column) for column in next(reader, [])]
+      columns = [strings.class_name(column) for column in next(reader, [])]
       if columns not in headers:
         raise ValueError(f"{path}: the columns are {shown(columns)}; {remedy}")
       for fields in filter(None, reader):
         found = dict(zip(columns, fields))
-        blank = [column for column in found if not _text.stripped(found[column])]
+        blank = [column for column in found if not strings.stripped(found[column])]
         if len(fields) != len(columns) or not set(blank) <= set(may_be_empty):
           wanted = "fields" if may_be_empty else "fields that are not empty"
           raise ValueError(f"{path}:{reader.line_num}: {len(columns)} {wanted} wanted, got {shown(fields)}")
@@ -156,7 +156,7 @@ def read_csv(
 
 def as_listed(root: Path, path: str) -> str:
   """Returns a path of a list: as it is written if that exists, else without blanks at its ends."""
-  bare = _text.stripped(path)
+  bare = strings.stripped(path)
   return path if path == bare or os.path.lexists(root / path) else bare
 
 
@@ -257,7 +257,7 @@ def check_disjoint(
 
 
 def one_spelling(
-  names: Iterable[str], *, where: object, spelling: Callable[[str], str] = _text.class_name
+  names: Iterable[str], *, where: object, spelling: Callable[[str], str] = strings.class_name
 ) -> dict[str, str]:
   """Returns name of a class as written -> its one spelling, and warns of names that are the same.
 
@@ -326,9 +326,9 @@ def _missing(root: Path, paths: Sequence[str], *, on_broken: str) -> Iterator[tu
           raise
         folders[folder] = set()
     if name not in folders[folder]:
-      if on_broken == "skip" and _files.is_dead_link(root / path):
+      if on_broken == "skip" and file_io.is_dead_link(root / path):
         continue
-      why = _files.why_no_file(root / path)
+      why = file_io.why_no_file(root / path)
       yield path, f" ({why})" if os.path.lexists(root / path) else ""
 
 

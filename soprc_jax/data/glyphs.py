@@ -14,7 +14,7 @@ import uuid
 
 import numpy as np
 
-from soprc_jax import _cache, _files
+from soprc_jax._internal import cache, file_io
 from soprc_jax.data import arrays, sources
 
 _log = logging.getLogger(__name__)
@@ -77,9 +77,9 @@ def load(root: str | os.PathLike[str] | None = None) -> Glyphs:
     ValueError: ``root`` is no path of this machine.
   """
   name = f"glyphs-v{_VERSION}-{_renderer_key()}.npz"
-  folder = _files.given(root, name="data.root") if root else None
+  folder = file_io.given(root, name="data.root") if root else None
   try:
-    path = _cache.file(name) if folder is None else folder / name
+    path = cache.file(name) if folder is None else folder / name
   except OSError as error:
     _log.warning("Cannot cache the glyphs (%s): they will be rendered at every start.", error)
     return render()

@@ -4,8 +4,8 @@ import logging
 import os
 from pathlib import Path
 
-from soprc_jax import _files
-from soprc_jax._text import printable
+from soprc_jax._internal import file_io
+from soprc_jax._internal.strings import printable
 from soprc_jax.data import files
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def load(root: str, *, on_broken: str = "error") -> files.Files:
       or two that are one folder.
     FileNotFoundError: no such folder.
   """
-  if _files.given(root, name="data.root").is_file():
+  if file_io.given(root, name="data.root").is_file():
     raise ValueError(
       f"data.root={root} is a file: give a folder, or for a CSV data.source=csv (--config=configs/folder.py:csv)"
     )
@@ -67,7 +67,7 @@ def _classes(folder: Path, others: list[str], on_broken: str) -> list[Path]:
       continue
     if entry.is_dir():
       found.append(entry)
-    elif _files.is_dead_link(entry):
+    elif file_io.is_dead_link(entry):
       _check_skipped(entry, on_broken)
       others.append(entry.name)
   return found
@@ -98,7 +98,7 @@ def _images(folder: Path, others: list[str], on_broken: str) -> list[str]:
       is_image = path.suffix.lower() in files.EXTENSIONS
       if is_image and not regular:
         _check_skipped(path, on_broken)
-      if is_image and (regular or _files.is_dead_link(path)):
+      if is_image and (regular or file_io.is_dead_link(path)):
         images.append(entry.name)
       else:
         others.append(f"{folder.name}/{entry.name}")
@@ -109,6 +109,6 @@ def _check_skipped(path: Path, on_broken: str) -> None:
   """Raises a ValueError for what is no file, unless it may be left out."""
   if on_broken != "skip":
     raise ValueError(
-      f"{printable(path)} is no file that can be read ({_files.why_no_file(path)}): take it out; "
+      f"{printable(path)} is no file that can be read ({file_io.why_no_file(path)}): take it out; "
       "data.on_broken=skip leaves it out and counts it"
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 import re
 from typing import NamedTuple
 
-from soprc_jax import _files, _text
-from soprc_jax._text import shown
+from soprc_jax._internal import file_io, strings
+from soprc_jax._internal.strings import shown
 from soprc_jax.data import files
 
 TEST = "test"
@@ -47,7 +47,7 @@ def _sop_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str,
   rows: dict[str, str] = {}
   for number, line in lines[1:]:
     fields = re.split("[ \t]+", line.lstrip(" \t"), maxsplit=3)  # the path may have blanks
-    if len(fields) != 4 or not files.is_number(fields[1]) or not _text.stripped(fields[3]):
+    if len(fields) != 4 or not files.is_number(fields[1]) or not strings.stripped(fields[3]):
       raise ValueError(f"{path}:{number}: four fields 'image_id class_id super_class_id path' wanted, got {shown(line)}")
     _put(rows, files.as_listed(root, fields[3]), fields[1], path, number)
   return rows
@@ -89,7 +89,7 @@ def _number(name: str) -> str:
 
 
 def _names(name: str) -> str:
-  return "/".join(map(_text.class_name, name.split("/")))
+  return "/".join(map(strings.class_name, name.split("/")))
 
 
 BENCHMARKS = {
@@ -194,7 +194,7 @@ def load_csv(path: str, *, on_broken: str = "error") -> dict[str, files.Files]:
     ValueError: a wrong header, row or split, an image that is listed twice, a class in two splits, no training or test image.
     FileNotFoundError: the file or an image is missing.
   """
-  file = _files.given(path, name="data.root").absolute()
+  file = file_io.given(path, name="data.root").absolute()
   if not path or not file.is_file():
     hint = "; for a folder of images leave :csv out" if file.is_dir() and path else ""
     raise FileNotFoundError(f"data.root={path!r} must be a CSV file{hint}, with\n{_CSV_LAYOUT}")
@@ -222,7 +222,7 @@ def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
   first: dict[str, tuple[int, str]] = {}
   for (number, row), key in zip(listed, files.places(file.parent, (row["path"] for _, row in listed))):
     place, path = f"{file}:{number}", row["path"]
-    split = _text.class_name(row.get("split", "all"))
+    split = strings.class_name(row.get("split", "all"))
     if "split" in row and split not in CSV_SPLITS:
       raise ValueError(f"{place}: split must be one of {', '.join(CSV_SPLITS)}; got {shown(split)}")
     if key in first:

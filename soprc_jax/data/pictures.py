@@ -11,8 +11,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from PIL import Image, ImageFile
 
-from soprc_jax import _files
-from soprc_jax._text import printable
+from soprc_jax._internal import file_io
+from soprc_jax._internal.strings import printable
 
 Box = tuple[float, float, float, float]
 # A header can claim any size: what is larger than this is refused before memory is taken for it.
@@ -72,11 +72,11 @@ class Stored(NamedTuple):
       BrokenImageError: it is no regular file, or cannot be read.
     """
     try:
-      return _files.read_regular(self.path)
+      return file_io.read_regular(self.path)
     except (OSError, ValueError) as error:  # ValueError: NUL in the name
       if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         raise
-      reason = _files.why_no_file(self.path) or getattr(error, "strerror", None) or str(error)
+      reason = file_io.why_no_file(self.path) or getattr(error, "strerror", None) or str(error)
       raise BrokenImageError(f"{printable(self.name)}: this file cannot be read ({reason})") from error
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soprc_jax import _arrays
+from soprc_jax._internal import checks
 from soprc_jax.data import flights
 
 PIP = 'pip install -e ".[binary]"'
@@ -152,7 +152,7 @@ def check(table: Table) -> None:
 
 def _thinned(positives: np.ndarray, num_negatives: int, share: float) -> np.ndarray:
   """The first of the positives, as many as make up the share."""
-  _arrays.check_range("data.share", share, low=0.0, high=1.0)
+  checks.check_range("data.share", share, low=0.0, high=1.0)
   if not share:
     return positives
   own = len(positives) / (len(positives) + num_negatives)

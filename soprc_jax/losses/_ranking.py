@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from soprc_jax import _arrays, lists
+from soprc_jax import lists
+from soprc_jax._internal import checks, collectives, masks
 
 
 class Ranking(NamedTuple):
@@ -24,11 +25,11 @@ class Ranking(NamedTuple):
   valid: jax.Array
 
 
-def ranking(embeddings: Any, labels: Any, *, include_self: bool, where: Any, axis_name: _arrays.AxisName) -> Ranking:
+def ranking(embeddings: Any, labels: Any, *, include_self: bool, where: Any, axis_name: collectives.AxisName) -> Ranking:
   """The ranking of the batch for each of its images; with ``include_self`` each is relevant to itself."""
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
   relevant = pairs.positive | pairs.itself if include_self else pairs.positive
-  valid = _arrays.has_both(pairs.positive, pairs.negative)
+  valid = masks.has_both(pairs.positive, pairs.negative)
   return Ranking(pairs.scores, relevant, relevant | pairs.negative, valid)
 
 
@@ -37,7 +38,7 @@ def relevant_scores(
   labels: Any,
   *,
   where: Any,
-  axis_name: _arrays.AxisName,
+  axis_name: collectives.AxisName,
   max_positives: int | None,
   include_self: bool,
 ) -> tuple[jax.Array, jax.Array]:
@@ -53,13 +54,13 @@ def relevant_scores(
 
 
 def relevant_width(
-  labels: Any, *, where: Any, axis_name: _arrays.AxisName, max_positives: int | None, include_self: bool
+  labels: Any, *, where: Any, axis_name: collectives.AxisName, max_positives: int | None, include_self: bool
 ) -> int | None:
   """Columns that suffice for the relevant images of any query; None where that is not known."""
   largest = _largest_class(labels, where, axis_name)
   if max_positives is None:
     return largest
-  _arrays.check_count("max_positives", max_positives)
+  checks.check_count("max_positives", max_positives)
   if largest is not None and largest > max_positives + 1:
     raise ValueError(
       f"max_positives={max_positives} is too small: an image of the largest class has {largest - 1} positives"
@@ -67,7 +68,7 @@ def relevant_width(
   return max_positives + include_self
 
 
-def _largest_class(labels: Any, where: Any, axis_name: _arrays.AxisName) -> int | None:
+def _largest_class(labels: Any, where: Any, axis_name: collectives.AxisName) -> int | None:
   if axis_name is not None or isinstance(labels, jax.core.Tracer) or isinstance(where, jax.core.Tracer):
     return None
   labels = np.asarray(labels)

@@ -5,8 +5,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, _blocks
-from soprc_jax._pair_sums import L1, PairFunction, pair_sums
+from soprc_jax._internal import blockwise, checks, collectives, masks
+from soprc_jax._internal.pair_sums import L1, PairFunction, pair_sums
 from soprc_jax.losses import _ranking
 
 SURROGATES = {
@@ -24,7 +24,7 @@ def auroc_loss(
   tau: Any = 0.1,
   include_self: bool = True,
   where: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:
   r"""Mean surrogate over all (positive, negative) pairs of each query (Gao & Zhou, "On the consistency of AUC pairwise optimization", IJCAI 2015).
@@ -56,7 +56,7 @@ def auroc_loss(
   """
   if surrogate not in SURROGATES:
     raise ValueError(f"surrogate must be one of {tuple(SURROGATES)}, got {surrogate!r}")
-  _arrays.check_width("tau", tau)
+  checks.check_width("tau", tau)
   found = _ranking.ranking(embeddings, labels, include_self=include_self, where=where, axis_name=axis_name)
   positive_scores, positive_mask = _ranking.relevant_scores(
     found, labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
@@ -66,8 +66,8 @@ def auroc_loss(
     sums = pair_sums(SURROGATES[surrogate], positives, scores, negative, tau=tau)
     total = jnp.sum(jnp.where(mask, sums, jnp.zeros_like(sums)))
     # The number of pairs is a product of two counts; a mask of all pairs would take longer than the losses.
-    return _arrays.ratio(total, jnp.sum(mask).astype(total.dtype) * jnp.sum(negative).astype(total.dtype))
+    return masks.ratio(total, jnp.sum(mask).astype(total.dtype) * jnp.sum(negative).astype(total.dtype))
 
   rows = (positive_scores, positive_mask, found.scores, found.candidates & ~found.relevant)
-  losses = _blocks.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])
-  return _arrays.masked_mean(losses, found.valid, None, axis_name)
+  losses = blockwise.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])
+  return masks.masked_mean(losses, found.valid, None, axis_name)

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _arrays, _blocks, lists
+from soprc_jax import lists
+from soprc_jax._internal import blockwise, checks, collectives, masks
 from soprc_jax.losses import _counting, _ranking
 from soprc_jax.memory import Memory, StoredScores, compare
 
@@ -47,7 +48,7 @@ def blackbox_ap_loss(
   include_self: bool = True,
   ties: Ties = "pessimistic",
   where: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
   noise: tuple[Any, Any] | None = None,
 ) -> jax.Array:
@@ -124,7 +125,7 @@ def blackbox_ap_loss(
       lambda ours, theirs: jnp.concatenate([ours, theirs.astype(ours.dtype)], axis=1), queries._replace(columns=None), more
     )
     positive = jnp.concatenate([positive, more.relevant], axis=1)
-  valid = _arrays.has_both(positive, queries.where & ~queries.relevant)
+  valid = masks.has_both(positive, queries.where & ~queries.relevant)
   rankable = jnp.any(whole.positive) & jnp.any(whole.negative)
   flat = _flattened(pairs)
   if not _is_zero(margin):
@@ -133,11 +134,11 @@ def blackbox_ap_loss(
   # The derivative by the ranks enters a second ranking: the weights of the whole mean belong inside.
   dtype = queries.scores.dtype
   coef, lambda_ = jnp.asarray(interclass_coef, dtype), jnp.asarray(lambda_, dtype)
-  share = _arrays.ratio(1 - coef, _arrays.psum(jnp.sum(valid).astype(dtype), axis_name))
+  share = masks.ratio(1 - coef, collectives.psum(jnp.sum(valid).astype(dtype), axis_name))
   within = _weighted_loss(ties, queries, lambda_, jnp.where(valid, share, 0))
   across = _weighted_loss(ties, flat, lambda_, jnp.where(rankable, coef, 0)[None])
   # Every device has computed the ranking of all pairs: each counts for its part of it.
-  return _arrays.psum(within + across / _arrays.psum(1, axis_name), axis_name)
+  return collectives.psum(within + across / collectives.psum(1, axis_name), axis_name)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -157,7 +158,7 @@ def _weighted_loss_forward(
     return _by_sorting(ties, ranking, lambda_, weight)
 
   # Sorting takes several arrays of the size of the ranking.
-  losses, factors = _blocks.map_rows(of_one, (rankings, weights), 8 * rankings.scores.shape[1])
+  losses, factors = blockwise.map_rows(of_one, (rankings, weights), 8 * rankings.scores.shape[1])
   return jnp.sum(losses), factors
 
 
@@ -202,7 +203,7 @@ _weighted_loss.defvjp(_weighted_loss_forward, _weighted_loss_backward)
 
 def _loss_of_ranks(ranks: jax.Array, among: jax.Array, relevant: jax.Array, weight: jax.Array) -> jax.Array:
   """weight * (1 - AP) as a function of the ranks; those ``among`` the relevant candidates are constants."""
-  precision = jnp.where(relevant, _arrays.ratio(among, ranks), 0)
+  precision = jnp.where(relevant, masks.ratio(among, ranks), 0)
   number = jnp.sum(relevant, axis=-1).astype(ranks.dtype)
   average = jnp.sum(precision, axis=-1) / (number + _EPSILON)
   return weight * (1 - average)
@@ -262,7 +263,7 @@ def _candidates(
   """The candidates that the memory adds to the queries of this device."""
   if isinstance(memory, StoredScores):
     rows = jax.lax.stop_gradient(jax.tree.map(of_this_device, memory))
-    valid = rows.where & _arrays.mask_like(where, jnp.asarray(labels))[:, None]
+    valid = rows.where & masks.mask_like(where, jnp.asarray(labels))[:, None]
     return _Rankings(rows.scores, rows.relevant & valid, valid)
   if memory.own is not None:
     raise ValueError("the memory already holds the current batch: pass current(opt_state) of the memory, not lookahead")
@@ -290,8 +291,8 @@ def _is_zero(margin: Any) -> bool:
 
 
 def _check_options(lambda_: Any, margin: Any, interclass_coef: Any, ties: str) -> None:
-  _arrays.check_width("lambda_", lambda_)
-  _arrays.check_range("margin", margin, low=0.0)
-  _arrays.check_range("interclass_coef", interclass_coef, low=0.0, high=1.0)
+  checks.check_width("lambda_", lambda_)
+  checks.check_range("margin", margin, low=0.0)
+  checks.check_range("interclass_coef", interclass_coef, low=0.0, high=1.0)
   if ties not in get_args(Ties):
     raise ValueError(f"ties must be one of {get_args(Ties)}, got {ties!r}")

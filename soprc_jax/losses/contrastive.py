@@ -5,7 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, lists
+from soprc_jax import lists
+from soprc_jax._internal import checks, collectives, masks
 
 
 def contrastive_loss(
@@ -16,7 +17,7 @@ def contrastive_loss(
   negative_margin: Any = 0.5,
   average_active: bool = False,
   where: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
 ) -> jax.Array:
   r"""Sum over the ordered pairs of the batch (Hadsell, Chopra & LeCun, "Dimensionality reduction by learning an invariant mapping", CVPR 2006).
 
@@ -39,16 +40,16 @@ def contrastive_loss(
   >>> print(f"{contrastive_loss(embeddings, jnp.array([0, 0, 1])):.4f}")
   0.6000
   """
-  _arrays.check_range("positive_margin", positive_margin)
-  _arrays.check_range("negative_margin", negative_margin)
+  checks.check_range("positive_margin", positive_margin)
+  checks.check_range("negative_margin", negative_margin)
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
   dtype = pairs.scores.dtype
   pull = jax.nn.relu(jnp.asarray(positive_margin, dtype) - pairs.scores)
   push = jax.nn.relu(pairs.scores - jnp.asarray(negative_margin, dtype))
   if average_active:
-    return _arrays.masked_mean(pull, pairs.positive & (pull > 0), None, axis_name) + _arrays.masked_mean(
+    return masks.masked_mean(pull, pairs.positive & (pull > 0), None, axis_name) + masks.masked_mean(
       push, pairs.negative & (push > 0), None, axis_name
     )
   zero = jnp.zeros_like(pull)
   total = jnp.sum(jnp.where(pairs.positive, pull, zero)) + jnp.sum(jnp.where(pairs.negative, push, zero))
-  return _arrays.psum(total, axis_name)
+  return collectives.psum(total, axis_name)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _arrays
+from soprc_jax._internal import checks, collectives, masks
 from soprc_jax.losses import _histogram, _ranking
 
 
@@ -16,7 +16,7 @@ def fast_ap_loss(
   *,
   num_bins: int = 10,
   where: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
 ) -> jax.Array:
   r"""1 - AP from a soft histogram of squared distances (Cakir et al., "Deep metric learning to rank", CVPR 2019).
 
@@ -41,12 +41,12 @@ def fast_ap_loss(
   >>> print(f"{fast_ap_loss(embeddings, jnp.array([0, 0, 1, 1])):.4f}")
   0.2500
   """
-  _arrays.check_count("num_bins", num_bins, low=1)
+  checks.check_count("num_bins", num_bins, low=1)
   found = _ranking.ranking(embeddings, labels, include_self=False, where=where, axis_name=axis_name)
   distances = 2.0 - 2.0 * found.scores
   width = 4.0 / num_bins
   relevant, all_ = _histogram.histograms(distances / width, found, np.arange(num_bins + 1), open_ends=False)
   in_class, retrieved = jnp.cumsum(relevant, axis=0), jnp.cumsum(all_, axis=0)
   total = jnp.sum(found.relevant, axis=-1).astype(distances.dtype)
-  ap = _arrays.ratio(jnp.sum(relevant * _arrays.ratio(in_class, retrieved), axis=0), total)
-  return _arrays.masked_mean(1.0 - ap, found.valid, None, axis_name)
+  ap = masks.ratio(jnp.sum(relevant * masks.ratio(in_class, retrieved), axis=0), total)
+  return masks.masked_mean(1.0 - ap, found.valid, None, axis_name)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _arrays
+from soprc_jax._internal import checks, collectives, masks
 from soprc_jax.losses import _histogram, _ranking
 
 
@@ -17,7 +17,7 @@ def listwise_ap_loss(
   num_bins: int = 20,
   include_self: bool = True,
   where: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
 ) -> jax.Array:
   r"""1 - AP from a soft histogram of similarities, "DIR" in the paper's tables (Revaud et al., "Learning with average precision: training image retrieval with a listwise loss", ICCV 2019).
 
@@ -41,12 +41,12 @@ def listwise_ap_loss(
   >>> print(f"{listwise_ap_loss(embeddings, jnp.array([0, 0, 1, 1]), include_self=False):.4f}")
   0.2705
   """
-  _arrays.check_count("num_bins", num_bins, low=2)
+  checks.check_count("num_bins", num_bins, low=2)
   found = _ranking.ranking(embeddings, labels, include_self=include_self, where=where, axis_name=axis_name)
   width = 2.0 / (num_bins - 1)
   position = (1.0 - found.scores) / width
   relevant, all_ = _histogram.histograms(position, found, np.arange(num_bins), open_ends=True)
   precision = jnp.cumsum(relevant, axis=0) / (jnp.cumsum(all_, axis=0) + 1e-16)
   total = jnp.sum(found.relevant, axis=-1).astype(position.dtype)
-  ap = _arrays.ratio(jnp.sum(precision * relevant, axis=0), total)
-  return _arrays.masked_mean(1.0 - ap, found.valid, None, axis_name)
+  ap = masks.ratio(jnp.sum(precision * relevant, axis=0), total)
+  return masks.masked_mean(1.0 - ap, found.valid, None, axis_name)

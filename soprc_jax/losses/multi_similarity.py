@@ -5,7 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, lists
+from soprc_jax import lists
+from soprc_jax._internal import checks, collectives, masks
 
 
 def multi_similarity_loss(
@@ -16,7 +17,7 @@ def multi_similarity_loss(
   beta: Any = 40.0,
   base: Any = 0.5,
   where: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
 ) -> jax.Array:
   r"""Mean over anchors of two soft maxima (Wang et al., "Multi-similarity loss with general pair weighting", CVPR 2019).
 
@@ -40,15 +41,15 @@ def multi_similarity_loss(
   >>> print(f"{multi_similarity_loss(embeddings, jnp.array([0, 0, 1])):.4f}")
   0.2128
   """
-  _arrays.check_width("alpha", alpha)
-  _arrays.check_width("beta", beta)
-  _arrays.check_range("base", base)
+  checks.check_width("alpha", alpha)
+  checks.check_width("beta", beta)
+  checks.check_range("base", base)
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
   alpha, beta, base = (jnp.asarray(value, pairs.scores.dtype) for value in (alpha, beta, base))
   centred = pairs.scores - base
   per_anchor = _log1p_sum_exp(-alpha * centred, pairs.positive) / alpha
   per_anchor += _log1p_sum_exp(beta * centred, pairs.negative) / beta
-  return _arrays.masked_mean(per_anchor, _arrays.mask_like(where, per_anchor), None, axis_name)
+  return masks.masked_mean(per_anchor, masks.mask_like(where, per_anchor), None, axis_name)
 
 
 def _log1p_sum_exp(logits: jax.Array, mask: jax.Array) -> jax.Array:

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, _blocks
+from soprc_jax._internal import blockwise, checks, collectives, masks
 from soprc_jax.losses import _ranking
 
 # In units of tau: exp overflows from there on in float64 too.
@@ -19,7 +19,7 @@ def smooth_ap_loss(
   tau: Any = 0.01,
   include_self: bool = True,
   where: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:
   r"""1 - smoothed AP, mean over queries (Brown et al., "Smooth-AP: smoothing the path towards large-scale image retrieval", ECCV 2020).
@@ -47,7 +47,7 @@ def smooth_ap_loss(
   >>> print(f"{smooth_ap_loss(embeddings, jnp.array([0, 0, 1, 1]), include_self=False):.4f}")
   0.2500
   """
-  _arrays.check_width("tau", tau)
+  checks.check_width("tau", tau)
   found = _ranking.ranking(embeddings, labels, include_self=include_self, where=where, axis_name=axis_name)
   positive_scores, positive_mask = _ranking.relevant_scores(
     found, labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
@@ -64,11 +64,11 @@ def smooth_ap_loss(
     above = _sigmoids(jnp.where(negative, scores, lowest), positives, inverse)
     # Each positive meets itself among the positives with sigmoid(0) = 1/2, where its rank counts it with 1.
     # 1 - R+/R, without the difference that float32 loses when hardly any negative is above.
-    return _arrays.masked_mean(_arrays.share(jnp.sum(above, axis=1), 0.5 + jnp.sum(in_class, axis=1)), mask)
+    return masks.masked_mean(masks.share(jnp.sum(above, axis=1), 0.5 + jnp.sum(in_class, axis=1)), mask)
 
   rows = (positive_scores, positive_mask, found.scores, found.candidates & ~found.relevant)
-  losses = _blocks.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])
-  return _arrays.masked_mean(losses, found.valid, None, axis_name)
+  losses = blockwise.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])
+  return masks.masked_mean(losses, found.valid, None, axis_name)
 
 
 def _sigmoids(scores: jax.Array, positives: jax.Array, inverse: jax.Array) -> jax.Array:

@@ -5,8 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, lists
-from soprc_jax._pair_sums import HINGE, pair_sums
+from soprc_jax import lists
+from soprc_jax._internal import checks, collectives, masks
+from soprc_jax._internal.pair_sums import HINGE, pair_sums
 
 
 def triplet_loss(
@@ -15,7 +16,7 @@ def triplet_loss(
   *,
   margin: Any = 0.1,
   where: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:
   r"""Mean over anchors of the sum over all triplets (Hoffer & Ailon, "Deep metric learning using triplet network", 2015).
@@ -40,9 +41,9 @@ def triplet_loss(
   >>> print(f"{triplet_loss(embeddings, jnp.array([0, 0, 1]), margin=0.5):.4f}")
   0.1000
   """
-  _arrays.check_range("margin", margin, low=0.0)
+  checks.check_range("margin", margin, low=0.0)
   if max_positives is not None:
-    _arrays.check_count("max_positives", max_positives)
+    checks.check_count("max_positives", max_positives)
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
   positives, positive_where = pairs.scores, pairs.positive
   if max_positives is not None:
@@ -51,5 +52,5 @@ def triplet_loss(
   reach = positives - jnp.asarray(margin, positives.dtype)
   costs = pair_sums(HINGE, reach, pairs.scores, pairs.negative, tau=1.0)
   per_anchor = jnp.sum(jnp.where(positive_where, costs, jnp.zeros_like(costs)), axis=1)
-  anchors = _arrays.mask_like(where, per_anchor)
-  return _arrays.masked_mean(per_anchor, anchors, None, axis_name)
+  anchors = masks.mask_like(where, per_anchor)
+  return masks.masked_mean(per_anchor, anchors, None, axis_name)

@@ -6,7 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays
+from soprc_jax._internal import checks, collectives, masks
 from soprc_jax.memory import Memory, compare
 
 
@@ -18,7 +18,7 @@ def xbm_contrastive_loss(
   negative_margin: Any = 0.5,
   include_self: bool = False,
   where: Any = None,
-  axis_name: _arrays.AxisName = None,
+  axis_name: collectives.AxisName = None,
 ) -> jax.Array:
   r"""Contrastive loss against the memory (Wang et al., "Cross-batch memory for embedding learning", CVPR 2020).
 
@@ -51,7 +51,7 @@ def xbm_contrastive_loss(
   >>> print(f"{xbm_contrastive_loss(embeddings, labels, memory.lookahead(state, embeddings, labels)):.4f}")
   0.2000
   """
-  _arrays.check_range("negative_margin", negative_margin)
+  checks.check_range("negative_margin", negative_margin)
   pairs = compare(embeddings, labels, memory, where)
   positive = pairs.positive
   if not include_self and memory.own is not None:
@@ -61,4 +61,4 @@ def xbm_contrastive_loss(
   pull = jnp.where(positive, 1 - pairs.scores, 0)
   push = jnp.where(pairs.negative, jax.nn.relu(pairs.scores - jnp.asarray(negative_margin, pairs.scores.dtype)), 0)
   losses = jnp.sum(pull + push, axis=1)
-  return _arrays.masked_mean(losses, _arrays.mask_like(where, losses), None, axis_name)
+  return masks.masked_mean(losses, masks.mask_like(where, losses), None, axis_name)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _arrays
+from soprc_jax._internal import collectives
 
 # Winograd's F(4, 3) at the points 0, 1, -1, 2, -2 and infinity, F(2, 3) at 0, 1, -1 and infinity; tile length -> matrices of the input
 # (B^T in the paper), the kernel (G) and the output (A^T).
@@ -73,7 +73,7 @@ def convolve(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
     padding = [(size // 2, size // 2)] * 2
     return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
   # Under shard_map the gradients below are those of each device; jax adds them up.
-  x, kernel = _arrays.vary_alike(x, kernel)
+  x, kernel = collectives.vary_alike(x, kernel)
   if size == 1:
     return _product(x[:, ::stride, ::stride], kernel[0, 0])
   if size == 3 and stride == 1 and x.shape[3] >= _WINOGRAD_CHANNELS:

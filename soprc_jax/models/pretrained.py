@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from soprc_jax import _files
+from soprc_jax._internal import file_io
 from soprc_jax.models.embedding import EmbeddingNet
 from soprc_jax.models.resnet import RESNETS, ResNet
 
@@ -51,7 +51,7 @@ def check(source: str, *, name: str = "model.init_from") -> None:
   if source.startswith(HUB):
     _hub_parts(source)
     return
-  path = _files.given(source, name=name)
+  path = file_io.given(source, name=name)
   if not path.is_file():
     what = "it is a folder, not a file of weights" if path.is_dir() else "there is no such file"
     raise FileNotFoundError(f"{name}={source}: {what}")
@@ -69,7 +69,7 @@ def read(source: str) -> dict[str, np.ndarray]:
     ValueError: the file holds no weights, or two of one name, or the package that reads it is not installed.
   """
   check(source)
-  path = _from_hub(source) if source.startswith(HUB) else _files.given(source, name="model.init_from")
+  path = _from_hub(source) if source.startswith(HUB) else file_io.given(source, name="model.init_from")
   weights = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
   renamed: dict[str, np.ndarray] = {}
   for name, array in weights.items():

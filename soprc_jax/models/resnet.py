@@ -11,7 +11,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays
+from soprc_jax._internal import collectives, masks
 from soprc_jax.models import convolutions
 
 # name -> (blocks in each stage, whether they are bottlenecks). resnet8 is the three-stage CIFAR network of one block a stage.
@@ -151,9 +151,9 @@ def _batch_moments(x: jax.Array, where: jax.Array | None, axis_name: str | None)
   if where is not None:
     x = jnp.where(where[:, None, None, None], x, jnp.zeros_like(x))
   sums = jnp.sum(x, axis=(0, 1, 2)), jnp.sum(jnp.square(x), axis=(0, 1, 2)), count
-  (total, total_square, count) = _arrays.psum(sums, axis_name)
-  mean = _arrays.ratio(total, jnp.broadcast_to(count, total.shape))
-  mean_square = _arrays.ratio(total_square, jnp.broadcast_to(count, total.shape))
+  (total, total_square, count) = collectives.psum(sums, axis_name)
+  mean = masks.ratio(total, jnp.broadcast_to(count, total.shape))
+  mean_square = masks.ratio(total_square, jnp.broadcast_to(count, total.shape))
   # Rounding may leave a tiny negative number where a channel is constant.
   return mean, jnp.maximum(mean_square - jnp.square(mean), 0.0), count
 

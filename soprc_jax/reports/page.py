@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import datetime
 from typing import Any, NamedTuple
 
-from soprc_jax._text import printable
+from soprc_jax._internal.strings import printable
 from soprc_jax.reports.markup import Markup, join, paragraph, raw, tag
 from soprc_jax.reports.style import CSS
 

@@ -7,7 +7,7 @@ import io
 import numpy as np
 from PIL import Image
 
-from soprc_jax._text import printable
+from soprc_jax._internal.strings import printable
 from soprc_jax.data import pictures, sources
 from soprc_jax.reports import page, ranking
 from soprc_jax.reports.markup import Markup, join, paragraph, tag

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from soprc_jax import _gallery
+from soprc_jax.metrics import similarities
 
 # Memory of a block of scores and of what picks the best of them.
 _BLOCK_BYTES = 64 * 2**20
@@ -66,11 +66,11 @@ def nearest(
   """
   k = min(k, len(embeddings) - 1)
   size = max(_BLOCK_BYTES // (16 * len(embeddings)), 1)
-  task = _gallery.make_task(embeddings, labels, None, None, None, None, size)
+  task = similarities.make_task(embeddings, labels, None, None, None, None, size)
   positions = np.empty((len(embeddings), k), np.int64)
   scores = np.empty((len(embeddings), k), np.float32)
-  for rows in _gallery.blocks(task, size):
-    found = _gallery.all_scores(task, rows)
+  for rows in similarities.blocks(task, size):
+    found = similarities.all_scores(task, rows)
     positions[rows] = _best(found, k)
     scores[rows] = np.take_along_axis(found, positions[rows], axis=1)
     on_block(len(rows))

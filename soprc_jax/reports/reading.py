@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soprc_jax._text import shown
+from soprc_jax._internal.strings import shown
 from soprc_jax.data import arrays
 from soprc_jax.serving import network
 from soprc_jax.training import classes, files, reproduction, v_history

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from soprc_jax._text import printable
+from soprc_jax._internal.strings import printable
 from soprc_jax.reports import charts, page, reading
 from soprc_jax.reports.markup import Markup, join, paragraph, tag
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soprc_jax._text import printable
+from soprc_jax._internal.strings import printable
 from soprc_jax.data import datasets, sources
 from soprc_jax.serving import images
 from soprc_jax.serving import index as index_lib

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _files, version
+from soprc_jax import version
+from soprc_jax._internal import file_io
 from soprc_jax.models import convolutions, embedding
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
@@ -46,7 +47,7 @@ def write(path: Path, network: network_lib.Network, kind: str) -> Path:
   data, more = {"stablehlo": _stablehlo, "safetensors": _safetensors, "onnx": _onnx}[kind](network)
   content = {"format": kind, "file": path.name, **_description(network), **more}
   for output, written in ((path, data), (described, (json.dumps(content, indent=2) + "\n").encode())):
-    with _files.whole(output) as file:
+    with file_io.whole(output) as file:
       file.write(written)
   return described
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from soprc_jax import _files, _text
-from soprc_jax._text import printable, shown
+from soprc_jax._internal import file_io, strings
+from soprc_jax._internal.strings import printable, shown
 from soprc_jax.data import files, pictures, sources
 
 _log = logging.getLogger(__name__)
@@ -63,13 +63,13 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
     ValueError: there is no image, the list is none, an image stands in it twice, or a link in a
       folder leads nowhere.
   """
-  place = _files.given(path, name=flag)
+  place = file_io.given(path, name=flag)
   if place.is_dir():
     source = Named(Path.cwd(), _below(place, flag))
     if on_broken != "skip":
       check_links(source)
     return source
-  why = _files.why_no_file(place)
+  why = file_io.why_no_file(place)
   if why:
     reason = "there is no such file or folder" if why == "missing" else f"this is no regular file ({why})"
     raise FileNotFoundError(f"{flag}={printable(path)}: {reason}; give {_LIST}")
@@ -85,20 +85,20 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
         f"{place}:{number}: {shown(name)} is listed twice, first in line {line}{files.other_spelling(name, other)}"
       )
     first[key] = number, name
-    why = _files.why_no_file(root / name)
-    if why and not (on_broken == "skip" and _files.is_dead_link(root / name)):
+    why = file_io.why_no_file(root / name)
+    if why and not (on_broken == "skip" and file_io.is_dead_link(root / name)):
       reason = "" if why == "missing" else f" (this is no regular file: {why})"
       raise FileNotFoundError(f"{place}:{number}: there is no file {shown(name)} in {root}{reason}")
-  spellings = files.one_spelling((label for _, _, label in rows if _text.stripped(label)), where=place)
+  spellings = files.one_spelling((label for _, _, label in rows if strings.stripped(label)), where=place)
   return Named(root, [name for _, name, _ in rows], [spellings.get(label, "") for _, _, label in rows])
 
 
 def check_links(source: Named) -> None:
   """Raises a `BrokenImageError` if an image is a link that leads nowhere."""
-  dead = [path for path in source.paths if _files.is_dead_link(source.root / path)]
+  dead = [path for path in source.paths if file_io.is_dead_link(source.root / path)]
   if dead:
     raise pictures.BrokenImageError(
-      f"{len(dead)} images cannot be read, e.g. {printable(dead[0])} ({_files.why_no_file(source.root / dead[0])}): "
+      f"{len(dead)} images cannot be read, e.g. {printable(dead[0])} ({file_io.why_no_file(source.root / dead[0])}): "
       "take them out; --on_broken=skip leaves them out and counts them"
     )
 
@@ -116,8 +116,8 @@ def queries(given: Sequence[str], *, flag: str) -> list[str]:
   for path in given:
     if not path:
       raise FileNotFoundError(f"{flag}=: an image file is wanted, a folder of images, or a pattern like 'photos/*.jpg'")
-    place = _files.given(path, name=flag)
-    why = _files.why_no_file(place)
+    place = file_io.given(path, name=flag)
+    why = file_io.why_no_file(place)
     if place.is_dir():
       found += _below(place, flag)
     elif not why:
@@ -149,7 +149,7 @@ def _below(folder: Path, flag: str) -> list[str]:
           continue
         if entry.is_dir(follow_symlinks=False):
           waiting.append(entry.path)
-        elif _is_image(entry.name) and (files.is_regular(entry) or _files.is_dead_link(entry.path)):
+        elif _is_image(entry.name) and (files.is_regular(entry) or file_io.is_dead_link(entry.path)):
           found.append(entry.path)
         else:
           others.append(entry.path)
@@ -163,7 +163,7 @@ def _below(folder: Path, flag: str) -> list[str]:
 def _matching(pattern: Path, given: str) -> list[str]:
   """Images whose paths match a pattern, sorted; what else has the name of one is reported."""
   named = sorted(match for match in glob.glob(str(pattern), recursive=True) if _is_image(match))
-  matches = [match for match in named if not _files.why_no_file(match) or _files.is_dead_link(match)]
+  matches = [match for match in named if not file_io.why_no_file(match) or file_io.is_dead_link(match)]
   if len(matches) < len(named):
     _warn_left_out(str(pattern), sorted({*named} - {*matches}))
   if not matches:
@@ -194,7 +194,7 @@ def _csv_rows(path: Path) -> list[tuple[int, str, str]]:
 def _text_rows(path: Path) -> list[tuple[int, str, str]]:
   """(line, image, no class) of a list of one path a line."""
   try:
-    text = _files.read_regular(path).decode("utf-8-sig")
+    text = file_io.read_regular(path).decode("utf-8-sig")
   except UnicodeDecodeError as error:
     raise ValueError(f"{path} is no list that can be read ({error.reason} at byte {error.start}); give {_LIST}") from error
   root = path.absolute().parent

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soprc_jax import _files, version
-from soprc_jax._text import shown
+from soprc_jax import version
+from soprc_jax._internal import file_io
+from soprc_jax._internal.strings import shown
 from soprc_jax.serving import network as network_lib
 
 FORMAT = "soprc_jax embeddings 1"
@@ -101,7 +102,7 @@ def write(path: Path, index: Index) -> None:
   """
   check_output(path, suffix=".npz")
   arrays = {name: np.asarray(value) for name, value in index._asdict().items()}
-  with _files.whole(path) as file:
+  with file_io.whole(path) as file:
     np.savez(file, allow_pickle=False, format=np.asarray(FORMAT), **arrays)
 
 

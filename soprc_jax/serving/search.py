@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soprc_jax._text import printable
+from soprc_jax._internal.strings import printable
 from soprc_jax.data import pictures
 from soprc_jax.serving import images
 from soprc_jax.serving import index as index_lib

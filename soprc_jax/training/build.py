@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from soprc_jax import _files
+from soprc_jax._internal import file_io
 from soprc_jax.data import datasets, pipeline, sampler, sources
 from soprc_jax.models import RESNETS, EmbeddingNet, ResNet
 from soprc_jax.training import checkpoints, classes, objectives, optimizers, parallel
@@ -201,7 +201,7 @@ def check_unseen(config: Any, splits: datasets.Splits | None = None, *, allow_se
   start = config.model.init_from
   if not start:
     return {}
-  there = workdir_lib.find_config(_files.given(start, name="model.init_from"))
+  there = workdir_lib.find_config(file_io.given(start, name="model.init_from"))
   if there is not None and not (isinstance(there.get("data"), dict) and "source" in there["data"]):
     raise ValueError(f"{start}/{workdir_lib.CONFIG} is not that of a run of experiments.train: it has no data.source")
   try:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from soprc_jax import _files
+from soprc_jax._internal import file_io
 from soprc_jax.models import pretrained
 from soprc_jax.training import checksums, parallel
 from soprc_jax.training.state import TrainState
@@ -233,7 +233,7 @@ def fingerprint(source: str) -> str:
   """SHA-256 of the files that `load_network` reads; of a name on the hub, the name."""
   if source.startswith(pretrained.HUB):
     return source
-  path = _files.given(source, name="model.init_from") if pretrained.is_file(source) else _find(source)
+  path = file_io.given(source, name="model.init_from") if pretrained.is_file(source) else _find(source)
   digest = hashlib.sha256()
   for file in [path] if path.is_file() else sorted(path.rglob("*")):
     if file.is_file():
@@ -307,7 +307,7 @@ def find_meta(source: str) -> dict[str, Any] | None:
 
 def _find(source: str) -> Path:
   """Folder of the variables, or of the best or the newest checkpoint of a run."""
-  workdir = _files.given(source, name="model.init_from").absolute()
+  workdir = file_io.given(source, name="model.init_from").absolute()
   if workdir.is_file():
     raise ValueError(
       f"model.init_from={source} is a file of an unknown kind: the name of a file of weights ends in one of "

@@ -10,8 +10,8 @@ from typing import Any
 import unicodedata
 import zlib
 
-from soprc_jax import _files
-from soprc_jax._text import shown
+from soprc_jax._internal import file_io
+from soprc_jax._internal.strings import shown
 from soprc_jax.data import sources
 from soprc_jax.training import files
 
@@ -240,7 +240,7 @@ def changed_message(folder: Path, lines: Iterable[str]) -> str:
 def write_images(folder: Path, splits: Mapping[str, sources.Source]) -> None:
   """Writes the ids and classes of all images, for `changes`."""
   content = {name: sorted(_images(split)) for name, split in splits.items()}
-  with _files.whole(folder / IMAGES) as file:
+  with file_io.whole(folder / IMAGES) as file:
     file.write(gzip.compress(json.dumps(content).encode(), mtime=0))
 
 

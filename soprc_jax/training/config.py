@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from soprc_jax._text import shown
+from soprc_jax._internal.strings import shown
 from soprc_jax.training import config_checks, rules
 
 # ml_collections' class is opaque to mypy: its fields are checked by `check` instead.

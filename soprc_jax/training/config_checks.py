@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 from soprc_jax import interpolation, losses
-from soprc_jax._text import shown
+from soprc_jax._internal.strings import shown
 from soprc_jax.data import datasets, images, pipeline, sampler
 from soprc_jax.models import RESNETS, resnet
 from soprc_jax.training import nonfinite, objectives, optimizers

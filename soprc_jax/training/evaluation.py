@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 from flax import linen as nn
 import numpy as np
 
-from soprc_jax import _files, metrics
-from soprc_jax._text import printable
+from soprc_jax import metrics
+from soprc_jax._internal import file_io
+from soprc_jax._internal.strings import printable
 from soprc_jax.data import datasets, pipeline, sources
 from soprc_jax.training import build, checkpoints, classes, nonfinite, parallel, progress
 from soprc_jax.training import step as step_lib
@@ -251,7 +252,7 @@ def changes(trained: Trained, config: Any, workdir: Path) -> list[str]:
 def _same_place(config: Any, workdir: Path) -> bool:
   """Whether the data are where those of the run were, however that is spelled; elsewhere any data may be."""
   roots = (config.data.root, workdir_lib.read_config(workdir)["data"]["root"])
-  there, here = (_files.given(root, name="data.root").resolve() for root in roots)
+  there, here = (file_io.given(root, name="data.root").resolve() for root in roots)
   return there == here or config.data.source == "glyphs"  # its root is a cache
 
 

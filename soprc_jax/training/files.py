@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from soprc_jax._text import shown
+from soprc_jax._internal.strings import shown
 
 # What remedies nearly all of them: nothing in a results folder is more than what a run has computed.
 REMEDY = "remove it, and what it stands for is made again"

@@ -10,7 +10,7 @@ import socket
 
 import filelock
 
-from soprc_jax import _files
+from soprc_jax._internal import file_io
 
 _log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def hold(workdir: Path) -> Iterator[None]:
   """
   path = workdir / LOCK
   for own in (path, workdir / HOLDER):
-    what = "a link" if own.is_symlink() else _files.why_no_file(own)
+    what = "a link" if own.is_symlink() else file_io.why_no_file(own)
     if what not in ("", "missing"):
       raise ValueError(f"{own} is {what}, which the lock of a run never is: remove it")
   held = filelock.FileLock(path, timeout=0)
@@ -42,7 +42,7 @@ def hold(workdir: Path) -> Iterator[None]:
     _log.warning("%s cannot be locked (%s): see to it that no other run uses it.", workdir, error)
   try:
     now = datetime.datetime.now()
-    with _files.whole(workdir / HOLDER) as file:
+    with file_io.whole(workdir / HOLDER) as file:
       file.write(f"process {os.getpid()} on {socket.gethostname()}, since {now:%Y-%m-%d %H:%M:%S}\n".encode())
     yield
   finally:

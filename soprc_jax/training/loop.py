@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from soprc_jax import _files
-from soprc_jax._text import printable
+from soprc_jax._internal import file_io
+from soprc_jax._internal.strings import printable
 from soprc_jax.data import pipeline, sources
 from soprc_jax.training import (
   build,
@@ -60,7 +60,7 @@ def train(config: Any, workdir: Path, *, allow_seen_classes: bool = False) -> di
   """
   parallel.check_equal("the config", config_lib.to_json(config))
   parallel.check_equal("--workdir", str(workdir))
-  workdir = _files.given(workdir, name="--workdir").absolute()  # Orbax takes no other
+  workdir = file_io.given(workdir, name="--workdir").absolute()  # Orbax takes no other
   with _disk_errors(workdir), contextlib.ExitStack() as opened:  # closing writes too
     run = _Run(config, workdir, opened, allow_seen_classes=allow_seen_classes)
     run.train()
@@ -75,7 +75,7 @@ def _disk_errors(workdir: Path) -> Iterator[None]:
   except Exception as error:
     if not workdir_lib.is_full(error):
       raise
-    where = _files.what_is_full(error, workdir)
+    where = file_io.what_is_full(error, workdir)
     what = "for the run in" if where.startswith(str(workdir)) else "in"
     raise OSError(
       f"no space is left {what} {where}: make some, and the same command resumes from the newest checkpoint in {workdir} "

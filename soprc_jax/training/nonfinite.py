@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays
+from soprc_jax._internal import collectives
 from soprc_jax.training.state import TrainState
 
 # What follows a step that is not finite: the run stops, its state as it was before that step; or the step is left out.
@@ -29,7 +29,7 @@ def any_nonfinite(tree: Any) -> jax.Array:
 def code(bad: Mapping[str, jax.Array], axis_name: str | None) -> jax.Array:
   """The parts that are not finite on any device, as one int32 with a bit for each of `PARTS`; 0 if all are finite."""
   flags = jnp.stack([bad[name] for name in PARTS]).astype(jnp.int32)
-  flags = (_arrays.psum(flags, axis_name) > 0).astype(jnp.int32)
+  flags = (collectives.psum(flags, axis_name) > 0).astype(jnp.int32)
   return jnp.sum(flags << jnp.arange(len(PARTS)))
 
 

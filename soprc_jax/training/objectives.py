@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from soprc_jax import _arrays, estimators, interpolation, lists, tracking
+from soprc_jax import estimators, interpolation, lists, tracking
+from soprc_jax._internal import collectives, masks
 from soprc_jax.training import baselines
 from soprc_jax.training.loss_protocol import Inputs, Objective, Outputs, Setting
 
@@ -57,7 +58,7 @@ def count_lists(inputs: Inputs, axis_name: str | None) -> jax.Array:
   """Images of the batch of all devices that have a positive and a negative in it: without any, a loss of rankings is a 0 that means nothing."""
   nothing = jnp.zeros((inputs.labels.shape[0], 1))  # only the masks are used
   pairs = lists.similarities(nothing, inputs.labels, where=inputs.where, axis_name=axis_name)
-  return _arrays.psum(jnp.sum(_arrays.has_both(pairs.positive, pairs.negative)), axis_name)
+  return collectives.psum(jnp.sum(masks.has_both(pairs.positive, pairs.negative)), axis_name)
 
 
 def name_problem(name: str, *, imports: bool = True) -> str | None:
@@ -154,7 +155,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       axis_name=setting.axis_name,
       **found.masks,
     )
-    risk = _arrays.masked_mean(risks, found.valid, None, setting.axis_name)
+    risk = masks.masked_mean(risks, found.valid, None, setting.axis_name)
     metrics = {"soprc": risk, "prior": _pmean(jnp.mean(prior), setting.axis_name), "tau1": tau1_fn(inputs.step)}
     loss = risk
     if config.lambda1 or config.lambda2:
@@ -171,10 +172,10 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       )
       metrics["semi_variance"] = variance
       loss = risk + variance
-    metrics[VALID_LISTS] = _arrays.psum(jnp.sum(found.valid), setting.axis_name)
+    metrics[VALID_LISTS] = collectives.psum(jnp.sum(found.valid), setting.axis_name)
     metrics["dropped_positives"] = found.num_dropped
     saturated = (risks > _SATURATED).astype(jnp.float32)
-    metrics["saturated_lists"] = _arrays.masked_mean(saturated, found.valid, None, setting.axis_name)
+    metrics["saturated_lists"] = masks.masked_mean(saturated, found.valid, None, setting.axis_name)
     if carried:
       weight = tracking.find_state(inputs.opt_state).weight
       metrics["v_rows_seen"] = jnp.mean((weight > 0).astype(jnp.float32))

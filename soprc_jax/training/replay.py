@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from soprc_jax._text import printable
+from soprc_jax._internal.strings import printable
 from soprc_jax.training import build, nonfinite, parallel, reproduction
 
 _SHOWN = 8

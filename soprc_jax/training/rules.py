@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 import math
 from typing import Any
 
-from soprc_jax._text import shown
+from soprc_jax._internal.strings import shown
 
 # What float32 has left for products and quotients of a setting: 0, or of a size between these.
 SIZES = (1e-30, 1e30)

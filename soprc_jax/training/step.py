@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from soprc_jax import _arrays
+from soprc_jax._internal import collectives
 from soprc_jax.training import gradients, nonfinite, objectives
 from soprc_jax.training.state import TrainState
 
@@ -101,7 +101,7 @@ def train_step(
   new_state = nonfinite.guarded(state, new_state, code, policy=on_nonfinite, step=batch.get("step"))
   metrics = {"loss": loss, "grad_norm": grad_norm, "nonfinite": code, **metrics}
   if "broken" in batch:
-    metrics["num_broken"] = _arrays.psum(jnp.sum(batch["broken"]), axis_name)
+    metrics["num_broken"] = collectives.psum(jnp.sum(batch["broken"]), axis_name)
   return new_state, {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
 
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from soprc_jax import _files
+from soprc_jax._internal import file_io
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import files
 
@@ -37,7 +37,7 @@ WRITES = (
   "variables",
   "evaluation_*.json",
 )
-is_full = _files.is_full
+is_full = file_io.is_full
 
 
 def check(workdir: Path, config: Any, writes: Sequence[str] = WRITES) -> bool:
@@ -156,7 +156,7 @@ def find_config(workdir: Path) -> dict[str, Any] | None:
 
 def write_atomically(path: Path, text: str) -> None:
   """Writes a text file, see `soprc_jax._files.whole`."""
-  with _files.whole(path) as file:
+  with file_io.whole(path) as file:
     file.write(text.encode())
 
 
@@ -190,7 +190,7 @@ class JsonLines:
   def write(self, line: dict[str, Any]) -> None:
     """Appends a line."""
     self.lines.append(line)
-    with _files.naming(self._path):
+    with file_io.naming(self._path):
       self._file.write(_dump(line))
 
   def replace_last(self, line: dict[str, Any]) -> None:
@@ -201,7 +201,7 @@ class JsonLines:
 
   def sync(self) -> None:
     """Puts all lines on disk; done before a checkpoint, so that none of its steps can be missing."""
-    with _files.naming(self._path):
+    with file_io.naming(self._path):
       self._file.flush()
       if self._writes:
         os.fsync(self._file.fileno())

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from soprc_jax import _blocks, estimators, lists
+from soprc_jax import estimators, lists
+from soprc_jax._internal import blockwise
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import loss_protocol, objectives
 
@@ -48,7 +49,7 @@ def test_blocks_change_nothing(name, monkeypatch):
     return original(function, rows, **options)
 
   monkeypatch.setattr(jax.lax, "map", counted)
-  monkeypatch.setattr(_blocks, "BLOCK_ENTRIES", 7 * 30 * 30)  # of columns: 7 at a time, and 1 or 2 left over
+  monkeypatch.setattr(blockwise, "BLOCK_ENTRIES", 7 * 30 * 30)  # of columns: 7 at a time, and 1 or 2 left over
   got = _loss(objective)(embeddings, labels, state)
   assert calls
   np.testing.assert_allclose(got[0], want[0], rtol=1e-6)

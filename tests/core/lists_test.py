@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from soprc_jax import (
-  _arrays,
   ap_loss,
   binary_lists,
   interpolate_scores,
@@ -24,6 +23,7 @@ from soprc_jax import (
   semi_variance,
   soprc_loss,
 )
+from soprc_jax._internal import masks
 
 B, D, G = 7, 4, 5
 _LABELS = np.array([9, 2, 9, 5, 2, 9, 9])  # unsorted; classes of 4, 2 and 1
@@ -363,10 +363,10 @@ def test_f46_half_of_a_large_gallery_is_kept_without_a_repeat():
 def test_f46_counts_beyond_31_bits():
   """Of an array that is never made, a broadcast number."""
   side = 2**16
-  every = jax.jit(lambda one: _arrays.count_true(jnp.broadcast_to(one, (side, side))).astype(jnp.float32))
+  every = jax.jit(lambda one: masks.count_true(jnp.broadcast_to(one, (side, side))).astype(jnp.float32))
   assert float(every(jnp.array(True))) == 2**32
   large = [jax.ShapeDtypeStruct((side, side), dtype) for dtype in (jnp.float32, bool)]
-  assert jax.eval_shape(_arrays.masked_mean, *large).dtype == jnp.float32
+  assert jax.eval_shape(masks.masked_mean, *large).dtype == jnp.float32
   assert lists._num_dropped(jnp.full(3, 2**31 - 1, jnp.int32), 1, None) == 2**31 - 1
   assert lists._num_dropped(jnp.array([5, 1, 2]), 2, None) == 3
 

@@ -1,4 +1,4 @@
-"""Long lists by sorting (soprc_jax/_piecewise.py): value and gradient of every pair, in float32, whatever the scores."""
+"""Long lists by sorting (soprc_jax/_internal/piecewise.py): value and gradient of every pair, in float32, whatever the scores."""
 
 import functools
 import itertools
@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from soprc_jax import _piecewise, ap_loss, interpolate_scores, losses, soprc_loss
+from soprc_jax import ap_loss, interpolate_scores, losses, soprc_loss
+from soprc_jax._internal import piecewise
 
 P, N, M = 50, 700, 20
 _LONG = (512, 2**13)
@@ -113,8 +114,8 @@ class SortedTest(parameterized.TestCase):
     where = np.ones(len(values), bool)
     thresholds = np.float32([-0.7002, -0.701])
     tau = jnp.float32(0.1)
-    window = _piecewise.PiecewisePolynomial(_piecewise.ONE_SIDED_HUBER.pieces[:1], slope_is_linear=True)
-    got = _piecewise.piecewise_sum(window, thresholds, values, where, tau)
+    window = piecewise.PiecewisePolynomial(piecewise.ONE_SIDED_HUBER.pieces[:1], slope_is_linear=True)
+    got = piecewise.piecewise_sum(window, thresholds, values, where, tau)
     u = 1 + (np.float64(values[-1]) - np.float64(thresholds)) / np.float64(np.float32(0.1))
     np.testing.assert_allclose(got, u**2, rtol=2e-3)  # u is 1e-4: its own rounding; prefix sums would give -1 to 1
 
@@ -123,7 +124,7 @@ class SortedTest(parameterized.TestCase):
     rng = np.random.default_rng(count)
     thresholds, values = np.float32(rng.normal(size=5)), np.float32(rng.normal(size=count))
     where = rng.random(count) < 0.8
-    got = _piecewise.piecewise_sum(_piecewise.ONE_SIDED_HUBER, thresholds, values, where, jnp.float32(0.5))
+    got = piecewise.piecewise_sum(piecewise.ONE_SIDED_HUBER, thresholds, values, where, jnp.float32(0.5))
     x = (np.float64(values)[where] - np.float64(thresholds)[:, None]) / 0.5
     want = np.where(x > 0, 1 + 2 * x, np.square(np.maximum(1 + x, 0))).sum(1)
     np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)
@@ -199,7 +200,7 @@ class SortedTest(parameterized.TestCase):
   @parameterized.parameters(0.0, 10.0, 1e3, -1e3)
   def test_f48_chosen_by_itself(self, offset):
     for tau1 in (1e-3, 0.1):
-      assert _piecewise.is_faster(*_LONG)
+      assert piecewise.is_faster(*_LONG)
       _assert_any_algorithm(offset, 0.01, tau1, np.float32, ("auto",), _LONG)
 
   @parameterized.parameters(1e38, 3e38, _LARGEST, 1e-38, 0.0)
@@ -290,9 +291,9 @@ def test_retrieval_losses_of_long_lists(loss_fn, monkeypatch):
     calls.append(args)
     return original(*args)
 
-  original = _piecewise.sums_of_lists
-  monkeypatch.setattr(_piecewise, "is_faster", lambda *sizes: True)
-  monkeypatch.setattr(_piecewise, "sums_of_lists", sums)
+  original = piecewise.sums_of_lists
+  monkeypatch.setattr(piecewise, "is_faster", lambda *sizes: True)
+  monkeypatch.setattr(piecewise, "sums_of_lists", sums)
   got = jax.jit(lambda e: value_and_gradient(e, labels, where=where))(embeddings)
   assert calls
   np.testing.assert_allclose(got[0], want[0], rtol=1e-5)

@@ -17,7 +17,8 @@ import runs
 import shard_map_cases
 
 import soprc_jax
-from soprc_jax import _piecewise, losses, memory
+from soprc_jax import losses, memory
+from soprc_jax._internal import piecewise
 
 _wanted = functools.cache(shard_map_cases.on_one_device)
 
@@ -76,8 +77,8 @@ def test_f51_every_function_with_axis_name_has_a_case():
 
 @pytest.mark.parametrize("name", ["soprc_loss long", "ap_loss long"])
 def test_long_lists_are_sorted(name, monkeypatch):
-  calls, original = [], _piecewise.sums_of_lists
-  monkeypatch.setattr(_piecewise, "sums_of_lists", lambda *args: calls.append(args) or original(*args))
+  calls, original = [], piecewise.sums_of_lists
+  monkeypatch.setattr(piecewise, "sums_of_lists", lambda *args: calls.append(args) or original(*args))
   case = shard_map_cases.CASES[name]
   jax.eval_shape(lambda: case.compute(case.shared, case.parts, None))
   assert calls

@@ -18,7 +18,7 @@ import pytest
 import runs
 import trees
 
-from soprc_jax import _files
+from soprc_jax._internal import file_io
 from soprc_jax.data import glyphs, image_folder, images, pictures, pipeline, sampler, sources
 
 # Reference digests of the rendered pixels would change with Pillow and matplotlib; what must hold with any version is tested.
@@ -621,14 +621,14 @@ class TestFilesThatCannotBeRead:
       path.unlink()
     bad[1].symlink_to("nowhere")
     bad[2].symlink_to(bad[2])
-    read = _files.read_regular
+    read = file_io.read_regular
 
     def read_regular(path):  # root may read what nobody else may
       if path == bad[3]:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
       return read(path)
 
-    monkeypatch.setattr(_files, "read_regular", read_regular)
+    monkeypatch.setattr(file_io, "read_regular", read_regular)
     return source
 
   def _batches(self, source, **settings):
@@ -658,7 +658,7 @@ class TestFilesThatCannotBeRead:
     def read_regular(path):
       raise OSError(errno.EMFILE, "Too many open files", str(path))
 
-    monkeypatch.setattr(_files, "read_regular", read_regular)
+    monkeypatch.setattr(file_io, "read_regular", read_regular)
     with pytest.raises(OSError, match="Too many open files"):
       list(pipeline.eval_batches(root, batch_size=20, image_size=8, on_broken="skip"))
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from soprc_jax import _text
+from soprc_jax._internal import strings
 from soprc_jax.data import arrays, glyphs, image_folder, images, lists, pictures
 
 # What breaks readers of text: other encodings and line ends, NUL, quotes, digits that are no ASCII, names too long for a file system.
@@ -172,7 +172,7 @@ def test_image_folders_with_any_names(tmp_path_factory, names):
   told = ""
   try:
     source = image_folder.load(str(root))
-    wanted = {_text.class_name(name) for name in names if not name.startswith(".")}
+    wanted = {strings.class_name(name) for name in names if not name.startswith(".")}
     assert {source[i].class_name for i in range(len(source))} == wanted
   except (ValueError, OSError) as error:
     told = str(error)

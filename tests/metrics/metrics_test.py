@@ -15,7 +15,8 @@ import pytest
 import reference
 import sklearn.metrics
 
-from soprc_jax import _counting, _gallery, _thresholds, metrics
+from soprc_jax import metrics
+from soprc_jax.metrics import curves, exact_ranks, similarities
 
 L = 9
 # Few distinct values: most lists have ties.
@@ -231,7 +232,7 @@ class RetrievalMetricsTest(chex.TestCase):
     gallery = np.full((size + 1, 3), 0.5)
     gallery[size, 0] += 1e-9
     labels, query = np.arange(size + 1) == size, np.array([[1.0, 0.0, 0.0]])
-    with mock.patch.object(_counting, "MIN_PRODUCTS", 0 if fast else 2**31):
+    with mock.patch.object(exact_ranks, "MIN_PRODUCTS", 0 if fast else 2**31):
       for queries in (query, query.astype(np.float32)):
         got = metrics.retrieval_metrics(queries, [1], gallery=gallery, gallery_labels=labels, ks=(1,))
         self.assertEqual((got["mAUPRC"], got["recall@1"]), (1.0, 1.0))
@@ -255,7 +256,7 @@ class RetrievalMetricsTest(chex.TestCase):
 
     means = set()
     for min_products in (0, 2**40):
-      with mock.patch.object(_counting, "MIN_PRODUCTS", min_products):
+      with mock.patch.object(exact_ranks, "MIN_PRODUCTS", min_products):
         for block_size in (1, 5, 64, 100):
           means.add(check(metrics.retrieval_metrics(embeddings, labels, per_query=True, block_size=block_size), ids))
         means.add(check(metrics.retrieval_metrics(embeddings[order], labels[order], per_query=True), order))
@@ -373,7 +374,7 @@ class RetrievalMetricsTest(chex.TestCase):
     valid = positives > 0
     expected = np.where(valid, positives / 11, np.nan)
     for order in (np.arange(12), np.random.default_rng(seed).permutation(12)):
-      with mock.patch.multiple(_counting, MIN_PRODUCTS=0 if fast else 2**31, _PAIR_COST=1):
+      with mock.patch.multiple(exact_ranks, MIN_PRODUCTS=0 if fast else 2**31, _PAIR_COST=1):
         result = metrics.retrieval_metrics(embeddings, labels[order], ks=(1, 9), per_query=True)
       np.testing.assert_allclose(result["ap_per_query"], expected[order], rtol=1e-12)
       for k in (1, 9):
@@ -393,7 +394,7 @@ class RetrievalMetricsTest(chex.TestCase):
   @parameterized.named_parameters(("exact", 2**31), ("fast", 0))
   def test_f04_a_duplicate_of_the_query_stays_and_the_query_goes(self, min_products):
     embeddings = np.float32([[1, 0], [1, 0], [0, 1], [0, 1]])
-    with mock.patch.multiple(_counting, MIN_PRODUCTS=min_products, _PAIR_COST=1):
+    with mock.patch.multiple(exact_ranks, MIN_PRODUCTS=min_products, _PAIR_COST=1):
       same = metrics.retrieval_metrics(embeddings, np.array([0, 0, 1, 1]), ks=(1,))
       crossed = metrics.retrieval_metrics(embeddings, np.array([0, 1, 0, 1]), ks=(1,), per_query=True)
       # The queries 1 and 2 in a gallery of all, in another order: by their ids.
@@ -567,7 +568,7 @@ class FastCountsTest(chex.TestCase):
   def test_equal_to_exact_scores_of_all(self, geometry, pair_cost, seed, classes, block_size):
     embeddings = _geometry(geometry, seed, 96, 16)
     labels = np.random.default_rng(seed).integers(0, classes, 96)
-    with mock.patch.multiple(_counting, MIN_PRODUCTS=0, _PAIR_COST=pair_cost):
+    with mock.patch.multiple(exact_ranks, MIN_PRODUCTS=0, _PAIR_COST=pair_cost):
       got = metrics.retrieval_metrics(embeddings, labels, block_size=block_size, per_query=True)
     self.compare(got, _by_sorting_all(embeddings, labels, embeddings, labels, ~np.eye(96, dtype=bool)))
 
@@ -579,7 +580,7 @@ class FastCountsTest(chex.TestCase):
     if ids:
       keys = rng.integers(0, ids, 96)
       options, usable = {"query_ids": keys[:40], "gallery_ids": keys[40:]}, keys[:40, None] != keys[40:]
-    with mock.patch.multiple(_counting, MIN_PRODUCTS=0, _PAIR_COST=4):
+    with mock.patch.multiple(exact_ranks, MIN_PRODUCTS=0, _PAIR_COST=4):
       got = metrics.retrieval_metrics(
         embeddings[:40], labels[:40], gallery=embeddings[40:], gallery_labels=labels[40:], per_query=True, **options
       )
@@ -589,8 +590,8 @@ class FastCountsTest(chex.TestCase):
     """Above a size, for spread embeddings, no query needs the exact scores of all."""
     embeddings, labels = _geometry("spread", 0, 512, 64), np.arange(512) // 4
     with (
-      mock.patch.object(_counting, "MIN_PRODUCTS", 512 * 512 * 64),
-      mock.patch.object(_counting, "exact_ranks", side_effect=AssertionError("exact scores of all")),
+      mock.patch.object(exact_ranks, "MIN_PRODUCTS", 512 * 512 * 64),
+      mock.patch.object(exact_ranks, "exact_ranks", side_effect=AssertionError("exact scores of all")),
     ):
       metrics.retrieval_metrics(embeddings, labels)
       with self.assertRaisesRegex(AssertionError, "exact scores of all"):
@@ -600,8 +601,8 @@ class FastCountsTest(chex.TestCase):
     """After a block in which most queries were in doubt, the product in float32 is not tried again."""
     embeddings, labels = _geometry("collapsed", 0, 96, 16), np.arange(96) // 4
     with (
-      mock.patch.object(_counting, "MIN_PRODUCTS", 0),
-      mock.patch.object(_counting, "_count_block", side_effect=_counting._count_block) as count,
+      mock.patch.object(exact_ranks, "MIN_PRODUCTS", 0),
+      mock.patch.object(exact_ranks, "_count_block", side_effect=exact_ranks._count_block) as count,
     ):
       metrics.retrieval_metrics(embeddings, labels, block_size=24)
     self.assertEqual(count.call_count, 1)
@@ -610,9 +611,9 @@ class FastCountsTest(chex.TestCase):
   def test_bound(self, width):
     """The float32 score is within the bound of the exact one, and the bound is of the size of float32 errors."""
     vectors = _geometry("spread", 1, 400, width)
-    task = _gallery.make_task(vectors, np.zeros(400, int), None, None, None, None, 400)
-    with mock.patch.object(_counting, "MIN_PRODUCTS", 0):
-      bound = _counting.Counter(task, 400)._bound[:, None]
+    task = similarities.make_task(vectors, np.zeros(400, int), None, None, None, None, 400)
+    with mock.patch.object(exact_ranks, "MIN_PRODUCTS", 0):
+      bound = exact_ranks.Counter(task, 400)._bound[:, None]
     error = np.abs(np.float64(vectors @ vectors.T) - np.float64(vectors) @ np.float64(vectors).T)
     self.assertLess(np.max(error / bound), 1.0)
     self.assertLess(np.max(bound), 1.1 * (width + 8) * 2.0**-24)
@@ -622,7 +623,7 @@ class FastCountsTest(chex.TestCase):
 
     def measured(size, positives):
       shapes = [jax.ShapeDtypeStruct((8, 128, last), jnp.float32) for last in (32, positives, positives)]
-      compiled = _counting._count_block.lower(jax.ShapeDtypeStruct((size, 32), jnp.float32), shapes).compile()
+      compiled = exact_ranks._count_block.lower(jax.ShapeDtypeStruct((size, 32), jnp.float32), shapes).compile()
       return compiled.memory_analysis().temp_size_in_bytes, compiled.memory_analysis().output_size_in_bytes
 
     tile = 4 * 128
@@ -753,14 +754,14 @@ class MeanPrCurveTest(chex.TestCase):
 
   @parameterized.product(number=(2, 3, 8, 21, 2001, 4096), sorts=(False, True))
   def test_num_reached_is_exact_at_the_thresholds(self, number, sorts):
-    at = _thresholds.grid(number).astype(np.float32)
+    at = curves.grid(number).astype(np.float32)
     near = [np.nextafter(at, np.float32(to)) for to in (-np.inf, np.inf)]
     ends = np.float32([-np.inf, np.inf, -3e38, 3e38, 0.0, -0.0, 1e-45, -1e-45])
     scores = np.random.default_rng(0).permutation(np.concatenate([at, *near, ends]))[None].repeat(70, axis=0)
     scores[1] = 1.0
-    want = [len(row) - np.searchsorted(np.sort(row), _thresholds.grid(number), side="left") for row in scores[:2]]
-    with mock.patch.object(_thresholds, "_MAX_THRESHOLDS", 1 if sorts else 2**20):
-      got = _thresholds.num_reached(scores, number)
+    want = [len(row) - np.searchsorted(np.sort(row), curves.grid(number), side="left") for row in scores[:2]]
+    with mock.patch.object(curves, "_MAX_THRESHOLDS", 1 if sorts else 2**20):
+      got = curves.num_reached(scores, number)
     np.testing.assert_array_equal(got[:2], want)
     np.testing.assert_array_equal(got[2:], np.tile(want[0], (68, 1)))
 
@@ -770,7 +771,7 @@ class MeanPrCurveTest(chex.TestCase):
     embeddings, labels = _geometry(geometry, 0, 90, 16), np.arange(90) // 3
     scores = reference.similarities(embeddings, embeddings)
     np.fill_diagonal(scores, -np.inf)
-    grid, precision, recall = _thresholds.grid(2001), np.zeros(2001), np.zeros(2001)
+    grid, precision, recall = curves.grid(2001), np.zeros(2001), np.zeros(2001)
     for i, row in enumerate(scores):
       positives = np.sort(row[(labels == labels[i]) & (np.arange(90) != i)])
       retrieved = 90 - np.searchsorted(np.sort(row), grid, side="left")

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import soprc_jax
-from soprc_jax import _blocks, _piecewise, lists, losses, memory
+from soprc_jax import lists, losses, memory
+from soprc_jax._internal import blockwise, piecewise
 
 AXIS = "devices"
 _IMAGES, _CLASSES, _FEATURES, _DIM = 24, 5, 7, 6
@@ -260,8 +261,8 @@ for _name in (
 @contextlib.contextmanager
 def _few_count_as_many():
   with (
-    mock.patch.multiple(_piecewise, _MIN_THRESHOLDS=1, _MIN_VALUES=1, _MIN_PAIRS=1),
-    mock.patch.multiple(_blocks, BLOCK_ENTRIES=2 * _IMAGES, _CACHED_ENTRIES=_IMAGES, _FEW_COLUMNS=1),
+    mock.patch.multiple(piecewise, _MIN_THRESHOLDS=1, _MIN_VALUES=1, _MIN_PAIRS=1),
+    mock.patch.multiple(blockwise, BLOCK_ENTRIES=2 * _IMAGES, _CACHED_ENTRIES=_IMAGES, _FEW_COLUMNS=1),
     mock.patch.object(lists, "_SMALL", 1),
   ):
     yield

@@ -16,7 +16,7 @@ import runs
 from experiments import flags
 from experiments.binary import binary_config
 from experiments.compare import plans
-from soprc_jax import _text
+from soprc_jax._internal import strings
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import rules
 
@@ -173,7 +173,7 @@ class TestResolve:
 
 @hypothesis.given(value=st.recursive(st.integers() | st.text() | st.binary(), st.lists))
 def test_shown_is_short(value):
-  assert len(_text.shown(value)) <= 203
+  assert len(strings.shown(value)) <= 203
 
 
 # Each line of the standard input is a list of arguments, which a child of its own parses: absl flags can be parsed once. Answers are lines too.

@@ -1,6 +1,6 @@
 """Ranks in a large gallery: float32 products decide where they are sure, exact scores everywhere else.
 
-Let ``a`` be a query, ``b`` a candidate, ``u = 2^-24``, D the width, ``s`` the exact score (by the rule of `_gallery`: a float64
+Let ``a`` be a query, ``b`` a candidate, ``u = 2^-24``, D the width, ``s`` the exact score (by the rule of `similarities`: a float64
 sum, rounded to float32 unless an embedding is float64) and ``S`` the float32 product. Then ``|S - s| <= 1.01 (D + 8) u |a| |b| + tiny``:
 
 * rounding a and b to float32 changes ``sum |a_i b_i| <= |a| |b|`` (Cauchy-Schwarz) by ``(2 u + u^2) |a| |b|`` at most;
@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _gallery
+from soprc_jax.metrics import similarities
 
 # Below this many multiplications all scores are made exactly: compiling would take longer.
 MIN_PRODUCTS = 2**31
@@ -55,7 +55,7 @@ class Counter:
     block_size: rows of a block at most.
   """
 
-  def __init__(self, task: _gallery.Task, block_size: int):
+  def __init__(self, task: similarities.Task, block_size: int):
     self._task = task
     # More candidates in doubt than this make exact scores of all the cheaper way.
     self._limit = len(task.gallery) // _PAIR_COST
@@ -95,7 +95,7 @@ class Counter:
     """``[n]`` whether few enough candidates of a query are in doubt, and the ranks of all; those of the others mean nothing."""
     place, columns = self._task.positives(rows)
     numbers = np.bincount(place, minlength=len(rows))
-    positives = _padded(place, _gallery.pair_scores(self._task, rows[place], columns), numbers)
+    positives = _padded(place, similarities.pair_scores(self._task, rows[place], columns), numbers)
     retrieved, decided, place, columns = self._above_for_sure(rows, positives)
     retrieved += self._at_least(rows, place, columns, positives)
     if self._task.excluded is not None:
@@ -124,7 +124,7 @@ class Counter:
 
   def _at_least(self, rows: np.ndarray, place: np.ndarray, columns: np.ndarray, positives: np.ndarray) -> np.ndarray:
     """``[n, P]`` how many of the pairs of a query score at least as high as each of its positives; ``place`` ascends."""
-    scores = _gallery.pair_scores(self._task, rows[place], columns)
+    scores = similarities.pair_scores(self._task, rows[place], columns)
     counts = np.zeros((len(place) + 1, positives.shape[1]), np.int64)
     np.cumsum(scores[:, None] >= positives[place], axis=0, out=counts[1:])
     ends = np.searchsorted(place, np.arange(len(rows) + 1))
@@ -164,10 +164,10 @@ def _add_each(left: list[jax.Array], right: list[jax.Array]) -> list[jax.Array]:
   return [a + b for a, b in zip(left, right, strict=True)]
 
 
-def exact_ranks(task: _gallery.Task, rows: np.ndarray) -> Ranks:
+def exact_ranks(task: similarities.Task, rows: np.ndarray) -> Ranks:
   """Ranks of the queries ``rows`` by exact scores of all candidates."""
   ap, above = np.full(len(rows), np.nan), np.full(len(rows), -1)
-  scores = _gallery.all_scores(task, rows)
+  scores = similarities.all_scores(task, rows)
   for i, row in enumerate(rows):
     positives = scores[i, task.members.of(row)]
     positives = positives[positives > -np.inf]

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import _arrays, _blocks, _piecewise, surrogates
+from soprc_jax import surrogates
+from soprc_jax._internal import blockwise, masks, piecewise
 
 ALGORITHMS = ("auto", "dense", "sorted")
 
@@ -21,16 +22,16 @@ class PairFunction(NamedTuple):
   """
 
   of_margins: Callable[[jax.Array, jax.Array], jax.Array]
-  polynomial: _piecewise.PiecewisePolynomial | None = None
+  polynomial: piecewise.PiecewisePolynomial | None = None
   only_float32: bool = False
 
 
 # l1 and l2 of Eq. 7, and the positive part.
-L1 = PairFunction(lambda margins, tau: surrogates.one_sided_huber(margins, tau=tau), _piecewise.ONE_SIDED_HUBER)
+L1 = PairFunction(lambda margins, tau: surrogates.one_sided_huber(margins, tau=tau), piecewise.ONE_SIDED_HUBER)
 L2 = PairFunction(
-  lambda margins, tau: surrogates.one_sided_sigmoid(margins, tau=tau), _piecewise.ONE_SIDED_SIGMOID, only_float32=True
+  lambda margins, tau: surrogates.one_sided_sigmoid(margins, tau=tau), piecewise.ONE_SIDED_SIGMOID, only_float32=True
 )
-HINGE = PairFunction(lambda margins, tau: jax.nn.relu(-margins / tau), _piecewise.HINGE)
+HINGE = PairFunction(lambda margins, tau: jax.nn.relu(-margins / tau), piecewise.HINGE)
 
 
 def pair_sums(
@@ -54,14 +55,14 @@ def pair_sums(
     ValueError: ``"sorted"`` with a tau that is no scalar.
   """
   if function.polynomial is not None and _is_sorted(function, thresholds, values, tau, algorithm):
-    return _piecewise.sums_of_lists(function.polynomial, thresholds, values, where, tau)
+    return piecewise.sums_of_lists(function.polynomial, thresholds, values, where, tau)
 
   def sums(thresholds: jax.Array) -> jax.Array:
     margins = thresholds[..., :, None] - values[..., None, :]
     found = function.of_margins(margins, jnp.asarray(tau, margins.dtype))
     return jnp.sum(jnp.where(where[..., None, :], found, jnp.zeros_like(found)), axis=-1)
 
-  return _blocks.map_columns(sums, thresholds, values.size)
+  return blockwise.map_columns(sums, thresholds, values.size)
 
 
 def pair_means(
@@ -70,7 +71,7 @@ def pair_means(
   """Averages a function over the valid values of its list, 0 without any; else as `pair_sums`."""
   sums = pair_sums(function, thresholds, values, where, tau=tau, algorithm=algorithm)
   count = jnp.sum(where, axis=-1, keepdims=True).astype(sums.dtype)
-  return _arrays.ratio(sums, jnp.broadcast_to(count, sums.shape))
+  return masks.ratio(sums, jnp.broadcast_to(count, sums.shape))
 
 
 def _is_sorted(function: PairFunction, thresholds: jax.Array, values: jax.Array, tau: Any, algorithm: str) -> bool:
@@ -83,4 +84,4 @@ def _is_sorted(function: PairFunction, thresholds: jax.Array, values: jax.Array,
     return False
   if function.only_float32 and values.dtype != jnp.float32:
     return False
-  return algorithm == "sorted" or _piecewise.is_faster(thresholds.shape[-1], values.shape[-1])
+  return algorithm == "sorted" or piecewise.is_faster(thresholds.shape[-1], values.shape[-1])

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _arrays, _blocks
+from soprc_jax._internal import blockwise, collectives, sorting
 
 # A sum over less is faster pair by pair.
 _MIN_THRESHOLDS = 64
@@ -97,12 +97,12 @@ def sums_of_lists(
 ) -> jax.Array:
   """`piecewise_sum` of each list: ``thresholds [..., T]``, ``values`` and ``where [..., Y]`` with equal leading axes, to ``[..., T]``."""
   tau = jnp.asarray(tau, values.dtype)
-  thresholds, values, where, tau = _arrays.vary_alike(thresholds, values, where, tau)
+  thresholds, values, where, tau = collectives.vary_alike(thresholds, values, where, tau)
   lead = thresholds.shape[:-1]
   if math.prod(lead) == 1:  # a gather with a batch axis is slower
     return piecewise_sum(f, thresholds.reshape(-1), values.reshape(-1), where.reshape(-1), tau).reshape(thresholds.shape)
   rows = tuple(array.reshape(-1, array.shape[-1]) for array in (thresholds, values, where))
-  sums = _blocks.map_rows(
+  sums = blockwise.map_rows(
     lambda t, y, w: piecewise_sum(f, t, y, w, tau), rows, 4 * (thresholds.shape[-1] + values.shape[-1])
   )
   return sums.reshape(*lead, -1)
@@ -256,13 +256,13 @@ def _join_neighbours(level: list[jax.Array], tau: jax.Array, children: int) -> l
 
 def _query(tree: _Tree, thresholds: jax.Array, tau: jax.Array, f: PiecewisePolynomial) -> tuple[jax.Array, jax.Array]:
   """Sums of f and of its derivative over all values, for each threshold."""
-  none = _arrays.vary_alike(jnp.zeros_like(thresholds), thresholds)[0]
+  none = collectives.vary_alike(jnp.zeros_like(thresholds), thresholds)[0]
   sums = none, none
   # A value at the first edge counts with 0, and so does its slope, as in the surrogates.
   first = _num_below(tree.values, thresholds, tau, f.pieces[0].low, with_equal=True)
   for piece in f.pieces:
     if math.isinf(piece.high):
-      end = _arrays.vary_alike(jnp.full_like(first, len(tree.values)), first)[0]
+      end = collectives.vary_alike(jnp.full_like(first, len(tree.values)), first)[0]
     else:
       end = _num_below(tree.values, thresholds, tau, piece.high, with_equal=False)
     sums = _add_piece(tree, thresholds, tau, piece, first, end, sums)
@@ -285,7 +285,7 @@ def _num_below(values: jax.Array, thresholds: jax.Array, tau: jax.Array, edge: f
     return jnp.where(below, middle, low), jnp.where(below, high, middle)
 
   none = jnp.zeros(thresholds.shape, jnp.int32)
-  low, high, _ = _arrays.vary_alike(none, jnp.full_like(none, values.shape[0]), thresholds)
+  low, high, _ = collectives.vary_alike(none, jnp.full_like(none, values.shape[0]), thresholds)
   return jax.lax.fori_loop(0, math.ceil(math.log2(values.shape[0] + 1)), halve, (low, high))[1]
 
 
@@ -372,12 +372,12 @@ def _sort_with(keys: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Arra
     keys, weights = jax.lax.sort((keys, weights), num_keys=1)
     return keys, weights
   index = jnp.arange(keys.shape[0], dtype=jnp.int32)
-  bits, order = _arrays.sort_together(_arrays.ordered_bits(keys), index, keys.shape[0])
-  return _arrays.from_ordered_bits(bits), weights[order]
+  bits, order = sorting.sort_together(sorting.ordered_bits(keys), index, keys.shape[0])
+  return sorting.from_ordered_bits(bits), weights[order]
 
 
 def _sort(array: jax.Array) -> jax.Array:
   """``jnp.sort`` of floats without NaN."""
   if array.dtype != jnp.float32:
     return jnp.sort(array)
-  return _arrays.from_ordered_bits(jnp.sort(_arrays.ordered_bits(array)))
+  return sorting.from_ordered_bits(jnp.sort(sorting.ordered_bits(array)))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _arrays
+from soprc_jax._internal import checks
 
 # Pairs whose vectors are gathered at a time: both sides stay in the cache of a core.
 _PAIRS = 256
@@ -105,7 +105,7 @@ def make_task(
   Raises:
     ValueError: as there.
   """
-  _arrays.check_count("block_size", block_size)
+  checks.check_count("block_size", block_size)
   if (gallery is None) != (gallery_labels is None):
     raise ValueError("gallery and gallery_labels go together: one of them is missing")
   queries, labels = _checked("embeddings", embeddings, "labels", labels)

@@ -1,14 +1,61 @@
-"""How many scores reach each of many evenly spaced thresholds."""
+"""Mean precision-recall curve over queries, from counts of the scores that reach each of many evenly spaced thresholds."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import _arrays
+from soprc_jax._internal import checks, sorting
+from soprc_jax.metrics import similarities
 
 # A bin that is found in float32 is wrong by one at most.
 _MAX_THRESHOLDS = 2**20
 _ROWS = 64
+
+
+def mean_pr_curve(
+  embeddings: Any,
+  labels: Any,
+  *,
+  thresholds: int = 2001,
+  gallery: Any = None,
+  gallery_labels: Any = None,
+  block_size: int = 1024,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Mean precision and recall over the queries at fixed similarity thresholds (the curves of the paper's figures).
+
+  Args:
+    embeddings: ``[N, D]`` queries, unit norm.
+    labels: ``[N]`` integers.
+    thresholds: number T >= 2 of thresholds, evenly spaced in [-1, 1]; 2001 gives steps of 0.001.
+    gallery: ``[G, D]`` candidates; ``None``: the queries themselves, each without itself.
+    gallery_labels: ``[G]`` integers, with ``gallery``.
+    block_size: queries at a time. It does not change the result.
+
+  Returns:
+    ``precision [T], recall [T], thresholds [T]``, float64, thresholds ascending. At a threshold that retrieves nothing a query counts
+    with precision 1 and recall 0. Queries without a positive are left out.
+
+  Raises:
+    ValueError: as in `retrieval_metrics`, or ``thresholds`` < 2.
+  """
+  checks.check_count("thresholds", thresholds, low=2)
+  task = similarities.make_task(embeddings, labels, gallery, gallery_labels, None, None, block_size)
+  precision, recall, count = np.zeros(thresholds), np.zeros(thresholds), 0
+  for rows in similarities.blocks(task, block_size):
+    scores = similarities.all_scores(task, rows, grid(thresholds))
+    place, columns = task.positives(rows)
+    numbers = np.bincount(place, minlength=len(rows))
+    valid = numbers > 0
+    retrieved = num_reached(scores, thresholds)[valid]
+    hits = num_positives_reached(place, scores[place, columns], len(rows), thresholds)[valid]
+    precisions = np.divide(hits, retrieved, out=np.ones(hits.shape), where=retrieved > 0)
+    # Over the first axis numpy adds one query after the other, so that no sum depends on the block size.
+    precision = np.add.reduce(np.concatenate([precision[None], precisions]))
+    recall = np.add.reduce(np.concatenate([recall[None], hits / numbers[valid, None]]))
+    count += len(precisions)
+  return precision / max(count, 1), recall / max(count, 1), grid(thresholds)
 
 
 def grid(number: int) -> np.ndarray:
@@ -68,7 +115,7 @@ def _histograms(scores: jax.Array, edges: jax.Array) -> jax.Array:
   def histogram(row: jax.Array) -> jax.Array:
     guess = jnp.clip(jnp.floor(row * half + half), -1, number - 1).astype(jnp.int32) + 1
     guess = jnp.clip(guess, 0, number)  # whatever a NaN was turned into
-    values = _arrays.ordered_bits(row)
+    values = sorting.ordered_bits(row)
     bins = guess + (values >= edges[guess + 1]).astype(jnp.int32) - (values < edges[guess]).astype(jnp.int32)
     return jnp.zeros(number + 1, jnp.int32).at[jnp.clip(bins, 0, number)].add(1, mode="promise_in_bounds")
 

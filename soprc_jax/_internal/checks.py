@@ -1,0 +1,99 @@
+"""Checks of arguments: each names the argument, its value, and what is allowed."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from soprc_jax._internal import masks
+
+# The smallest width: of less, float32 makes 0. The largest: beyond it products with a width overflow.
+_WIDTHS = (float(np.finfo(np.float32).tiny), 1e30)
+
+
+def check_masks_passed(**scores_and_masks: tuple[Any, Any]) -> None:
+  """Raises a ValueError if scores on the host are infinite and come without a mask.
+
+  Args:
+    **scores_and_masks: name of the scores -> (scores, mask). Arrays on a device pass: no device is
+      waited for, `masked` turns them into NaN.
+  """
+  for name, (scores, where) in scores_and_masks.items():
+    if where is not None or isinstance(scores, jax.Array):
+      continue
+    numbers = np.asarray(scores)
+    if numbers.dtype.kind == "f" and np.isinf(numbers).any():
+      raise ValueError(
+        f"{name} hold {numbers[np.isinf(numbers)].flat[0]} and come without a mask. Entries of "
+        "RetrievalLists that are not valid are infinite: pass **lists.masks"
+      )
+
+
+def check_count(name: str, value: Any, *, low: int = 1) -> None:
+  """Raises a ValueError if a size is no integer, or below ``low``."""
+  if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:
+    raise ValueError(f"{name} must be an integer, at least {low}; got {value!r}")
+
+
+def check_range(name: str, value: Any, *, low: float = -np.inf, high: float = np.inf, open_low: bool = False) -> None:
+  """Raises a ValueError if a host number lies outside ``[low, high]`` (``(low, high]`` with ``open_low``), or is not finite.
+
+  Traced and device values pass: their numbers are not known, or not worth waiting for, here.
+  """
+  numbers = _host_numbers(name, value)
+  if numbers is None:
+    return
+  below = numbers <= low if open_low else numbers < low
+  wrong = below | (numbers > high) | ~np.isfinite(numbers)
+  if wrong.any():
+    first = numbers[wrong].flat[0]
+    opening, closing = "(" if open_low or np.isinf(low) else "[", ")" if np.isinf(high) else "]"
+    raise ValueError(f"{name} must lie in {opening}{low:g}, {high:g}{closing}, got {first:g}")
+
+
+def check_width(name: str, value: Any) -> None:
+  """Raises a ValueError if a host number is no width > 0: of less than float32 can hold it would make 0, hence 0/0."""
+  check_range(name, value, low=0.0, open_low=True)
+  numbers = _host_numbers(name, value)
+  if numbers is None:
+    return
+  wrong = (numbers < _WIDTHS[0]) | (numbers > _WIDTHS[1])
+  if wrong.any():
+    first = numbers[wrong].flat[0]
+    raise ValueError(
+      f"{name} must lie in [{_WIDTHS[0]:.3g}, {_WIDTHS[1]:g}], the range that float32 computes with, got {first:g}"
+    )
+
+
+def _host_numbers(name: str, value: Any) -> np.ndarray | None:
+  """The numbers of a plain value; None for traced and device values."""
+  if value is None or isinstance(value, jax.Array):
+    return None
+  try:
+    return np.asarray(value, np.float64)
+  except (TypeError, ValueError) as error:
+    raise TypeError(f"{name} must be a number or an array, got {value!r}") from error
+
+
+def check_lists(**lists: jax.Array) -> None:
+  """Raises an AssertionError, as chex does, unless all are ``[..., list]`` with the same leading axes."""
+  shapes = {name: array.shape for name, array in lists.items()}
+  if any(len(shape) < 1 for shape in shapes.values()) or len({shape[:-1] for shape in shapes.values()}) > 1:
+    told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+    raise AssertionError(f"these must have a list axis behind the same leading axes: {told}")
+
+
+def per_list(name: str, value: Any, scores: jax.Array) -> jax.Array:
+  """A number or an array that broadcasts to ``[...]``, as ``[..., 1]`` in the scores' dtype."""
+  array, leading = jnp.asarray(value, scores.dtype), scores.shape[:-1]
+  try:
+    return jnp.broadcast_to(array, leading)[..., None]
+  except ValueError as error:
+    raise ValueError(f"{name} must be a number or broadcast to the lists {leading}, got the shape {array.shape}") from error
+
+
+def prior_per_list(prior: Any, scores: jax.Array) -> jax.Array:
+  """A prior that broadcasts to ``[...]``, as ``[..., 1]``; NaN outside [0, 1], since a traced one cannot raise."""
+  (array,) = masks.promote(prior, names=("prior",))
+  return per_list("prior", jnp.where((array >= 0.0) & (array <= 1.0), array, jnp.nan), scores)

@@ -1,0 +1,127 @@
+"""Retrieval metrics over a gallery: mean AUPRC (Eq. 2) and recall@k.
+
+They take numpy arrays and work block by block, so that no similarity matrix of a whole data set is ever held.
+`retrieval_metrics` states the precision of similarities and when two of them are equal.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+import math
+from typing import Any
+
+import numpy as np
+
+from soprc_jax._internal import checks
+from soprc_jax.metrics import exact_ranks, similarities
+
+
+def retrieval_metrics(
+  embeddings: Any,
+  labels: Any,
+  *,
+  ks: Sequence[int] = (1, 10, 100, 1000),
+  gallery: Any = None,
+  gallery_labels: Any = None,
+  query_ids: Any = None,
+  gallery_ids: Any = None,
+  block_size: int = 1024,
+  per_query: bool = False,
+  on_block: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+  """Mean AUPRC (Eq. 2) and recall@k over a gallery, each image a query in turn.
+
+  Ties are broken against us: AUPRC counts every score ``>=`` that of the positive, and recall@k is a hit only if
+  fewer than k negatives score at least as high as the best positive. The query is left out of its gallery by index (or by
+  id), never by rank, so an exact duplicate of it stays a candidate.
+
+  The similarity of two vectors is the sum of the products of their entries. It is computed in float64, in an order of addition
+  that depends on D only, and is then rounded to float32, unless an embedding is float64 (or an integer type): then it stays
+  float64. Two similarities are equal if these numbers are. So exact duplicates tie, and no result depends on ``block_size``, on
+  the order of the gallery, on devices or on processes.
+
+  Args:
+    embeddings: ``[N, D]`` queries, finite; bfloat16 and float16 count as float32.
+    labels: ``[N]`` integers.
+    ks: cut-offs >= 1.
+    gallery: ``[G, D]`` candidates; ``None``: the queries themselves.
+    gallery_labels: ``[G]`` integers, with ``gallery``.
+    query_ids: ``[N]`` integers or text: candidates with the id of the query are left out.
+    gallery_ids: ``[G]``, with ``query_ids`` and ``gallery``.
+    block_size: queries at a time; memory is at most about ``8 * block_size * G`` bytes besides the embeddings and a float64 copy
+      of them. It does not change the result.
+    per_query: adds ``"ap_per_query"`` ``[N]`` (NaN for skipped queries) and ``"negatives_above"`` ``[N]``, the number of negatives
+      that score at least as high as the best positive (-1 for skipped queries).
+    on_block: called after each block with its number of queries, e.g. to move a progress bar.
+
+  Returns:
+    ``{"mAUPRC": float, "recall@k": float for each k, "num_queries": int, "num_skipped": int, "ks_beyond_gallery": list}``. A query without a
+    positive in the gallery is skipped and counted, ``num_queries`` counts the others; to count it as 0, take
+    ``np.nan_to_num(result["ap_per_query"]).mean()`` with ``per_query``. For the ks that exceed the number of
+    candidates, listed last, recall is 1 iff a positive exists. All values are 0 if every query is skipped.
+
+  Raises:
+    TypeError: labels are no integers, ids neither integers nor text, or embeddings no real numbers.
+    ValueError: shapes do not fit; a value is not finite, or so large that a score would not be; a k or ``block_size`` is no integer or below 1.
+
+  >>> embeddings = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
+  >>> result = retrieval_metrics(embeddings, np.array([0, 0, 1, 1]), ks=(1,))
+  >>> print(f"{result['mAUPRC']:.3f} {result['recall@1']:.2f}")
+  0.750 0.50
+  """
+  ks = _checked_ks(ks)
+  task = similarities.make_task(embeddings, labels, gallery, gallery_labels, query_ids, gallery_ids, block_size)
+  counter = exact_ranks.Counter(task, block_size)
+  ap, above = np.full(len(task.queries), np.nan), np.full(len(task.queries), -1)
+  for rows in similarities.blocks(task, block_size):
+    ap[rows], above[rows] = counter.ranks(rows)
+    if on_block is not None:
+      on_block(len(rows))
+  candidates = max(len(task.gallery) - (1 if task.excludes_itself else 0), 0)
+  result = summarise_ranks(ap, above, ks=ks, num_candidates=candidates)
+  if per_query:
+    result["ap_per_query"] = ap
+    result["negatives_above"] = above
+  return result
+
+
+def summarise_ranks(ap_per_query: Any, negatives_above: Any, *, ks: Sequence[int], num_candidates: int) -> dict[str, Any]:
+  """The result of `retrieval_metrics` from its values per query, e.g. those that several processes have computed.
+
+  Args:
+    ap_per_query: ``[N]`` average precision.
+    negatives_above: ``[N]`` negatives at least as high as the best positive; -1 where a query is skipped.
+    ks: cut-offs >= 1.
+    num_candidates: size of the gallery of a query, itself not counted.
+
+  Raises:
+    TypeError: ``negatives_above`` are no integers.
+    ValueError: a k or ``num_candidates`` is no integer or too low; the two arrays do not fit, or an entry of them is out of range.
+  """
+  ks, above, ap = _checked_ks(ks), np.asarray(negatives_above), np.asarray(ap_per_query)
+  checks.check_count("num_candidates", num_candidates, low=0)
+  if above.dtype.kind not in "iu":
+    raise TypeError(f"negatives_above must be integers, got {above.dtype}")
+  if above.ndim != 1 or ap.shape != above.shape:
+    raise ValueError(f"ap_per_query and negatives_above must be [N], got {ap.shape} and {above.shape}")
+  if above.min(initial=0) < -1:
+    raise ValueError(f"negatives_above must be counts, or -1 for a skipped query; got {above.min()}")
+  if above.max(initial=0) > num_candidates:
+    raise ValueError(f"negatives_above must be at most num_candidates={num_candidates}, got {above.max()}")
+  valid = above >= 0
+  wrong = ap[valid][~((ap[valid] >= 0) & (ap[valid] <= 1))]
+  if wrong.size:
+    raise ValueError(f"ap_per_query must lie in [0, 1] for a query that negatives_above does not skip, got {wrong[0]}")
+  count = int(valid.sum())
+  result: dict[str, Any] = {"mAUPRC": math.fsum(ap[valid]) / count if count else 0.0}  # in any order
+  for k in ks:
+    result[f"recall@{k}"] = float((above[valid] < k).mean()) if count else 0.0
+  result["num_queries"] = count
+  result["num_skipped"] = len(above) - count
+  result["ks_beyond_gallery"] = [k for k in ks if k > num_candidates]
+  return result
+
+
+def _checked_ks(ks: Sequence[int]) -> list[int]:
+  ks = list(ks) if isinstance(ks, Iterable) else []
+  if not ks or any(not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1 for k in ks):
+    raise ValueError(f"ks must be at least 1 and integers, at least one of them; got {ks}")
+  return [int(k) for k in ks]
