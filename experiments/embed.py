@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, without_config="--workdir=runs/mine --output=vectors.npz --images=PHOTOS")
   flags.require(argv, "--workdir=runs/mine --output=vectors.npz --images=PHOTOS", output=_OUTPUT.value)
   from soprc_jax._internal import file_io
-  from soprc_jax.serving import embed, images, index, network
+  from soprc_jax.serving import embed, image_inputs, index, network
 
   with flags.errors_as_messages():
     if _IMAGES.value and absl_flags.FLAGS["split"].present:
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
     index.check_output(output, suffix=".npz")
     # Before the network is read; whether links may lead nowhere, its config says.
     on_broken = _ON_BROKEN.value or "skip"
-    source = None if not _IMAGES.value else images.find(_IMAGES.value, flag="--images", on_broken=on_broken)
+    source = None if not _IMAGES.value else image_inputs.find(_IMAGES.value, flag="--images", on_broken=on_broken)
     found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value)
     made = embed.of_split(found, _SPLIT.value) if source is None else embed.of_images(found, source)
     index.write(output, made)

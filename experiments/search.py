@@ -58,10 +58,10 @@ def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, without_config="--workdir=runs/mine --query=photo.jpg")
   from soprc_jax._internal import file_io, strings
   from soprc_jax.data import sources
-  from soprc_jax.serving import embed, images, index, network, search, sheet
+  from soprc_jax.serving import embed, image_inputs, index, network, search, sheet
 
   with flags.errors_as_messages():
-    paths = images.queries(_QUERY.value or [""], flag="--query")
+    paths = image_inputs.queries(_QUERY.value or [""], flag="--query")
     picture = file_io.given(_CONTACT_SHEET.value, name="--contact_sheet") if _CONTACT_SHEET.value else None
     if picture is not None:
       index.check_output(picture, flag="--contact_sheet", suffix=".png")

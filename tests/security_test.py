@@ -19,7 +19,7 @@ import runs
 import trees
 
 from experiments import flags
-from soprc_jax.data import arrays, glyphs, image_folder, lists, pictures, tfds_source
+from soprc_jax.data import arrays, decoding, glyphs, image_folder, list_files, tfds_source
 from soprc_jax.models import pretrained
 from soprc_jax.serving import network
 from soprc_jax.training import build, checkpoints, checksums, malloc, reproduction, workdir
@@ -213,8 +213,8 @@ class TestImages:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
     content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
-    with pytest.raises(pictures.BrokenImageError, match=r"photo\.jpg: this is no image that can be read"):
-      pictures.pixels(pictures.as_picture(pictures.Encoded(content, "photo.jpg")))
+    with pytest.raises(decoding.BrokenImageError, match=r"photo\.jpg: this is no image that can be read"):
+      decoding.pixels(decoding.as_picture(decoding.Encoded(content, "photo.jpg")))
     assert not (tmp_path / "executed").exists()
 
   @pytest.mark.parametrize("kind", ["pipe", "link"])
@@ -244,19 +244,19 @@ class TestPathsInLists:
       changed, line = tmp_path / "Ebay_train.txt", f"99 1 1 {path}"
     else:
       trees.inaturalist(tmp_path, 2, 2)
-      changed, line = tmp_path / lists.BENCHMARKS[source].lists["train"], path
+      changed, line = tmp_path / list_files.BENCHMARKS[source].lists["train"], path
     changed.write_text(changed.read_text() + line + "\n")
     with pytest.raises(ValueError, match=r"must be a path relative to .* that stays in it") as error:
-      lists.load_csv(str(changed)) if source == "csv" else lists.load(source, str(tmp_path))
+      list_files.load_csv(str(changed)) if source == "csv" else list_files.load(source, str(tmp_path))
     assert changed.name in str(error.value)
     assert repr(path) in str(error.value)
 
   def test_numbers_are_no_paths(self, tmp_path):
     trees.vehicle_id(tmp_path, 8)
-    path = tmp_path / lists.BENCHMARKS["vehicle_id"].lists["train"]
+    path = tmp_path / list_files.BENCHMARKS["vehicle_id"].lists["train"]
     path.write_text(path.read_text() + "../1 5\n")
     with pytest.raises(ValueError, match="two numbers 'image vehicle' wanted"):
-      lists.load("vehicle_id", str(tmp_path))
+      list_files.load("vehicle_id", str(tmp_path))
 
   def test_a_tilde_is_not_the_home_folder(self, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -264,13 +264,13 @@ class TestPathsInLists:
     path = trees.csv(tmp_path / "data", 2)
     path.write_text(path.read_text() + "~/x.png,thing 0\n")
     with pytest.raises(FileNotFoundError, match=r"there is no file ~/x\.png in"):
-      lists.load_csv(str(path))
+      list_files.load_csv(str(path))
 
   def test_a_link_that_the_user_made_is_followed(self, tmp_path):
     trees.csv(tmp_path / "data", 2)
     (tmp_path / "data" / "class_000").rename(tmp_path / "disk")
     (tmp_path / "data" / "class_000").symlink_to(tmp_path / "disk")
-    assert lists.load_csv(str(tmp_path / "data" / "images.csv"))["all"][0].image.data
+    assert list_files.load_csv(str(tmp_path / "data" / "images.csv"))["all"][0].image.data
 
 
 class TestFoldersOfOthers:

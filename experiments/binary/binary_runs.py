@@ -13,9 +13,9 @@ import numpy as np
 
 from experiments.binary import binary, binary_losses, binary_peer
 from experiments.compare import plans
-from soprc_jax._internal import file_io
+from soprc_jax._internal import file_io, json_files
 from soprc_jax.data import arrays, tabular
-from soprc_jax.training import files, workdir
+from soprc_jax.training import workdir
 
 RUNS = "runs"
 COSTS = "costs.json"
@@ -105,7 +105,7 @@ def measure(
   """
   path = folder / COSTS
   if path.exists():
-    costs = files.read(path)
+    costs = json_files.read(path)
     if (
       isinstance(costs, dict)
       and costs.keys() == {row.method for row in rows}

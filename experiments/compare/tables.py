@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.compare import comparison, plans, step_cost
+from soprc_jax._internal import json_files
 from soprc_jax.data import arrays
-from soprc_jax.training import files, methods
+from soprc_jax.training import methods
 from soprc_jax.training import workdir as workdir_lib
 
 
@@ -207,7 +208,9 @@ def logged(folder: Path, row: comparison.Row, key: str) -> tuple[np.ndarray, np.
     if (folder / run.folder() / workdir_lib.RESULTS).exists():
       path = folder / run.folder() / workdir_lib.METRICS
       lines = [(line["step"], line[key]) for line in workdir_lib.read_metrics(path.parent) if key in line]
-      problem = files.problem([{"step": step, key: value} for step, value in lines] or None, (None, [{key: (None, float)}]))
+      problem = json_files.problem(
+        [{"step": step, key: value} for step, value in lines] or None, (None, [{key: (None, float)}])
+      )
       if problem:
         raise ValueError(f"{path} is damaged ({problem}): remove {path.parent}, and the run is made again")
       found[path] = lines

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from soprc_jax.data import glyphs, image_folder, lists, sources, tfds_source
+from soprc_jax.data import glyphs, image_folder, list_files, sources, tfds_source
 
 # What each name in config.data.source reads from config.data.root.
 SOURCES = {
@@ -36,10 +36,10 @@ def make_splits(config: Any) -> Splits:
   elif name == "folder":
     splits = _by_shares(image_folder.load(root, on_broken=config.on_broken), config)
   elif name == "csv":
-    found: Splits = dict(lists.load_csv(root, on_broken=config.on_broken))
+    found: Splits = dict(list_files.load_csv(root, on_broken=config.on_broken))
     splits = _by_shares(found["all"], config) if "all" in found else _with_val(found, config)
-  elif name in lists.BENCHMARKS:
-    benchmark = lists.load(name, root, on_broken=config.on_broken)
+  elif name in list_files.BENCHMARKS:
+    benchmark = list_files.load(name, root, on_broken=config.on_broken)
     splits = _with_val({"train": benchmark.train, **benchmark.tests}, config)
   elif name in tfds_source.DATA_SETS:
     train, test = tfds_source.load(name, root)

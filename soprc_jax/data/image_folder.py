@@ -6,14 +6,14 @@ from pathlib import Path
 
 from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import printable
-from soprc_jax.data import files
+from soprc_jax.data import image_files
 
 _log = logging.getLogger(__name__)
 
-_LAYOUT = "  CLASS/IMAGE   one subfolder a class, images (" + ", ".join(files.EXTENSIONS) + ") in it"
+_LAYOUT = "  CLASS/IMAGE   one subfolder a class, images (" + ", ".join(image_files.EXTENSIONS) + ") in it"
 
 
-def load(root: str, *, on_broken: str = "error") -> files.Files:
+def load(root: str, *, on_broken: str = "error") -> image_files.Files:
   """All images of a folder; labels are the places of the subfolders in sorted order (their names where these are integers).
 
   Hidden entries are skipped; other files that are no images are counted in a warning. Subfolders
@@ -34,21 +34,21 @@ def load(root: str, *, on_broken: str = "error") -> files.Files:
     raise ValueError(
       f"data.root={root} is a file: give a folder, or for a CSV data.source=csv (--config=configs/folder.py:csv)"
     )
-  folder = files.check_root(root, what="your images", layout=_LAYOUT)
+  folder = image_files.check_root(root, what="your images", layout=_LAYOUT)
   others: list[str] = []
   classes = _classes(folder, others, on_broken)
   if not classes:
     raise ValueError(f"data.root={root} has no subfolders. It must have\n{_LAYOUT}")
   _check_folders(classes)
-  spellings = files.one_spelling((entry.name for entry in classes), where=folder)
-  numbers = files.label_numbers(spellings.values())
+  spellings = image_files.one_spelling((entry.name for entry in classes), where=folder)
+  numbers = image_files.label_numbers(spellings.values())
   classes.sort(key=lambda entry: (numbers[spellings[entry.name]], entry.name))
   paths, labels = [], []
   for entry in classes:
     images = _images(entry, others, on_broken)
     if not images:
       raise ValueError(
-        f"{printable(entry)} has no image: remove the folder, or put images ({', '.join(files.EXTENSIONS)}) in it"
+        f"{printable(entry)} has no image: remove the folder, or put images ({', '.join(image_files.EXTENSIONS)}) in it"
       )
     paths += [f"{entry.name}/{name}" for name in images]
     labels += [numbers[spellings[entry.name]]] * len(images)
@@ -56,7 +56,7 @@ def load(root: str, *, on_broken: str = "error") -> files.Files:
     _log.warning(
       "Left out of %s, no images by their names: %d, e.g. %s.", printable(folder), len(others), printable(others[0])
     )
-  return files.Files(folder, paths, labels, {number: name for name, number in numbers.items()})
+  return image_files.Files(folder, paths, labels, {number: name for name, number in numbers.items()})
 
 
 def _classes(folder: Path, others: list[str], on_broken: str) -> list[Path]:
@@ -92,10 +92,10 @@ def _images(folder: Path, others: list[str], on_broken: str) -> list[str]:
     for entry in sorted(entries, key=lambda entry: entry.name):
       if entry.name.startswith("."):
         continue
-      path, regular = folder / entry.name, files.is_regular(entry)
+      path, regular = folder / entry.name, image_files.is_regular(entry)
       if not regular and path.is_dir():
         raise ValueError(f"{printable(path)} is a folder in the folder of a class. data.root must have\n{_LAYOUT}")
-      is_image = path.suffix.lower() in files.EXTENSIONS
+      is_image = path.suffix.lower() in image_files.EXTENSIONS
       if is_image and not regular:
         _check_skipped(path, on_broken)
       if is_image and (regular or file_io.is_dead_link(path)):

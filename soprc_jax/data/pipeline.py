@@ -9,7 +9,7 @@ from absl import flags
 import grain.python as grain
 import numpy as np
 
-from soprc_jax.data import images, pictures, sampler, sources
+from soprc_jax.data import decoding, sampler, sources, transforms
 
 Batch = dict[str, np.ndarray]
 ON_BROKEN = ("error", "skip")
@@ -24,7 +24,7 @@ class TrainBatches:
     source: training images.
     plan: which images make up the batch of a step.
     rows: row of each label, see `sources.label_rows`.
-    augmentation: name in `images.AUGMENTATIONS`.
+    augmentation: name in `transforms.AUGMENTATIONS`.
     image_size: side of the images in pixels.
     resize_to: shorter side before the crop, for the augmentation ``crop``.
     on_broken: what happens at an image that cannot be decoded. ``"error"``: a BrokenImageError that names it; ``"skip"``: another image
@@ -71,7 +71,7 @@ class TrainBatches:
     size = len(plan.positions) // count
     slots = range(index * size, (index + 1) * size)
     # Made here and not in __init__, since a closure cannot be sent to a worker process.
-    augment = images.make_augmentation(self._augmentation, self._image_size, resize_to=self._resize_to)
+    augment = transforms.make_augmentation(self._augmentation, self._image_size, resize_to=self._resize_to)
     where, broken = plan.where[slots.start : slots.stop].copy(), np.zeros(size, bool)
     stack, labels = [], []
     for i, slot in enumerate(slots):
@@ -91,18 +91,18 @@ class TrainBatches:
       "broken": broken,
     }
 
-  def _image(self, augment: images.Transform, position: int, step: int, slot: int) -> np.ndarray | None:
+  def _image(self, augment: transforms.Transform, position: int, step: int, slot: int) -> np.ndarray | None:
     """The augmented image of a slot; None if it is broken and may be."""
     # One generator a slot: workers, processes and resuming change nothing.
     rng = np.random.default_rng([_AUGMENT_KEY, self._seed, step, slot])
     try:
       return augment(self._source[position].image, rng)
-    except pictures.BrokenImageError as error:
+    except decoding.BrokenImageError as error:
       if self._skips_broken:
         return None
-      raise pictures.BrokenImageError(f"{error} (data.on_broken=skip takes another image of its class)") from error
+      raise decoding.BrokenImageError(f"{error} (data.on_broken=skip takes another image of its class)") from error
 
-  def _replacement(self, augment: images.Transform, position: int, step: int, slot: int) -> np.ndarray | None:
+  def _replacement(self, augment: transforms.Transform, position: int, step: int, slot: int) -> np.ndarray | None:
     """A good image of the same class, None if it has none."""
     label = self._source.labels[position]
     others = np.flatnonzero(self._source.labels == label)
@@ -178,10 +178,10 @@ def eval_batches(
     where = np.arange(size) < stop - start
     for slot, position in enumerate(range(start, stop)):
       try:
-        batch[slot] = images.centre_crop(source[position].image, image_size, resize_to=resize_to)
-      except pictures.BrokenImageError as error:
+        batch[slot] = transforms.centre_crop(source[position].image, image_size, resize_to=resize_to)
+      except decoding.BrokenImageError as error:
         if on_broken != "skip":
-          raise pictures.BrokenImageError(f"{error} (data.on_broken=skip leaves it out)") from error
+          raise decoding.BrokenImageError(f"{error} (data.on_broken=skip leaves it out)") from error
         where[slot] = False
     return {"image": batch, "where": where}
 

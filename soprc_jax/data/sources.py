@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from soprc_jax.data import pictures
+from soprc_jax.data import decoding
 
 
 class Example(NamedTuple):
@@ -13,13 +13,13 @@ class Example(NamedTuple):
 
   Attributes:
     image: ``[H, W, 3]`` uint8 RGB, upright; or an image file, or its content: see
-      `pictures.as_picture`.
+      `decoding.as_picture`.
     label: class, any integer.
     id: what names the image in messages and lists, unique in its source.
     class_name: what names the class for people; empty where that is the label.
   """
 
-  image: np.ndarray | pictures.Encoded | pictures.Stored
+  image: np.ndarray | decoding.Encoded | decoding.Stored
   label: int
   id: str
   class_name: str = ""

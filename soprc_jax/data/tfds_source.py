@@ -11,7 +11,7 @@ import uuid
 
 import numpy as np
 
-from soprc_jax.data import files, lists, pictures, sources
+from soprc_jax.data import decoding, image_files, list_files, sources
 
 _log = logging.getLogger(__name__)
 # Name here -> name in TFDS.
@@ -45,7 +45,7 @@ class Records:
 
   def __getitem__(self, index: int) -> sources.Example:
     name, label = self.ids[index], int(self._labels[index])
-    content = pictures.Encoded(self._records[index]["image"], name)
+    content = decoding.Encoded(self._records[index]["image"], name)
     return sources.Example(content, label, name, self.class_names.get(label, ""))
 
 
@@ -62,7 +62,7 @@ def load(name: str, root: str) -> tuple[sources.Source, sources.Source]:
   """
   tfds_name = DATA_SETS[name]
   layout = _LAYOUT.format(name=tfds_name) + (_INATURALIST_LISTS if name == "tfds_inaturalist" else "")
-  folder = files.check_root(root, what=f"{tfds_name} as prepared by TensorFlow Datasets", layout=layout)
+  folder = image_files.check_root(root, what=f"{tfds_name} as prepared by TensorFlow Datasets", layout=layout)
   builder = _builder(tfds_name, folder, layout)
   return _sop(builder, folder) if name == "tfds_sop" else _inaturalist(builder, folder, layout)
 
@@ -75,13 +75,13 @@ def _sop(builder: Any, folder: Path) -> tuple[sources.Source, sources.Source]:
     # TFDS counts classes from 0, the list files of the data set from 1.
     class_names = {label: str(label + 1) for label in np.unique(labels).tolist()}
     splits.append(Records(records, labels, [f"{builder.name}/{split}/{i}" for i in range(len(records))], class_names))
-  files.check_disjoint(splits[0].labels, splits[1].labels, names=("train", "test"))
+  image_files.check_disjoint(splits[0].labels, splits[1].labels, names=("train", "test"))
   return splits[0], splits[1]
 
 
 def _inaturalist(builder: Any, folder: Path, layout: str) -> tuple[sources.Source, sources.Source]:
   """The lists name files of TFDS's splits ``train`` and ``validation``; an id is the name of the file without its ending."""
-  rows, class_names = lists.read_lists("inaturalist", folder, layout=layout)
+  rows, class_names = list_files.read_lists("inaturalist", folder, layout=layout)
   label_of = {Path(path).stem: label for found in rows.values() for path, label in found.items()}
   parts: list[sources.Source] = []
   positions: dict[str, int] = {}
@@ -92,13 +92,13 @@ def _inaturalist(builder: Any, folder: Path, layout: str) -> tuple[sources.Sourc
     # Images that are in no list are never asked for.
     parts.append(Records(records, np.array([label_of.get(name, -1) for name in ids]), ids, class_names))
   everything, splits = sources.Joined(parts), []
-  for split in ("train", lists.TEST):
+  for split in ("train", list_files.TEST):
     stems = [Path(path).stem for path in rows[split]]
     missing = [stem for stem in stems if stem not in positions]
     if missing:
       raise ValueError(f"{len(missing)} images of the list for {split} are not in {builder.name}, e.g. {missing[0]!r}")
     splits.append(sources.Subset(everything, [positions[stem] for stem in stems]))
-  files.check_disjoint(splits[0].labels, splits[1].labels, names=("the training list", "the test list"))
+  image_files.check_disjoint(splits[0].labels, splits[1].labels, names=("the training list", "the test list"))
   return splits[0], splits[1]
 
 

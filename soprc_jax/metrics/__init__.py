@@ -2,7 +2,6 @@
 
 from soprc_jax.metrics.average_precision import auprc
 from soprc_jax.metrics.curves import mean_pr_curve
-from soprc_jax.metrics.retrieval import retrieval_metrics
-from soprc_jax.metrics.retrieval import summarise_ranks
+from soprc_jax.metrics.retrieval import retrieval_metrics, summarise_ranks
 
 __all__ = ["auprc", "mean_pr_curve", "retrieval_metrics", "summarise_ranks"]

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from soprc_jax._internal.strings import printable
-from soprc_jax.data import pictures, sources
+from soprc_jax.data import decoding, sources
 from soprc_jax.reports import page, ranking
 from soprc_jax.reports.markup import Markup, join, paragraph, tag
 from soprc_jax.reports.tested import Tested
@@ -26,16 +26,16 @@ SHOWN_CLASSES = 8
 SOME, WORST, PAIRS = 6, 6, 8
 
 
-def thumbnail(image: np.ndarray | pictures.Encoded | pictures.Stored) -> str:
+def thumbnail(image: np.ndarray | decoding.Encoded | decoding.Stored) -> str:
   """A small copy of a whole picture as a ``data:`` address, JPEG or PNG, whichever is shorter; small pictures keep their size.
 
   Raises:
     BrokenImageError: it cannot be decoded.
   """
-  picture = pictures.as_picture(image)
+  picture = decoding.as_picture(image)
   height, width = picture.size
   scale = min(SIDE / max(height, width), 1.0)
-  pixels = picture.region(pictures.whole(picture), (max(round(height * scale), 1), max(round(width * scale), 1)))
+  pixels = picture.region(decoding.whole(picture), (max(round(height * scale), 1), max(round(width * scale), 1)))
   written = []
   for kind, options in (("jpeg", {"quality": _QUALITY}), ("png", {"optimize": True})):
     file = io.BytesIO()

@@ -6,7 +6,7 @@ import numpy as np
 
 from soprc_jax._internal.strings import printable
 from soprc_jax.data import datasets, sources
-from soprc_jax.serving import images
+from soprc_jax.serving import image_inputs
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
 from soprc_jax.training import evaluation
@@ -24,7 +24,7 @@ def make_index(
 
   Args:
     network: that embeds.
-    source: images; the labels of a split are kept, those of `images.Named` mean nothing.
+    source: images; the labels of a split are kept, those of `image_inputs.Named` mean nothing.
     split: name of the split of the data set that the source is; empty for images of one's own.
     root: see `soprc_jax.serving.index.Index`.
     embed: compiled for this network, see `network.make_embed`.
@@ -75,14 +75,14 @@ def split_source(network: network_lib.Network, split: str) -> sources.Source:
   return evaluation.pick_split(datasets.make_splits(network.config.data), split)
 
 
-def of_images(network: network_lib.Network, source: images.Named) -> index_lib.Index:
-  """Returns the index of the images of a folder or a list, see `soprc_jax.serving.images.find`.
+def of_images(network: network_lib.Network, source: image_inputs.Named) -> index_lib.Index:
+  """Returns the index of the images of a folder or a list, see `soprc_jax.serving.image_inputs.find`.
 
   Raises:
     ValueError: as `make_index`; a link leads nowhere and may not.
   """
   if network.config.data.on_broken != "skip":  # before the first image is embedded
-    images.check_links(source)
+    image_inputs.check_links(source)
   return make_index(network, source, root=str(source.root))
 
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soprc_jax._internal.strings import printable
-from soprc_jax.data import pictures
-from soprc_jax.serving import images
+from soprc_jax.data import decoding
+from soprc_jax.serving import image_inputs
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
 from soprc_jax.training import classes
@@ -66,9 +66,9 @@ def check_queries(paths: Sequence[str]) -> None:
   Raises:
     ValueError: one of them is no image, or cannot be read.
   """
-  source = images.Named(Path.cwd(), paths)
+  source = image_inputs.Named(Path.cwd(), paths)
   for i in range(len(source)):
-    pictures.pixels(pictures.as_picture(source[i].image))
+    decoding.pixels(decoding.as_picture(source[i].image))
 
 
 def embed_queries(
@@ -80,10 +80,10 @@ def embed_queries(
     ValueError: one of them cannot be read any more.
   """
   embed = embed or network_lib.make_embed(network, at_most=len(paths))
-  embedded = embed(images.Named(Path.cwd(), paths))
+  embedded = embed(image_inputs.Named(Path.cwd(), paths))
   gone = np.setdiff1d(np.arange(len(paths)), embedded.positions)
   if gone.size:  # data.on_broken=skip is for the images that are searched
-    raise pictures.BrokenImageError(f"{printable(paths[gone[0]])}: this query cannot be read any more")
+    raise decoding.BrokenImageError(f"{printable(paths[gone[0]])}: this query cannot be read any more")
   return embedded.embeddings
 
 

@@ -10,7 +10,7 @@ from matplotlib import font_manager, ft2font
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from soprc_jax.data import datasets, pictures
+from soprc_jax.data import datasets, decoding
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import search
 from soprc_jax.training import evaluation
@@ -94,13 +94,13 @@ def _thumbnail(image: Any) -> Image.Image | str:
   """A picture (pixels, the content of a file, or its path) that fits into a tile."""
   try:
     if isinstance(image, str):
-      image = pictures.Stored(image, image)
-    picture = pictures.as_picture(image)
+      image = decoding.Stored(image, image)
+    picture = decoding.as_picture(image)
     height, width = picture.size
     scale = _TILE / max(height, width)
     size = max(round(height * scale), 1), max(round(width * scale), 1)
-    return Image.fromarray(np.ascontiguousarray(picture.region(pictures.whole(picture), size)))
-  except pictures.BrokenImageError as error:
+    return Image.fromarray(np.ascontiguousarray(picture.region(decoding.whole(picture), size)))
+  except decoding.BrokenImageError as error:
     return "not found" if isinstance(error.__cause__, FileNotFoundError) else "broken image"
 
 

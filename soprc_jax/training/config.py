@@ -46,7 +46,7 @@ def default_config() -> Any:
       "source": "glyphs",  # what each reads: soprc_jax/data/datasets.py
       "root": "",  # folder of the data, or the CSV file (glyphs: folder of its cache, which has a default)
       "image_size": 224,
-      "augmentation": "resized_crop",  # the authors' code; "crop": the paper's text; see soprc_jax/data/images.py
+      "augmentation": "resized_crop",  # the authors' code; "crop": the paper's text; see soprc_jax/data/transforms.py
       "resize": 256,  # shorter side before the augmentation "crop"
       "on_broken": "error",  # an image that cannot be decoded: error | skip
       "small_classes": "mask",  # classes with fewer than per_class images: mask | repeat | drop

@@ -6,7 +6,7 @@ from typing import Any
 
 from soprc_jax import interpolation, losses
 from soprc_jax._internal.strings import shown
-from soprc_jax.data import datasets, images, pipeline, sampler
+from soprc_jax.data import datasets, pipeline, sampler, transforms
 from soprc_jax.models import RESNETS, resnet
 from soprc_jax.training import nonfinite, objectives, optimizers
 from soprc_jax.training import rules as rules_lib
@@ -70,7 +70,7 @@ def check(config: Any, *, imports: bool = True) -> list[str]:
   rules = rules_lib.Rules(config)
   problems, choice, number = rules.problems, rules.choice, rules.number
   choice("data.source", tuple(datasets.SOURCES))
-  choice("data.augmentation", images.AUGMENTATIONS)
+  choice("data.augmentation", transforms.AUGMENTATIONS)
   choice("data.on_broken", pipeline.ON_BROKEN)
   choice("data.small_classes", sampler.SMALL_CLASS_POLICIES)
   choice("model.name", sorted(RESNETS))

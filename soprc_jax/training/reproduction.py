@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from soprc_jax._internal import json_files
 from soprc_jax.data import arrays as arrays_lib
-from soprc_jax.training import build, checkpoints, files, parallel
+from soprc_jax.training import build, checkpoints, parallel
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 from soprc_jax.training.state import TrainState
@@ -112,7 +113,7 @@ def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = (
   if step is not None and step not in there:
     raise ValueError(f"--step={step}: {workdir / FOLDER} keeps {', '.join(map(str, there))}")
   folder = workdir / FOLDER / str(there[-1] if step is None else step)
-  report = files.read(folder / REPORT, _SHAPE, remedy=_REMEDY)
+  report = json_files.read(folder / REPORT, _SHAPE, remedy=_REMEDY)
   try:
     config = config_lib.from_json(report["config"])
   except ValueError as error:

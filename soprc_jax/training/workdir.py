@@ -8,9 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from soprc_jax._internal import file_io
+from soprc_jax._internal import file_io, json_files
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import files
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -131,7 +130,7 @@ def read_config(workdir: Path) -> dict[str, Any]:
   """
   path = workdir / CONFIG
   try:
-    return files.read(path, dict, remedy="restore it, or choose another --workdir")
+    return json_files.read(path, dict, remedy="restore it, or choose another --workdir")
   except FileNotFoundError:
     raise ValueError(f"--workdir={workdir} holds no run ({CONFIG} is missing)") from None
 

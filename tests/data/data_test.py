@@ -19,7 +19,7 @@ import runs
 import trees
 
 from soprc_jax._internal import file_io
-from soprc_jax.data import glyphs, image_folder, images, pictures, pipeline, sampler, sources
+from soprc_jax.data import decoding, glyphs, image_folder, pipeline, sampler, sources, transforms
 
 # Reference digests of the rendered pixels would change with Pillow and matplotlib; what must hold with any version is tested.
 
@@ -569,7 +569,7 @@ class _Broken(_Pictures):
     data = stream.getvalue()
     name = f"folder/{index}.png"
     return sources.Example(
-      pictures.Encoded(data[: len(data) // 2 if index in self._bad else None], name), int(self.labels[index]), name
+      decoding.Encoded(data[: len(data) // 2 if index in self._bad else None], name), int(self.labels[index]), name
     )
 
 
@@ -585,7 +585,7 @@ class TestBrokenImages:
     return source, pipeline.TrainBatches(source, plan, rows=rows, seed=0, **settings)
 
   def test_f29_error_names_the_file_and_the_way_out(self):
-    with pytest.raises(pictures.BrokenImageError, match=r"folder/\d\.png: .*truncated.*data\.on_broken=skip takes another"):
+    with pytest.raises(decoding.BrokenImageError, match=r"folder/\d\.png: .*truncated.*data\.on_broken=skip takes another"):
       self._batch()[1][0]
 
   def test_f29_another_image_of_the_class_takes_its_place_and_is_counted(self):
@@ -604,7 +604,7 @@ class TestBrokenImages:
     batches = list(pipeline.eval_batches(source, batch_size=5, image_size=24, on_broken="skip"))
     where = np.concatenate([batch["where"] for batch in batches])[:16]
     np.testing.assert_array_equal(where, ~np.isin(np.arange(16), self.bad))
-    with pytest.raises(pictures.BrokenImageError, match=r"folder/1\.png: .*data\.on_broken=skip leaves it out"):
+    with pytest.raises(decoding.BrokenImageError, match=r"folder/1\.png: .*data\.on_broken=skip leaves it out"):
       list(pipeline.eval_batches(source, batch_size=5, image_size=24))
 
 
@@ -643,7 +643,7 @@ class TestFilesThatCannotBeRead:
     assert sorted(batch["position"]) == list(range(20))
     np.testing.assert_array_equal(batch["broken"], np.isin(batch["position"], bad))
     assert batch["where"].all()  # another image of each class stands in
-    with pytest.raises(pictures.BrokenImageError, match=r"class_00\d/1\.png: .*data\.on_broken=skip takes another image"):
+    with pytest.raises(decoding.BrokenImageError, match=r"class_00\d/1\.png: .*data\.on_broken=skip takes another image"):
       self._batches(root)[0]
 
   def test_f63_in_evaluation(self, root):
@@ -651,7 +651,7 @@ class TestFilesThatCannotBeRead:
     np.testing.assert_array_equal(np.flatnonzero(~batch["where"]), np.arange(1, 16, 4))
     for label, why in enumerate(("missing", "a link to nothing", "a circular link", "Permission denied")):
       one = sources.Subset(root, [4 * label + 1])
-      with pytest.raises(pictures.BrokenImageError, match=rf"class_00{label}/1\.png: .*\({why}\).*on_broken=skip leaves"):
+      with pytest.raises(decoding.BrokenImageError, match=rf"class_00{label}/1\.png: .*\({why}\).*on_broken=skip leaves"):
         list(pipeline.eval_batches(one, batch_size=1, image_size=8))
 
   def test_f63_a_machine_without_file_descriptors_is_no_broken_image(self, root, monkeypatch):
@@ -674,20 +674,20 @@ class TestImages:
   wide = np.random.default_rng(0).integers(0, 256, (15, 40, 3), np.uint8)
 
   def test_resize_to_the_same_size_is_the_identity(self):
-    np.testing.assert_array_equal(images.centre_crop(self.picture, 20), self.picture)
+    np.testing.assert_array_equal(transforms.centre_crop(self.picture, 20), self.picture)
 
   def test_resize_averages(self):
     board = np.indices((32, 32)).sum(0) % 2 * 255
     board = np.repeat(board[:, :, None], 3, 2).astype(np.uint8)
-    small = images.centre_crop(board, 8)
+    small = transforms.centre_crop(board, 8)
     assert small.shape == (8, 8, 3)
     assert np.abs(small.astype(int) - 128).max() < 16  # antialiased: grey, not black or white
 
-  @pytest.mark.parametrize("name", images.AUGMENTATIONS)
+  @pytest.mark.parametrize("name", transforms.AUGMENTATIONS)
   @pytest.mark.parametrize("source", ["picture", "wide"])
   @pytest.mark.parametrize("size", [12, 20])
   def test_shape_and_type(self, name, source, size):
-    augment = images.make_augmentation(name, size, resize_to=24)
+    augment = transforms.make_augmentation(name, size, resize_to=24)
     for seed in range(10):
       image = augment(getattr(self, source), np.random.default_rng(seed))
       assert image.shape == (size, size, 3)
@@ -695,22 +695,22 @@ class TestImages:
 
   @pytest.mark.parametrize("name", ["affine", "resized_crop"])
   def test_randomness_is_the_generators(self, name):
-    augment = images.make_augmentation(name, 16)
+    augment = transforms.make_augmentation(name, 16)
     one, same, other = (augment(self.picture, np.random.default_rng(seed)) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, same)
     assert not np.array_equal(one, other)
 
   def test_the_input_is_left_alone(self):
     before = self.picture.copy()
-    for name in images.AUGMENTATIONS:
-      images.make_augmentation(name, 20)(self.picture, np.random.default_rng(0))
+    for name in transforms.AUGMENTATIONS:
+      transforms.make_augmentation(name, 20)(self.picture, np.random.default_rng(0))
     np.testing.assert_array_equal(self.picture, before)
 
   def test_affine_moves_a_little_and_never_flips(self):
     # A blob in the upper left corner stays in the upper left half.
     blob = np.zeros((32, 32, 3), np.uint8)
     blob[8:12, 8:12] = 255
-    augment = images.make_augmentation("affine", 32)
+    augment = transforms.make_augmentation("affine", 32)
     centres = []
     for seed in range(200):
       ink = augment(blob, np.random.default_rng(seed))[:, :, 0].astype(float)
@@ -723,10 +723,10 @@ class TestImages:
 
   def test_crop_flips_half_of_the_images(self):
     ramp = np.repeat(np.repeat(np.arange(0, 240, 8)[None, :, None], 30, 0), 3, 2).astype(np.uint8)
-    augment = images.make_augmentation("resized_crop", 16)
+    augment = transforms.make_augmentation("resized_crop", 16)
     slopes = [np.diff(augment(ramp, np.random.default_rng(seed))[0, [0, -1], 0].astype(int))[0] for seed in range(200)]
     assert 70 <= sum(slope < 0 for slope in slopes) <= 130
 
   def test_unknown_augmentation_is_refused(self):
     with pytest.raises(ValueError, match="resized_crop"):
-      images.make_augmentation("mixup", 16)
+      transforms.make_augmentation("mixup", 16)

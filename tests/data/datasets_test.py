@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import trees
 
-from soprc_jax.data import datasets, files, image_folder, lists, pictures, pipeline, tfds_source
+from soprc_jax.data import datasets, decoding, image_files, image_folder, list_files, pipeline, tfds_source
 from soprc_jax.training import config as config_lib
 
 
@@ -30,7 +30,7 @@ def _check_examples(source, label_of, tolerance):
     assert example.label == source.labels[i]
     assert isinstance(example.label, int)
     label, index = label_of(example)
-    got = pictures.pixels(pictures.as_picture(example.image)).astype(int)
+    got = decoding.pixels(decoding.as_picture(example.image)).astype(int)
     assert np.abs(got - trees.pixels(label, index)).max() <= tolerance
 
 
@@ -222,17 +222,17 @@ class TestBenchmarks:
   def test_f35_missing_root_says_what_to_fetch(self, tmp_path, name):
     with pytest.raises(FileNotFoundError, match=r"https://") as error:
       _splits(name, tmp_path / "nowhere")
-    assert all(part in str(error.value) for part in lists.BENCHMARKS[name].lists["train"].split("/"))
+    assert all(part in str(error.value) for part in list_files.BENCHMARKS[name].lists["train"].split("/"))
 
   def test_missing_list(self, tmp_path, name):
     _WRITERS[name](tmp_path)
-    (tmp_path / lists.BENCHMARKS[name].lists["test"]).unlink()
+    (tmp_path / list_files.BENCHMARKS[name].lists["test"]).unlink()
     with pytest.raises(FileNotFoundError, match=r"is missing\. data\.root must be the folder of .*https://"):
       _splits(name, tmp_path)
 
   def test_empty_list(self, tmp_path, name):
     _WRITERS[name](tmp_path)
-    (tmp_path / lists.BENCHMARKS[name].lists["test"]).write_text("\n")
+    (tmp_path / list_files.BENCHMARKS[name].lists["test"]).write_text("\n")
     with pytest.raises(ValueError, match="is empty"):
       _splits(name, tmp_path)
 
@@ -245,7 +245,7 @@ class TestBenchmarks:
 
   def test_image_that_is_listed_twice(self, tmp_path, name):
     _WRITERS[name](tmp_path)
-    path = tmp_path / lists.BENCHMARKS[name].lists["train"]
+    path = tmp_path / list_files.BENCHMARKS[name].lists["train"]
     lines = path.read_text().splitlines()
     path.write_text("\n".join([*lines, lines[-1]]))
     with pytest.raises(ValueError, match=rf":{len(lines) + 1}: .* is listed twice"):
@@ -253,14 +253,14 @@ class TestBenchmarks:
 
   def test_line_that_cannot_be_read(self, tmp_path, name):
     _WRITERS[name](tmp_path)
-    path = tmp_path / lists.BENCHMARKS[name].lists["train"]
+    path = tmp_path / list_files.BENCHMARKS[name].lists["train"]
     path.write_text(path.read_text() + "nonsense\n")
     with pytest.raises(ValueError, match=r":33: .* wanted, got 'nonsense'|:34: .* wanted, got 'nonsense'"):
       _splits(name, tmp_path)
 
   def test_test_class_among_the_training_classes(self, tmp_path, name):
     _WRITERS[name](tmp_path)
-    names = lists.BENCHMARKS[name].lists
+    names = list_files.BENCHMARKS[name].lists
     train, test = tmp_path / names["train"], tmp_path / names["test"]
     lines = test.read_text().splitlines()
     if name == "sop":  # a new image of a test class
@@ -280,12 +280,12 @@ class TestBenchmarks:
 
   def test_f35_web_page_in_place_of_a_list(self, tmp_path, name):
     _WRITERS[name](tmp_path)
-    path = tmp_path / lists.BENCHMARKS[name].lists["train"]
+    path = tmp_path / list_files.BENCHMARKS[name].lists["train"]
     path.write_text("\n<!DOCTYPE html>\n<html><title>Quota exceeded</title></html>\n")
     with pytest.raises(ValueError, match="is a web page and no list: the download went wrong, fetch it again") as error:
       _splits(name, tmp_path)
     assert all(
-      part in str(error.value) for part in (str(path), "https://", lists.BENCHMARKS[name].lists["test"].split("/")[-1])
+      part in str(error.value) for part in (str(path), "https://", list_files.BENCHMARKS[name].lists["test"].split("/")[-1])
     )
 
   def test_f35_web_page_in_place_of_an_image(self, tmp_path, name):
@@ -293,8 +293,8 @@ class TestBenchmarks:
     for path in tmp_path.rglob("*.[jJ][pP][gG]"):
       path.write_bytes(b"<!DOCTYPE html><html></html>")
     image = _splits(name, tmp_path)["train"][0].image
-    with pytest.raises(pictures.BrokenImageError, match=r"\.(jpg|JPG): this is no image that can be read"):
-      pictures.as_picture(image)
+    with pytest.raises(decoding.BrokenImageError, match=r"\.(jpg|JPG): this is no image that can be read"):
+      decoding.as_picture(image)
 
 
 class TestListsThatDisagree:
@@ -400,7 +400,7 @@ class TestNamesThatAreOne:
     for i in range(len(spellings)):
       trees.write(tmp_path / f"{i}.png", 0, 0)
     (tmp_path / "x.csv").write_text("\n".join(["path,label", *lines]))
-    source = lists.load_csv(str(tmp_path / "x.csv"))["all"]
+    source = list_files.load_csv(str(tmp_path / "x.csv"))["all"]
     assert len(_classes(source)) == 2
     assert {source[i].class_name for i in range(len(source))} == {name, "other"}
     assert f"{len(spellings) - 1} names of classes are the same" in caplog.text
@@ -415,7 +415,7 @@ class TestNamesThatAreOne:
     assert {source[i].class_name for i in range(len(source))} == {name, "other"}
     # The images keep the names that they have on disk.
     assert {source[i].id for i in range(len(source))} == {f"{one}/a.png" for one in (name, *others, "other")}
-    assert all(pictures.as_picture(source[i].image).size == (24, 30) for i in range(len(source)))
+    assert all(decoding.as_picture(source[i].image).size == (24, 30) for i in range(len(source)))
     assert f"{len(others) + 1} names of classes are the same" in caplog.text
 
   def test_f43_nothing_is_reported_where_all_names_differ(self, tmp_path, caplog):
@@ -430,7 +430,7 @@ class TestNamesThatAreOne:
       trees.write(tmp_path / f"{i}.png", 0, 0)
     (tmp_path / "x.csv").write_text("\n".join(rows))
     with pytest.raises(ValueError, match=r"1 of the classes are both in split train .* e\.g\. caf\u00e9: give"):
-      lists.load_csv(str(tmp_path / "x.csv"))
+      list_files.load_csv(str(tmp_path / "x.csv"))
 
   def test_f43_header_and_splits_with_blanks(self, tmp_path):
     path = trees.csv(tmp_path, 8, split=lambda label: ("test", "train", "train", "val")[label % 4])
@@ -445,28 +445,28 @@ class TestNamesThatAreOne:
       image_folder.load(str(tmp_path))
     (tmp_path / "x.csv").write_text(f"path,label\n{name}/a.png,{name}\n")
     with pytest.raises(ValueError, match=r"csv:2: 2 fields that are not empty wanted"):
-      lists.load_csv(str(tmp_path / "x.csv"))
+      list_files.load_csv(str(tmp_path / "x.csv"))
 
   def test_f43_list_files(self, tmp_path, caplog):
     trees.inaturalist(tmp_path / "inat", 4, 2)
-    path = tmp_path / "inat" / lists.BENCHMARKS["inaturalist"].lists["train"]
+    path = tmp_path / "inat" / list_files.BENCHMARKS["inaturalist"].lists["train"]
     first = path.read_text().splitlines()[0]
     folder, name = first.rsplit("/", 1)
     trees.write(tmp_path / "inat" / f"{folder} " / name, 0, 0)
     path.write_text(path.read_text() + f"{folder} /{name}\n")
-    assert len(_classes(lists.load("inaturalist", str(tmp_path / "inat")).train)) == 4
+    assert len(_classes(list_files.load("inaturalist", str(tmp_path / "inat")).train)) == 4
     assert "2 names of classes are the same" in caplog.text
     caplog.clear()
     trees.sop(tmp_path / "sop", 4, 2)
     path = tmp_path / "sop" / "Ebay_train.txt"
     path.write_text(path.read_text().replace("2 2 1 ", "2 002 1 ").replace("6 2 1 ", "6 002 1 "))
-    assert _classes(lists.load("sop", str(tmp_path / "sop")).train) == {1, 2, 3, 4}
+    assert _classes(list_files.load("sop", str(tmp_path / "sop")).train) == {1, 2, 3, 4}
     assert "'002', '2' as '2'" in caplog.text
     trees.sop(tmp_path / "digits", 4, 2)
     path = tmp_path / "digits" / "Ebay_train.txt"
     path.write_text(path.read_text().replace("6 2 1 ", "6 \u0662 1 "))  # an Arabic digit
     with pytest.raises(ValueError, match="four fields"):
-      lists.load("sop", str(tmp_path / "digits"))
+      list_files.load("sop", str(tmp_path / "digits"))
 
 
 _ODD_NAMES = [
@@ -490,20 +490,20 @@ _ODD_NAMES = [
 
 class TestNamesThatAreNearlyNumbers:
   def test_f62_labels_are_places_and_no_two_names_merge(self):
-    numbers = files.label_numbers(_ODD_NAMES)
+    numbers = image_files.label_numbers(_ODD_NAMES)
     assert sorted(numbers.values()) == list(range(len(_ODD_NAMES)))
     assert sorted(numbers, key=numbers.get) == sorted(_ODD_NAMES)
 
   @pytest.mark.parametrize("name", _ODD_NAMES)
   def test_f62_one_of_them_beside_numbers(self, name):
     names = {"1", "22", "-3"} | {name}
-    numbers = files.label_numbers(names)
+    numbers = image_files.label_numbers(names)
     plain = name == "7"
     assert numbers == ({one: int(one) for one in names} if plain else {one: i for i, one in enumerate(sorted(names))})
 
   def test_f62_plain_integers_are_the_labels(self):
     names = ["0", "-1", "10", "9" * 17, "-" + "9" * 16]
-    assert files.label_numbers(names) == {name: int(name) for name in names}
+    assert image_files.label_numbers(names) == {name: int(name) for name in names}
 
   def test_f62_folders(self, tmp_path):
     names = [name for name in _ODD_NAMES if len(name) < 200]
@@ -555,8 +555,8 @@ class TestWhatIsNoFile:
     source = image_folder.load(str(trees.folder(tmp_path, 8)))
     (tmp_path / "class_000" / "0.png").unlink()
     os.mkfifo(tmp_path / "class_000" / "0.png")
-    with pytest.raises(pictures.BrokenImageError, match=r"0\.png: this file cannot be read \(a named pipe\)"):
-      pictures.as_picture(source[0].image)
+    with pytest.raises(decoding.BrokenImageError, match=r"0\.png: this file cannot be read \(a named pipe\)"):
+      decoding.as_picture(source[0].image)
 
   @pytest.mark.parametrize("kind", ["dead link", "circular link"])
   @pytest.mark.parametrize("source", ["folder", "csv"])
@@ -603,21 +603,21 @@ class TestNamesInLists:
     for benchmark, end in (("sop", "\n"), ("inaturalist", "\r\n")):
       root = tmp_path / benchmark
       _WRITERS[benchmark](root)
-      path = root / lists.BENCHMARKS[benchmark].lists["train"]
+      path = root / list_files.BENCHMARKS[benchmark].lists["train"]
       first = path.read_text().splitlines()[-1].split(" ")[-1]
       image = first.rsplit("/", 1)[0] + "/" + name
       trees.write(root / image, 0, 0)
       line = f"999 1 1 {image}" if benchmark == "sop" else image
       path.write_bytes((path.read_text() + line).replace("\n", end).encode())
-      train = lists.load(benchmark, str(root)).train
+      train = list_files.load(benchmark, str(root)).train
       assert train[len(train) - 1].id == image
-      assert pictures.as_picture(train[len(train) - 1].image).size == (24, 30)
+      assert decoding.as_picture(train[len(train) - 1].image).size == (24, 30)
 
   def test_f64_the_file_that_exists_wins_over_its_name_without_blanks(self, tmp_path):
     for i, name in enumerate((" a.png", "a.png", "b.png", "c .png")):
       trees.write(tmp_path / name, i, 0)
     (tmp_path / "x.csv").write_text("path,label\n a.png,0\na.png,1\n  b.png ,2\nc .png,3\n")
-    source = lists.load_csv(str(tmp_path / "x.csv"))["all"]
+    source = list_files.load_csv(str(tmp_path / "x.csv"))["all"]
     assert [source[i].id for i in range(4)] == [" a.png", "a.png", "b.png", "c .png"]
     _check_examples(source, lambda example: (example.label, 0), 0)
 
@@ -629,8 +629,8 @@ class TestNamesInLists:
     (tmp_path / "class_000" / "x\n\x1b[31m.png").write_bytes(b"x")
     source = image_folder.load(str(tmp_path))
     assert source[4].id == "class_000/x\n\x1b[31m.png"
-    with pytest.raises(pictures.BrokenImageError, match=r"class_000/x\\n\\x1b\[31m\.png: this is no image"):
-      pictures.as_picture(source[4].image)
+    with pytest.raises(decoding.BrokenImageError, match=r"class_000/x\\n\\x1b\[31m\.png: this is no image"):
+      decoding.as_picture(source[4].image)
 
 
 class TestOneImageTwice:
@@ -642,10 +642,10 @@ class TestOneImageTwice:
     (tmp_path / "x.csv").write_text(f"path,label\na.png,0\n{other},1\n")
     message = rf"csv:3: '{re.escape(other)}' is listed twice, first in line 2, as 'a\.png' too: take one"
     with pytest.raises(ValueError, match=message):
-      lists.load_csv(str(tmp_path / "x.csv"))
+      list_files.load_csv(str(tmp_path / "x.csv"))
     (tmp_path / "x.csv").write_text(f"path,label\na.png,0\n{tmp_path}/a.png,1\n")
     with pytest.raises(ValueError, match="is listed twice, first in line 2"):
-      lists.load_csv(str(tmp_path / "x.csv"))
+      list_files.load_csv(str(tmp_path / "x.csv"))
 
   def test_f65_through_a_linked_folder_of_a_list_file(self, tmp_path):
     trees.sop(tmp_path, 4, 2)
@@ -654,7 +654,7 @@ class TestOneImageTwice:
     last = path.read_text().splitlines()[-1].split("/")[-1]
     path.write_text(path.read_text() + f"99 1 1 linked/{last}\n")
     with pytest.raises(ValueError, match=rf"'linked/{last}' is listed twice, as 'bicycle_final/{last}' too"):
-      lists.load("sop", str(tmp_path))
+      list_files.load("sop", str(tmp_path))
 
   def test_f65_two_classes_that_are_one_folder(self, tmp_path):
     for i in range(4):
@@ -669,4 +669,4 @@ class TestOneImageTwice:
     trees.write(tmp_path / "a.png", 0, 0)
     (tmp_path / "b.png").symlink_to("a.png")
     (tmp_path / "x.csv").write_text("path,label\na.png,0\nb.png,1\n")
-    assert len(lists.load_csv(str(tmp_path / "x.csv"))["all"]) == 2
+    assert len(list_files.load_csv(str(tmp_path / "x.csv"))["all"]) == 2

@@ -12,7 +12,7 @@ from PIL import Image
 import pytest
 
 from soprc_jax._internal import strings
-from soprc_jax.data import arrays, glyphs, image_folder, images, lists, pictures
+from soprc_jax.data import arrays, decoding, glyphs, image_folder, list_files, transforms
 
 # What breaks readers of text: other encodings and line ends, NUL, quotes, digits that are no ASCII, names too long for a file system.
 TOKENS = (
@@ -115,7 +115,7 @@ def roots(tmp_path_factory):
 
 
 def _load(roots, name, file):
-  return lists.load_csv(str(roots / name / file)) if name == "csv" else lists.load(name, str(roots / name))
+  return list_files.load_csv(str(roots / name / file)) if name == "csv" else list_files.load(name, str(roots / name))
 
 
 class TestLists:
@@ -147,7 +147,7 @@ class TestLists:
     good = file.read_text()
     file.write_text(good + line)
     with pytest.raises(ValueError, match=r"train_list.txt:9: two numbers 'image vehicle' wanted, got '") as raised:
-      lists.load("vehicle_id", str(roots / "vehicle_id"))
+      list_files.load("vehicle_id", str(roots / "vehicle_id"))
     file.write_text(good)
     assert len(str(raised.value)) < 600
 
@@ -156,7 +156,7 @@ class TestLists:
     good = file.read_text()
     file.write_text(good + "a/" * 3000 + "b.png,c9\n")
     with pytest.raises(FileNotFoundError, match=r"plain.csv: there is no file a/a/a/a.*\.\.\. in "):
-      lists.load_csv(str(file))
+      list_files.load_csv(str(file))
     file.write_text(good)
 
 
@@ -207,10 +207,10 @@ PICTURES = {
 
 def _decode(content):
   """The message of a picture that cannot be used, empty for one that can."""
-  encoded = pictures.Encoded(content, "the name")
+  encoded = decoding.Encoded(content, "the name")
   try:
-    cropped = images.centre_crop(encoded, 4)
-  except pictures.BrokenImageError as error:
+    cropped = transforms.centre_crop(encoded, 4)
+  except decoding.BrokenImageError as error:
     return str(error)
   assert cropped.shape == (4, 4, 3)
   assert cropped.dtype == np.uint8

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps, PngImagePlugin
 import pytest
 
-from soprc_jax.data import images, pictures
+from soprc_jax.data import decoding, transforms
 
 _RAMP = np.linspace(0, 255, 48).astype(np.uint8)
 # Three channels that differ, no symmetry: left to right, top to bottom, constant.
@@ -21,11 +21,11 @@ _COLOUR = np.stack(
 def _encode(image, kind="PNG", **options):
   stream = io.BytesIO()
   image.save(stream, kind, **options)
-  return pictures.Encoded(stream.getvalue(), f"folder/image.{kind.lower()}")
+  return decoding.Encoded(stream.getvalue(), f"folder/image.{kind.lower()}")
 
 
 def _pixels(encoded):
-  return pictures.pixels(pictures.as_picture(encoded))
+  return decoding.pixels(decoding.as_picture(encoded))
 
 
 def test_rgb_is_what_was_stored():
@@ -84,7 +84,7 @@ def _png(depth, colour_type, rows, *more):
   header = struct.pack(">IIBBBBB", rows.shape[1], rows.shape[0], depth, colour_type, 0, 0, 0)
   lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows)
   parts = [(b"IHDR", header), *more, (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
-  return pictures.Encoded(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts), "folder/image.png")
+  return decoding.Encoded(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts), "folder/image.png")
 
 
 def test_f30_sixteen_bit_colour_keeps_its_high_byte():
@@ -102,7 +102,7 @@ def test_f30_sixteen_bit_grey_with_a_transparent_value_is_not_clipped():
 def test_f30_eight_bit_values_in_sixteen_bits_are_refused_and_not_black(dtype):
   encoded = _encode(Image.fromarray(_COLOUR[:, :, 0].astype(dtype)), "TIFF")
   with pytest.raises(
-    pictures.BrokenImageError, match=r"folder/image\.tiff: 16-bit pixels of at most 255: .* convert the file"
+    decoding.BrokenImageError, match=r"folder/image\.tiff: 16-bit pixels of at most 255: .* convert the file"
   ):
     _pixels(encoded)
   black = _pixels(_encode(Image.fromarray(np.zeros((4, 4), dtype)), "TIFF"))
@@ -114,7 +114,7 @@ def test_f30_eight_bit_values_in_sixteen_bits_are_refused_and_not_black(dtype):
 )
 def test_f30_pixels_in_memory_of_another_range_or_shape_are_refused(array):
   with pytest.raises(ValueError, match=r"pixels must be \[H, W, 3\] uint8, 0 to 255, RGB; got"):
-    images.centre_crop(array, 32)
+    transforms.centre_crop(array, 32)
 
 
 def test_f30_sixteen_bit_grey_keeps_its_high_byte():
@@ -126,7 +126,7 @@ def test_f30_sixteen_bit_grey_keeps_its_high_byte():
 def test_f30_float_pixels_are_refused():
   encoded = _encode(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
   with pytest.raises(
-    pictures.BrokenImageError, match=r"folder/image\.tiff: floating-point pixels .* convert the file to 8 bit"
+    decoding.BrokenImageError, match=r"folder/image\.tiff: floating-point pixels .* convert the file to 8 bit"
   ):
     _pixels(encoded)
 
@@ -147,7 +147,7 @@ def test_f30_exif_orientation_is_undone(orientation, kind):
   exif = Image.Exif()
   exif[0x0112] = orientation
   stored = upright.transpose(inverse[orientation]) if orientation > 1 else upright
-  picture = pictures.as_picture(_encode(stored, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {})))
+  picture = decoding.as_picture(_encode(stored, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {})))
   assert picture.size == (128, 192)
   # A part of it, at a reduced scale too.
   box = (32, 16, 160, 112)
@@ -186,7 +186,7 @@ def _check_upright(encoded):
   with Image.open(io.BytesIO(encoded.data)) as opened:
     upright = ImageOps.exif_transpose(opened).convert("RGB")
   is_jpeg = encoded.data.startswith(b"\xff\xd8")
-  picture = pictures.as_picture(encoded)
+  picture = decoding.as_picture(encoded)
   assert picture.size == upright.size[::-1]
   width, height = upright.size
   boxes = [(0, 0, width, height), (16, 8, width - 24, height // 2), (0.5, 3.25, width / 3, height)]
@@ -251,7 +251,7 @@ def test_reduced_jpeg_is_the_picture(box):
   y, x = np.mgrid[0:800, 0:1200]
   waves = np.stack([np.sin(x / 40), np.sin(y / 60), np.sin((x + y) / 90)], -1) * 100 + 128
   encoded = _encode(Image.fromarray(waves.astype(np.uint8)), "JPEG", quality=95)
-  got = pictures.as_picture(encoded).region(box, (64, 64))
+  got = decoding.as_picture(encoded).region(box, (64, 64))
   whole = Image.open(io.BytesIO(encoded.data))
   want = np.asarray(whole.resize((64, 64), Image.Resampling.BILINEAR, box=box))
   assert np.abs(got.astype(int) - want.astype(int)).max() <= 6
@@ -260,9 +260,9 @@ def test_reduced_jpeg_is_the_picture(box):
 def test_only_as_much_as_needed_is_decoded(monkeypatch):
   encoded = _encode(Image.new("RGB", (1600, 1200)), "JPEG")
   sizes = []
-  real = pictures.to_rgb
-  monkeypatch.setattr(pictures, "to_rgb", lambda image: sizes.append(image.size) or real(image))
-  picture = pictures.as_picture(encoded)
+  real = decoding.to_rgb
+  monkeypatch.setattr(decoding, "to_rgb", lambda image: sizes.append(image.size) or real(image))
+  picture = decoding.as_picture(encoded)
   picture.region((0, 0, 1600, 1200), (150, 150))
   picture.region((0, 0, 400, 300), (150, 150))
   assert sizes == [(200, 150), (800, 600)]
@@ -277,8 +277,8 @@ def test_f29_truncated_file_is_named(kind, options, left):
   # The end is missing, or it is there and empty: what some downloads leave.
   for data in (whole.data[:size], whole.data[:size] + bytes(len(whole.data) - size)):
     for side in (64, 8):  # decoded whole, or a JPEG at an eighth of its size
-      with pytest.raises(pictures.BrokenImageError, match=rf"folder/image\.{kind.lower()}: "):
-        images.centre_crop(whole._replace(data=data), side)
+      with pytest.raises(decoding.BrokenImageError, match=rf"folder/image\.{kind.lower()}: "):
+        transforms.centre_crop(whole._replace(data=data), side)
 
 
 def test_f29_a_preview_inside_a_truncated_file_is_no_end_of_it():
@@ -288,7 +288,7 @@ def test_f29_a_preview_inside_a_truncated_file_is_no_end_of_it():
   assert preview in whole.data
   assert _pixels(whole).shape == (64, 64, 3)
   half = len(whole.data) - 1000
-  with pytest.raises(pictures.BrokenImageError, match="the end of the file is missing"):
+  with pytest.raises(decoding.BrokenImageError, match="the end of the file is missing"):
     _pixels(whole._replace(data=whole.data[:half] + bytes(1000)))
 
 
@@ -297,21 +297,21 @@ def test_f29_a_library_that_lets_pillow_fill_up_broken_files_is_told(monkeypatch
   whole = _encode(Image.fromarray(_COLOUR), "JPEG")
   with pytest.raises(ValueError, match=r"LOAD_TRUNCATED_IMAGES is on: .* data\.on_broken=skip") as error:
     _pixels(whole._replace(data=whole.data[: len(whole.data) // 2]))
-  assert not isinstance(error.value, pictures.BrokenImageError)  # which a run would skip, image by image
+  assert not isinstance(error.value, decoding.BrokenImageError)  # which a run would skip, image by image
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>quota exceeded</html>", b"\x89PNG\r\n\x1a\n" + bytes(50)])
 def test_what_is_no_image_is_named(data):
-  with pytest.raises(pictures.BrokenImageError, match=r"folder/a\.jpg: "):
-    _pixels(pictures.Encoded(data, "folder/a.jpg"))
+  with pytest.raises(decoding.BrokenImageError, match=r"folder/a\.jpg: "):
+    _pixels(decoding.Encoded(data, "folder/a.jpg"))
 
 
 def test_huge_image_is_refused_before_it_is_decoded(monkeypatch):
   encoded = _encode(Image.fromarray(_COLOUR))
-  monkeypatch.setattr(pictures, "MAX_PIXELS", 1000)
+  monkeypatch.setattr(decoding, "MAX_PIXELS", 1000)
   monkeypatch.setattr(ImageFile.ImageFile, "load", None)  # Pillow looks for the orientation of a PNG by decoding it
-  with pytest.raises(pictures.BrokenImageError, match=r"folder/image\.png: 48 x 32 pixels are more than 1,000: resize"):
-    pictures.as_picture(encoded)
+  with pytest.raises(decoding.BrokenImageError, match=r"folder/image\.png: 48 x 32 pixels are more than 1,000: resize"):
+    decoding.as_picture(encoded)
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -319,33 +319,33 @@ def test_a_header_that_claims_a_huge_image_is_refused():
   encoded = _encode(Image.new("1", (8, 8)))
   header = bytearray(encoded.data)
   header[16:24] = (60_000).to_bytes(4, "big") * 2
-  with pytest.raises(pictures.BrokenImageError, match=r"folder/image\.png"):
-    pictures.as_picture(encoded._replace(data=bytes(header)))
+  with pytest.raises(decoding.BrokenImageError, match=r"folder/image\.png"):
+    decoding.as_picture(encoded._replace(data=bytes(header)))
 
 
 def test_pixels_in_memory_are_taken_as_they_are():
-  picture = pictures.as_picture(_COLOUR)
+  picture = decoding.as_picture(_COLOUR)
   assert picture.size == (32, 48)
-  assert pictures.pixels(picture) is _COLOUR
+  assert decoding.pixels(picture) is _COLOUR
 
 
 def test_centre_crop_keeps_the_aspect():
   # A white square in the middle of a wide picture stays a square.
   wide = np.zeros((40, 100, 3), np.uint8)
   wide[10:30, 40:60] = 255
-  got = images.centre_crop(wide, 20)
+  got = transforms.centre_crop(wide, 20)
   want = np.zeros((20, 20, 3), np.uint8)
   want[5:15, 5:15] = 255
   np.testing.assert_array_equal(got > 127, want > 127)  # edges are antialiased
   # With a margin: the shorter side to 40, the middle 20.
-  np.testing.assert_array_equal(images.centre_crop(wide, 20, resize_to=40), np.full((20, 20, 3), 255, np.uint8))
+  np.testing.assert_array_equal(transforms.centre_crop(wide, 20, resize_to=40), np.full((20, 20, 3), 255, np.uint8))
   with pytest.raises(ValueError, match="the side of 10 pixels before the crop is smaller than the crop of 20"):
-    images.centre_crop(wide, 20, resize_to=10)
+    transforms.centre_crop(wide, 20, resize_to=10)
 
 
 def test_random_crop_stays_inside_and_moves():
   ramp = np.broadcast_to(np.arange(100, dtype=np.uint8)[None, :, None], (50, 100, 3)).copy()
-  augment = images.make_augmentation("crop", 20, resize_to=25)
+  augment = transforms.make_augmentation("crop", 20, resize_to=25)
   starts = []
   for seed in range(200):
     row = augment(ramp, np.random.default_rng(seed))[0, :, 0].astype(int)

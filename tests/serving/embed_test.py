@@ -14,8 +14,8 @@ import pytest
 import runs
 import trees
 
-from soprc_jax.data import pictures
-from soprc_jax.serving import embed, images, index, network
+from soprc_jax.data import decoding
+from soprc_jax.serving import embed, image_inputs, index, network
 from soprc_jax.training import evaluation
 
 
@@ -37,7 +37,7 @@ def of_test(loaded):
 
 
 def _of_images(loaded, path):
-  return embed.of_images(loaded, images.find(path, flag="--images", on_broken=loaded.config.data.on_broken))
+  return embed.of_images(loaded, image_inputs.find(path, flag="--images", on_broken=loaded.config.data.on_broken))
 
 
 def test_a_split_is_embedded_as_evaluation_does(made, loaded, of_test):
@@ -102,20 +102,20 @@ def test_a_list(made, loaded, of_test, tmp_path, kind):
 def test_lists_that_are_none(tmp_path, name, content, message):
   (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
   with pytest.raises((ValueError, OSError), match=message):
-    images.find(str(tmp_path / name), flag="--images")
+    image_inputs.find(str(tmp_path / name), flag="--images")
 
 
 def test_folders_without_an_image(tmp_path):
   with pytest.raises(FileNotFoundError, match="has no image"):
-    images.find(str(tmp_path), flag="--images")
+    image_inputs.find(str(tmp_path), flag="--images")
   with pytest.raises(FileNotFoundError, match=r"--images=\S+gone: there is no such file or folder"):
-    images.find(str(tmp_path / "gone"), flag="--images")
+    image_inputs.find(str(tmp_path / "gone"), flag="--images")
 
 
 def test_broken_images(made, tmp_path):
   (tmp_path / "broken.png").write_bytes(b"x")
   shutil.copytree(made[0] / "class_000", tmp_path / "good")
-  with pytest.raises(pictures.BrokenImageError, match=r"broken\.png: this is no image"):
+  with pytest.raises(decoding.BrokenImageError, match=r"broken\.png: this is no image"):
     _of_images(network.load(made[1]), str(tmp_path))
   skipping = network.load(made[1], on_broken="skip")
   found = _of_images(skipping, str(tmp_path))
@@ -172,7 +172,7 @@ def test_f52_only_regular_files_of_a_folder_are_images(made, tmp_path, caplog):
   (tmp_path / "photos" / "folder.jpg").mkdir()
   with socket.socket(socket.AF_UNIX) as listener:
     listener.bind(str(tmp_path / "photos" / "s.jpg"))
-    found = images.find(str(tmp_path / "photos"), flag="--images")
+    found = image_inputs.find(str(tmp_path / "photos"), flag="--images")
   assert [pathlib.Path(path).name for path in found.paths] == ["0.png", "1.png"]
   assert "no regular files or linked folders: 4, e.g." in caplog.text
   assert "linked.jpg" in caplog.text
@@ -186,10 +186,10 @@ def test_f52_what_is_named_must_be_a_regular_file(tmp_path, name, why):
   (tmp_path / "zero.jpg").symlink_to("/dev/zero")
   (tmp_path / "dead.jpg").symlink_to("nowhere")
   with pytest.raises(FileNotFoundError, match=rf"{name}: this is no regular file \({why}\)"):
-    images.find(str(tmp_path / name), flag="--images", on_broken="skip")
+    image_inputs.find(str(tmp_path / name), flag="--images", on_broken="skip")
   (tmp_path / "list.txt").write_text(name)
   with pytest.raises(FileNotFoundError, match=rf"list\.txt:1: there is no file '{name}' in .*{why}\)"):
-    images.find(str(tmp_path / "list.txt"), flag="--images")
+    image_inputs.find(str(tmp_path / "list.txt"), flag="--images")
 
 
 def test_f61_the_home_folder_before_an_image_or_a_list(made, tmp_path, monkeypatch):
@@ -197,17 +197,17 @@ def test_f61_the_home_folder_before_an_image_or_a_list(made, tmp_path, monkeypat
   shutil.copytree(made[0] / "class_000", tmp_path / "photos")
   (tmp_path / "list.txt").write_text("photos/0.png\n")
   for given, wanted in (("~/photos/0.png", 1), ("~/photos", 2), ("~/list.txt", 1)):
-    found = images.find(given, flag="--images")
+    found = image_inputs.find(given, flag="--images")
     assert len(found) == wanted
-    assert all(pictures.as_picture(found[i].image).size == (24, 30) for i in range(wanted))
+    assert all(decoding.as_picture(found[i].image).size == (24, 30) for i in range(wanted))
 
 
 def test_f61_a_name_that_only_looks_like_a_home_folder(made, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   shutil.copy(made[0] / "class_000" / "0.png", "~lock.png")
-  assert pictures.as_picture(images.find("~lock.png", flag="--images")[0].image).size == (24, 30)
+  assert decoding.as_picture(image_inputs.find("~lock.png", flag="--images")[0].image).size == (24, 30)
   with pytest.raises(FileNotFoundError, match=r"--images=~nobody here/x\.png: there is no such file"):
-    images.find("~nobody here/x.png", flag="--images")
+    image_inputs.find("~nobody here/x.png", flag="--images")
 
 
 @pytest.mark.parametrize(
@@ -218,16 +218,16 @@ def test_f64_names_in_a_list_are_taken_as_they_stand(made, tmp_path, name):
   (tmp_path / "list.txt").write_bytes(f"\ufeff{name}\r\n\n".encode())
   (tmp_path / "list.csv").write_bytes(f'\ufeffpath\n"{name}"\n'.encode())
   for kind in ("txt", "csv"):
-    found = images.find(str(tmp_path / f"list.{kind}"), flag="--images")
+    found = image_inputs.find(str(tmp_path / f"list.{kind}"), flag="--images")
     assert found.paths == [name]
-    assert pictures.as_picture(found[0].image).size == (24, 30)
+    assert decoding.as_picture(found[0].image).size == (24, 30)
 
 
 def test_f64_the_file_that_exists_wins_over_its_name_without_blanks(tmp_path):
   for name in (" a.png", "a.png", "b.png"):
     (tmp_path / name).write_bytes(b"")
   (tmp_path / "list.txt").write_text(" a.png\na.png\n\tb.png \n")
-  assert images.find(str(tmp_path / "list.txt"), flag="--images").paths == [" a.png", "a.png", "b.png"]
+  assert image_inputs.find(str(tmp_path / "list.txt"), flag="--images").paths == [" a.png", "a.png", "b.png"]
 
 
 def test_f64_names_are_real_in_the_index_and_escaped_in_what_is_printed(made, tmp_path):
@@ -255,14 +255,14 @@ def test_f65_one_image_by_two_spellings(tmp_path, kind, other):
   line = len(head) + 2
   message = rf"{kind}:{line}: '{re.escape(other)}' is listed twice, first in line {line - 1}, as 'a\.png' too"
   with pytest.raises(ValueError, match=message):
-    images.find(str(tmp_path / f"list.{kind}"), flag="--images")
+    image_inputs.find(str(tmp_path / f"list.{kind}"), flag="--images")
 
 
 def test_f65_a_link_is_another_image(tmp_path):
   (tmp_path / "a.png").write_bytes(b"")
   (tmp_path / "b.png").symlink_to("a.png")
   (tmp_path / "list.txt").write_text("a.png\nb.png")
-  assert len(images.find(str(tmp_path / "list.txt"), flag="--images")) == 2
+  assert len(image_inputs.find(str(tmp_path / "list.txt"), flag="--images")) == 2
 
 
 def test_f43_labels_of_a_list_of_images(tmp_path, caplog):
@@ -270,7 +270,7 @@ def test_f43_labels_of_a_list_of_images(tmp_path, caplog):
   for i in range(len(labels)):
     (tmp_path / f"{i}.png").write_bytes(b"")
   (tmp_path / "list.csv").write_text("path, label\n" + "\n".join(f"{i}.png,{one}" for i, one in enumerate(labels)))
-  found = images.find(str(tmp_path / "list.csv"), flag="--images")
+  found = image_inputs.find(str(tmp_path / "list.csv"), flag="--images")
   assert [found[i].class_name for i in range(len(found))] == ["cat", "cat", "caf\u00e9", "caf\u00e9", ""]
   assert "4 names of classes are the same" in caplog.text
 

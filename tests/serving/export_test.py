@@ -13,7 +13,7 @@ import torchvision_rule
 
 from soprc_jax.data import sources
 from soprc_jax.models import convolutions, pretrained
-from soprc_jax.serving import export, images, network
+from soprc_jax.serving import export, image_inputs, network
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def _pixels(count, size=40):
 def want(loaded):
   """The embeddings of evaluation, of five images."""
 
-  class Pixels(images.Named):
+  class Pixels(image_inputs.Named):
     def __getitem__(self, at):
       return sources.Example(_pixels(5)[at], 0, self.paths[at])
 

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from soprc_jax.serving import images, index, network, search, sheet
+from soprc_jax.serving import image_inputs, index, network, search, sheet
 from soprc_jax.training import evaluation
 
 
@@ -103,16 +103,16 @@ def test_queries_are_files_folders_and_patterns(tmp_path, monkeypatch):
   (tmp_path / "d" / "e").mkdir(parents=True)
   for name in ("a[1].png", "b.jpg", "c.txt", "d/x.png", "d/e/y.webp"):
     (tmp_path / name).write_bytes(b"")
-  assert images.queries(["a[1].png"], flag="--query") == ["a[1].png"]  # a file of that name is no pattern
-  assert images.queries(["d", "*.*", "d/x.png"], flag="--query") == ["d/e/y.webp", "d/x.png", "a[1].png", "b.jpg"]
-  assert images.queries(["**/*.png"], flag="--query") == ["a[1].png", "d/x.png"]
+  assert image_inputs.queries(["a[1].png"], flag="--query") == ["a[1].png"]  # a file of that name is no pattern
+  assert image_inputs.queries(["d", "*.*", "d/x.png"], flag="--query") == ["d/e/y.webp", "d/x.png", "a[1].png", "b.jpg"]
+  assert image_inputs.queries(["**/*.png"], flag="--query") == ["a[1].png", "d/x.png"]
   for given, message in (
     ("", "--query=: an image file is wanted"),
     ("gone.png", r"--query=gone\.png: there is no such file"),
     ("*.gif", r"--query=\*\.gif: no image has such a name"),
   ):
     with pytest.raises(FileNotFoundError, match=message):
-      images.queries(["b.jpg", given], flag="--query")
+      image_inputs.queries(["b.jpg", given], flag="--query")
 
 
 def test_f52_only_regular_files_are_queries(tmp_path, monkeypatch, caplog):
@@ -124,11 +124,11 @@ def test_f52_only_regular_files_are_queries(tmp_path, monkeypatch, caplog):
   (tmp_path / "d" / "zero.jpg").symlink_to("/dev/zero")
   for given in ("d/*.jpg", "d", "**/*.jpg"):
     caplog.clear()
-    assert images.queries([given], flag="--query") == ["d/a.jpg"]
+    assert image_inputs.queries([given], flag="--query") == ["d/a.jpg"]
     assert f"no regular files or linked folders: {2 if given == 'd' else 3}, e.g." in caplog.text
   for name, why in (("pipe", "a named pipe"), ("zero", "a device")):
     with pytest.raises(FileNotFoundError, match=rf"--query=d/{name}\.jpg: this is no regular file \({why}\)"):
-      images.queries([f"d/{name}.jpg"], flag="--query")
+      image_inputs.queries([f"d/{name}.jpg"], flag="--query")
 
 
 def test_f63_a_query_that_leads_nowhere_is_named(tmp_path, monkeypatch):
@@ -137,8 +137,8 @@ def test_f63_a_query_that_leads_nowhere_is_named(tmp_path, monkeypatch):
   (tmp_path / "loop.jpg").symlink_to("loop.jpg")
   for name, why in (("dead.jpg", "a link to nothing"), ("loop.jpg", "a circular link")):
     with pytest.raises(FileNotFoundError, match=rf"--query={name}: this is no regular file \({why}\)"):
-      images.queries([name], flag="--query")
-  found = images.queries(["."], flag="--query")
+      image_inputs.queries([name], flag="--query")
+  found = image_inputs.queries(["."], flag="--query")
   assert found == ["./dead.jpg", "./loop.jpg"]
   with pytest.raises(ValueError, match=r"dead\.jpg: this file cannot be read \(a link to nothing\)"):
     search.check_queries(found)
@@ -158,9 +158,9 @@ def test_f61_queries_below_the_home_folder(tmp_path, monkeypatch):
   monkeypatch.setenv("HOME", str(tmp_path))
   (tmp_path / "a.png").write_bytes(b"")
   for given in ("~/a.png", "~/*.png", "~"):
-    assert images.queries([given], flag="--query") == [str(tmp_path / "a.png")]
+    assert image_inputs.queries([given], flag="--query") == [str(tmp_path / "a.png")]
   with pytest.raises(FileNotFoundError, match=r"--query=~no_such_user/a\.png: there is no such file"):
-    images.queries(["~no_such_user/a.png"], flag="--query")
+    image_inputs.queries(["~no_such_user/a.png"], flag="--query")
 
 
 def test_f65_a_query_that_is_given_twice_is_one(tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_f65_a_query_that_is_given_twice_is_one(tmp_path, monkeypatch):
   (tmp_path / "d" / "a.png").write_bytes(b"")
   (tmp_path / "d" / "b.png").symlink_to("a.png")  # another name, and so another image
   given = ["d", "./d/", "d/e/../a.png", str(tmp_path / "d" / "a.png"), "d/*.png", str(tmp_path / "d")]
-  assert images.queries(given, flag="--query") == ["d/a.png", "d/b.png"]
+  assert image_inputs.queries(given, flag="--query") == ["d/a.png", "d/b.png"]
 
 
 def test_f64_a_table_keeps_every_name_on_its_line():

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from soprc_jax._internal import file_io, strings
 from soprc_jax._internal.strings import shown
-from soprc_jax.data import files
+from soprc_jax.data import image_files
 
 TEST = "test"
 
@@ -24,8 +24,8 @@ class Benchmark(NamedTuple):
     tests: name -> images of test classes, the main one under ``"test"``.
   """
 
-  train: files.Files
-  tests: dict[str, files.Files]
+  train: image_files.Files
+  tests: dict[str, image_files.Files]
 
 
 class _Layout(NamedTuple):
@@ -47,9 +47,9 @@ def _sop_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str,
   rows: dict[str, str] = {}
   for number, line in lines[1:]:
     fields = re.split("[ \t]+", line.lstrip(" \t"), maxsplit=3)  # the path may have blanks
-    if len(fields) != 4 or not files.is_number(fields[1]) or not strings.stripped(fields[3]):
+    if len(fields) != 4 or not image_files.is_number(fields[1]) or not strings.stripped(fields[3]):
       raise ValueError(f"{path}:{number}: four fields 'image_id class_id super_class_id path' wanted, got {shown(line)}")
-    _put(rows, files.as_listed(root, fields[3]), fields[1], path, number)
+    _put(rows, image_files.as_listed(root, fields[3]), fields[1], path, number)
   return rows
 
 
@@ -57,7 +57,7 @@ def _inaturalist_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> d
   """One image a line; its class is the two folders that it lies in, e.g. ``Aves/2820``."""
   rows: dict[str, str] = {}
   for number, line in lines:
-    image = files.as_listed(root, line)
+    image = image_files.as_listed(root, line)
     parts = image.split("/")
     if len(parts) < 3:
       raise ValueError(f"{path}:{number}: a path like train_val2018/Aves/2820/IMAGE.jpg wanted, got {shown(line)}")
@@ -72,7 +72,7 @@ def _vehicle_id_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> di
   for number, line in lines:
     fields = line.split()
     # Python reads no integer of more than 4300 digits, and no image or vehicle has as many as 18.
-    if len(fields) != 2 or not all(map(files.is_number, fields)):
+    if len(fields) != 2 or not all(map(image_files.is_number, fields)):
       raise ValueError(f"{path}:{number}: two numbers 'image vehicle' wanted, got {shown(line)}")
     _put(rows, f"image/{int(fields[0]):07d}.jpg", fields[1], path, number)
   return rows
@@ -131,21 +131,21 @@ def load(name: str, root: str, *, on_broken: str = "error") -> Benchmark:
   Args:
     name: key of `BENCHMARKS`.
     root: folder of the data set.
-    on_broken: see `files.check_paths`.
+    on_broken: see `image_files.check_paths`.
 
   Raises:
     ValueError: a line of a list is wrong, an image is listed twice or under two labels, or a test class is among the training classes.
     FileNotFoundError: the folder, a list or an image is missing.
   """
-  folder = files.check_root(root, what=BENCHMARKS[name].what, layout=BENCHMARKS[name].layout)
+  folder = image_files.check_root(root, what=BENCHMARKS[name].what, layout=BENCHMARKS[name].layout)
   (labels, class_names), listed_in = read_lists(name, folder), BENCHMARKS[name].lists
   splits = {}
   for split, found in labels.items():
-    files.check_paths(folder, list(found), listed_in=listed_in[split], on_broken=on_broken)
-    splits[split] = files.Files(folder, list(found), list(found.values()), class_names)
+    image_files.check_paths(folder, list(found), listed_in=listed_in[split], on_broken=on_broken)
+    splits[split] = image_files.Files(folder, list(found), list(found.values()), class_names)
   train = splits.pop("train")
   for split, source in splits.items():
-    files.check_disjoint(train.labels, source.labels, names=(listed_in["train"], listed_in[split]))
+    image_files.check_disjoint(train.labels, source.labels, names=(listed_in["train"], listed_in[split]))
   return Benchmark(train, splits)
 
 
@@ -164,15 +164,15 @@ def read_lists(name: str, folder: Path, *, layout: str = "") -> tuple[dict[str, 
   benchmark, rows = BENCHMARKS[name], {}
   for split, file in benchmark.lists.items():
     path = folder / file
-    lines = files.read_lines(path, what=benchmark.what, layout=layout or benchmark.layout)
+    lines = image_files.read_lines(path, what=benchmark.what, layout=layout or benchmark.layout)
     rows[split] = benchmark.parse(path, lines, folder)
     if not rows[split]:
       raise ValueError(f"{path} lists no image")
   written = (label for found in rows.values() for label in found.values())
-  spellings = files.one_spelling(written, where=folder, spelling=benchmark.spelling)
-  numbers = files.label_numbers(spellings.values())
+  spellings = image_files.one_spelling(written, where=folder, spelling=benchmark.spelling)
+  numbers = image_files.label_numbers(spellings.values())
   labels = {split: {path: numbers[spellings[label]] for path, label in found.items()} for split, found in rows.items()}
-  files.check_lists({benchmark.lists[split]: found for split, found in labels.items()})
+  image_files.check_lists({benchmark.lists[split]: found for split, found in labels.items()})
   return labels, {number: label for label, number in numbers.items()}
 
 
@@ -183,12 +183,12 @@ _CSV_LAYOUT = (
 CSV_SPLITS = ("train", "val", "test")
 
 
-def load_csv(path: str, *, on_broken: str = "error") -> dict[str, files.Files]:
+def load_csv(path: str, *, on_broken: str = "error") -> dict[str, image_files.Files]:
   """The images of a CSV: by split where it has that column, else all under ``"all"``.
 
   Args:
     path: of the file.
-    on_broken: see `files.check_paths`.
+    on_broken: see `image_files.check_paths`.
 
   Raises:
     ValueError: a wrong header, row or split, an image that is listed twice, a class in two splits, no training or test image.
@@ -200,27 +200,27 @@ def load_csv(path: str, *, on_broken: str = "error") -> dict[str, files.Files]:
     raise FileNotFoundError(f"data.root={path!r} must be a CSV file{hint}, with\n{_CSV_LAYOUT}")
   rows = _csv_rows(file)
   paths = [path for found in rows.values() for path in found]
-  files.check_paths(file.parent, paths, listed_in=str(file), on_broken=on_broken)
-  spellings = files.one_spelling((label for found in rows.values() for label in found.values()), where=file)
-  numbers = files.label_numbers(spellings.values())
+  image_files.check_paths(file.parent, paths, listed_in=str(file), on_broken=on_broken)
+  spellings = image_files.one_spelling((label for found in rows.values() for label in found.values()), where=file)
+  numbers = image_files.label_numbers(spellings.values())
   class_names = {number: name for name, number in numbers.items()}
   splits = {
-    split: files.Files(file.parent, list(found), [numbers[spellings[label]] for label in found.values()], class_names)
+    split: image_files.Files(file.parent, list(found), [numbers[spellings[label]] for label in found.values()], class_names)
     for split, found in rows.items()
   }
   for one, other in itertools.combinations(splits, 2):
     names = (f"split {one} of {file}", f"split {other}")
-    files.check_disjoint(splits[one].labels, splits[other].labels, names=names, class_names=class_names)
+    image_files.check_disjoint(splits[one].labels, splits[other].labels, names=names, class_names=class_names)
   return splits
 
 
 def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
   """Split (or ``"all"``) -> image -> class, each row checked by itself."""
   headers = [["path", "label"], ["path", "label", "split"]]
-  listed = files.read_csv(file, headers, remedy=f"the file must have\n{_CSV_LAYOUT}")
+  listed = image_files.read_csv(file, headers, remedy=f"the file must have\n{_CSV_LAYOUT}")
   rows: dict[str, dict[str, str]] = {}
   first: dict[str, tuple[int, str]] = {}
-  for (number, row), key in zip(listed, files.places(file.parent, (row["path"] for _, row in listed))):
+  for (number, row), key in zip(listed, image_files.places(file.parent, (row["path"] for _, row in listed))):
     place, path = f"{file}:{number}", row["path"]
     split = strings.class_name(row.get("split", "all"))
     if "split" in row and split not in CSV_SPLITS:
@@ -228,11 +228,11 @@ def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
     if key in first:
       line, other = first[key]
       raise ValueError(
-        f"{place}: {shown(path)} is listed twice, first in line {line}{files.other_spelling(path, other)}: "
+        f"{place}: {shown(path)} is listed twice, first in line {line}{image_files.other_spelling(path, other)}: "
         "take one of the lines out"
       )
-    if Path(path).suffix.lower() not in files.EXTENSIONS:
-      raise ValueError(f"{place}: {shown(path)} is no image by its name ({', '.join(files.EXTENSIONS)})")
+    if Path(path).suffix.lower() not in image_files.EXTENSIONS:
+      raise ValueError(f"{place}: {shown(path)} is no image by its name ({', '.join(image_files.EXTENSIONS)})")
     first[key] = number, path
     rows.setdefault(split, {})[path] = row["label"]
   for split in ("train", "test") if listed and "split" in listed[0][1] else ("all",):

@@ -13,7 +13,7 @@ import numpy as np
 
 from soprc_jax._internal import file_io, strings
 from soprc_jax._internal.strings import printable, shown
-from soprc_jax.data import pictures, sources
+from soprc_jax.data import decoding, sources
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Files:
 
   def __getitem__(self, index: int) -> sources.Example:
     path, label = self.root / self.paths[index], int(self._labels[index])
-    image = pictures.Stored(path, str(path))
+    image = decoding.Stored(path, str(path))
     return sources.Example(image, label, self.paths[index], self.class_names.get(label, ""))
 
 

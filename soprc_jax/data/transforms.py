@@ -6,9 +6,9 @@ import math
 import numpy as np
 from PIL import Image as PilImage
 
-from soprc_jax.data import pictures
+from soprc_jax.data import decoding
 
-Image = np.ndarray | pictures.Encoded | pictures.Stored
+Image = np.ndarray | decoding.Encoded | decoding.Stored
 Transform = Callable[[Image, np.random.Generator], np.ndarray]
 AUGMENTATIONS = ("none", "affine", "resized_crop", "crop")
 
@@ -25,14 +25,14 @@ def make_augmentation(name: str, size: int, *, resize_to: int = 256) -> Transfor
     ValueError: unknown name, or ``resize_to`` smaller than ``size`` for ``crop``.
   """
   if name == "none":
-    return lambda image, rng: _squeezed(pictures.as_picture(image), size)
+    return lambda image, rng: _squeezed(decoding.as_picture(image), size)
   if name == "affine":
-    return lambda image, rng: _affine(pictures.pixels(pictures.as_picture(image)), size, rng)
+    return lambda image, rng: _affine(decoding.pixels(decoding.as_picture(image)), size, rng)
   if name == "resized_crop":
-    return lambda image, rng: _flipped(_resized_crop(pictures.as_picture(image), size, rng), rng)
+    return lambda image, rng: _flipped(_resized_crop(decoding.as_picture(image), size, rng), rng)
   if name == "crop":
     _check_sides(size, resize_to)
-    return lambda image, rng: _flipped(_crop(pictures.as_picture(image), size, resize_to, rng.random(2)), rng)
+    return lambda image, rng: _flipped(_crop(decoding.as_picture(image), size, resize_to, rng.random(2)), rng)
   raise ValueError(f"augmentation must be one of {AUGMENTATIONS}, got {name!r}")
 
 
@@ -44,7 +44,7 @@ def centre_crop(image: Image, size: int, *, resize_to: int = 0) -> np.ndarray:
   """
   resize_to = resize_to or size
   _check_sides(size, resize_to)
-  return _crop(pictures.as_picture(image), size, resize_to, np.array([0.5, 0.5]))
+  return _crop(decoding.as_picture(image), size, resize_to, np.array([0.5, 0.5]))
 
 
 def _check_sides(size: int, resize_to: int) -> None:
@@ -52,11 +52,11 @@ def _check_sides(size: int, resize_to: int) -> None:
     raise ValueError(f"the side of {resize_to} pixels before the crop is smaller than the crop of {size}")
 
 
-def _squeezed(picture: pictures.Picture, size: int) -> np.ndarray:
-  return picture.region(pictures.whole(picture), (size, size))
+def _squeezed(picture: decoding.Picture, size: int) -> np.ndarray:
+  return picture.region(decoding.whole(picture), (size, size))
 
 
-def _crop(picture: pictures.Picture, size: int, resize_to: int, where: np.ndarray) -> np.ndarray:
+def _crop(picture: decoding.Picture, size: int, resize_to: int, where: np.ndarray) -> np.ndarray:
   """A square whose place is ``where`` in [0, 1] from the top and from the left, in one resize."""
   height, width = picture.size
   side = min(height, width) * size / resize_to
@@ -84,9 +84,9 @@ def _affine(image: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarra
   return np.asarray(picture.transform((size, size), PilImage.Transform.AFFINE, data, PilImage.Resampling.BILINEAR))
 
 
-def _resized_crop(picture: pictures.Picture, size: int, rng: np.random.Generator) -> np.ndarray:
+def _resized_crop(picture: decoding.Picture, size: int, rng: np.random.Generator) -> np.ndarray:
   height, width = picture.size
-  box = pictures.whole(picture)
+  box = decoding.whole(picture)
   for _ in range(10):  # as torchvision: a few tries, then the whole image
     area = height * width * rng.uniform(0.2, 1.0)
     aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from soprc_jax._internal import file_io, strings
 from soprc_jax._internal.strings import printable, shown
-from soprc_jax.data import files, pictures, sources
+from soprc_jax.data import decoding, image_files, sources
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Named:
 
   def __getitem__(self, index: int) -> sources.Example:
     path = self.paths[index]
-    return sources.Example(pictures.Stored(self.root / path, path), 0, path, self.names[index])
+    return sources.Example(decoding.Stored(self.root / path, path), 0, path, self.names[index])
 
 
 def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
@@ -78,18 +78,18 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
   root = place.absolute().parent
   rows = _csv_rows(place) if place.suffix.lower() == ".csv" else _text_rows(place)
   first: dict[str, tuple[int, str]] = {}
-  for (number, name, _), key in zip(rows, files.places(root, (name for _, name, _ in rows))):
+  for (number, name, _), key in zip(rows, image_files.places(root, (name for _, name, _ in rows))):
     if key in first:
       line, other = first[key]
       raise ValueError(
-        f"{place}:{number}: {shown(name)} is listed twice, first in line {line}{files.other_spelling(name, other)}"
+        f"{place}:{number}: {shown(name)} is listed twice, first in line {line}{image_files.other_spelling(name, other)}"
       )
     first[key] = number, name
     why = file_io.why_no_file(root / name)
     if why and not (on_broken == "skip" and file_io.is_dead_link(root / name)):
       reason = "" if why == "missing" else f" (this is no regular file: {why})"
       raise FileNotFoundError(f"{place}:{number}: there is no file {shown(name)} in {root}{reason}")
-  spellings = files.one_spelling((label for _, _, label in rows if strings.stripped(label)), where=place)
+  spellings = image_files.one_spelling((label for _, _, label in rows if strings.stripped(label)), where=place)
   return Named(root, [name for _, name, _ in rows], [spellings.get(label, "") for _, _, label in rows])
 
 
@@ -97,7 +97,7 @@ def check_links(source: Named) -> None:
   """Raises a `BrokenImageError` if an image is a link that leads nowhere."""
   dead = [path for path in source.paths if file_io.is_dead_link(source.root / path)]
   if dead:
-    raise pictures.BrokenImageError(
+    raise decoding.BrokenImageError(
       f"{len(dead)} images cannot be read, e.g. {printable(dead[0])} ({file_io.why_no_file(source.root / dead[0])}): "
       "take them out; --on_broken=skip leaves them out and counts them"
     )
@@ -128,7 +128,7 @@ def queries(given: Sequence[str], *, flag: str) -> list[str]:
       reason = "there is no such file" if why == "missing" else f"this is no regular file ({why})"
       raise FileNotFoundError(f"{flag}={printable(path)}: {reason}")
   first: dict[str, str] = {}
-  for path, key in zip(found, files.places(Path.cwd(), found)):
+  for path, key in zip(found, image_files.places(Path.cwd(), found)):
     first.setdefault(key, path)
   return list(first.values())
 
@@ -149,14 +149,14 @@ def _below(folder: Path, flag: str) -> list[str]:
           continue
         if entry.is_dir(follow_symlinks=False):
           waiting.append(entry.path)
-        elif _is_image(entry.name) and (files.is_regular(entry) or file_io.is_dead_link(entry.path)):
+        elif _is_image(entry.name) and (image_files.is_regular(entry) or file_io.is_dead_link(entry.path)):
           found.append(entry.path)
         else:
           others.append(entry.path)
   if others:
     _warn_left_out(str(folder), others)
   if not found:
-    raise FileNotFoundError(f"{flag}={printable(folder)} has no image ({', '.join(files.EXTENSIONS)}) in it")
+    raise FileNotFoundError(f"{flag}={printable(folder)} has no image ({', '.join(image_files.EXTENSIONS)}) in it")
   return sorted(found)
 
 
@@ -181,13 +181,13 @@ def _warn_left_out(where: str, others: Sequence[str]) -> None:
 
 
 def _is_image(name: str) -> bool:
-  return os.path.splitext(name)[1].lower() in files.EXTENSIONS
+  return os.path.splitext(name)[1].lower() in image_files.EXTENSIONS
 
 
 def _csv_rows(path: Path) -> list[tuple[int, str, str]]:
   """(line, image, class) of a CSV file."""
   headers = [["path"], ["path", "label"], ["path", "label", "split"]]
-  listed = files.read_csv(path, headers, remedy=f"give {_LIST}", may_be_empty=("label", "split"))
+  listed = image_files.read_csv(path, headers, remedy=f"give {_LIST}", may_be_empty=("label", "split"))
   return _not_empty(path, [(number, row["path"], row.get("label", "")) for number, row in listed])
 
 
@@ -198,7 +198,7 @@ def _text_rows(path: Path) -> list[tuple[int, str, str]]:
   except UnicodeDecodeError as error:
     raise ValueError(f"{path} is no list that can be read ({error.reason} at byte {error.start}); give {_LIST}") from error
   root = path.absolute().parent
-  return _not_empty(path, [(number, files.as_listed(root, line), "") for number, line in files.lines_of(text)])
+  return _not_empty(path, [(number, image_files.as_listed(root, line), "") for number, line in image_files.lines_of(text)])
 
 
 def _not_empty(path: Path, rows: list[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
