@@ -191,8 +191,8 @@ def prepare_jax() -> None:
   """
   import jax
 
+  from experiments import malloc
   from soprc_jax._internal import cache
-  from soprc_jax.training import malloc
 
   malloc.keep_pages()
   if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):

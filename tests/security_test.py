@@ -18,11 +18,12 @@ import pytest
 import runs
 import trees
 
-from experiments import flags
-from soprc_jax.data import arrays, decoding, glyphs, image_folder, list_files, tfds_source
+from experiments import flags, malloc
+from soprc_jax._internal import stored
+from soprc_jax.data import decoding, glyphs, image_folder, list_files, tfds_source
 from soprc_jax.models import pretrained
 from soprc_jax.serving import network
-from soprc_jax.training import build, checkpoints, checksums, malloc, reproduction, workdir
+from soprc_jax.training import build, checkpoints, checksums, replay, workdir
 from soprc_jax.training import config as config_lib
 
 try:
@@ -140,7 +141,7 @@ class TestArrays:
   def test_files_of_runs(self, tmp_path):
     np.savez(tmp_path / "run.npz", val=_evil(tmp_path / "executed"))
     with pytest.raises(ValueError, match=r"run\.npz is damaged \(Object arrays cannot be loaded"):
-      arrays.read(tmp_path / "run.npz", ["val"])
+      stored.read_arrays(tmp_path / "run.npz", ["val"])
     assert not (tmp_path / "executed").exists()
 
   @pytest.mark.parametrize("shape", ["(1099511627776,)", "(9,)"])
@@ -297,13 +298,13 @@ class TestFoldersOfOthers:
 
   def test_nothing_is_imported_where_the_folder_alone_is_asked(self, foreign):
     assert network.stored_config(foreign).loss.name == "soprc_jax_evil:loss"
-    kept = foreign / reproduction.FOLDER / "3"
+    kept = foreign / replay.FOLDER / "3"
     kept.mkdir(parents=True)
     config = json.loads((foreign / workdir.CONFIG).read_text())
     report = {"step": 3, "arrays": ["ids"], "class_counts": [2], "config": config}
-    (kept / reproduction.REPORT).write_text(json.dumps(report))
+    (kept / replay.REPORT).write_text(json.dumps(report))
     with pytest.raises(ValueError, match="a folder alone may not run it"):
-      reproduction.load(foreign)
+      replay.load(foreign)
     assert "soprc_jax_evil" not in sys.modules
 
   def test_nothing_is_written_through_a_link(self, foreign, tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.ablate import ablation
 from experiments.ablate.ablation_stages import PAPER_TABLE_2, Stage
 from experiments.compare import comparison, tables
-from soprc_jax._internal import json_files
+from soprc_jax._internal import stored
 from soprc_jax.training import plots
 from soprc_jax.training import workdir as workdir_lib
 
@@ -27,7 +27,7 @@ def write(folder: Path, plan: ablation.Plan, results: Mapping[str, Sequence[abla
   Stages that ablation.json has from earlier calls stay in it.
   """
   path = folder / "ablation.json"
-  names, content = [], json_files.read(path, {"stages": dict})["stages"] if path.exists() else {}
+  names, content = [], stored.read_json(path, {"stages": dict})["stages"] if path.exists() else {}
   for stage in plan.stages:
     found = results[stage.name]
     if not found:

@@ -52,7 +52,7 @@ def _in_a_process(*arguments: Any) -> Iterator[list[Any]]:
 
 
 def _main(kind: str, *arguments: str) -> None:
-  from soprc_jax.training import malloc
+  from experiments import malloc
 
   malloc.keep_pages()
   if kind == "rows":

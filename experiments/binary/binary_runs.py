@@ -13,8 +13,8 @@ import numpy as np
 
 from experiments.binary import binary, binary_losses, binary_peer
 from experiments.compare import plans
-from soprc_jax._internal import file_io, json_files
-from soprc_jax.data import arrays, tabular
+from soprc_jax._internal import file_io, stored
+from soprc_jax.data import tabular
 from soprc_jax.training import workdir
 
 RUNS = "runs"
@@ -105,7 +105,7 @@ def measure(
   """
   path = folder / COSTS
   if path.exists():
-    costs = json_files.read(path)
+    costs = stored.read_json(path)
     if (
       isinstance(costs, dict)
       and costs.keys() == {row.method for row in rows}
@@ -166,7 +166,7 @@ def _load(path: Path, config: Any, num_test: int) -> binary.Found:
     ValueError: the file is damaged, or of a run of something else.
   """
   try:
-    found = binary.Found(**arrays.read(path, binary.Found._fields))
+    found = binary.Found(**stored.read_arrays(path, binary.Found._fields))
     rates = len(config.rates)
     shapes = ((rates, config.train.steps // config.eval.every),) * 2 + ((rates, num_test), (rates,))
     for name, array, shape in zip(found._fields, found, shapes, strict=True):

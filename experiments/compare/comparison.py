@@ -9,7 +9,7 @@ import time
 from typing import Any, NamedTuple
 
 from experiments.compare import plans
-from soprc_jax._internal import file_io, json_files
+from soprc_jax._internal import file_io, stored
 from soprc_jax.data import datasets
 from soprc_jax.training import build, checkpoints, classes, loop, objectives
 from soprc_jax.training import config as config_lib
@@ -157,7 +157,7 @@ def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path, *,
       classes.write_images(folder, splits)
     return
   workdir_lib.refuse_links(folder, WRITES)
-  there = json_files.read(path, _NOTED, remedy="restore it from a copy, or choose another --workdir")
+  there = stored.read_json(path, _NOTED, remedy="restore it from a copy, or choose another --workdir")
   lines = config_lib.differences(json.loads(json.dumps(noted["shared"], default=list)), there["shared"])
   if lines:
     raise ValueError(
@@ -181,7 +181,7 @@ def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path, *,
 def _check_data(path: Path, there: Mapping[str, Any], here: Mapping[str, Any], splits: datasets.Splits) -> None:
   """Raises a ValueError if the data are not those that the earlier runs were trained on."""
   folder, noted = path.parent, there.get("data", here)  # an older version noted none
-  problem = json_files.problem(noted, classes.SPLITS, "data")
+  problem = stored.problem(noted, classes.SPLITS, "data")
   if problem:
     raise ValueError(f"{path} is corrupt ({problem}): restore it from a copy, or choose another --workdir")
   lines = classes.split_changes(noted, here, splits, folder)
@@ -229,7 +229,7 @@ def finished(folder: Path, name: plans.RunName) -> dict[str, Any] | None:
   for file in (workdir_lib.RESULTS, _DIVERGED):
     path = folder / name.folder() / file
     if path.exists():
-      return json_files.read(
+      return stored.read_json(
         path, _ENDED, remedy="restore it from a copy, or remove it and the same command goes on with the run"
       )
   return None
@@ -247,7 +247,7 @@ def metric(folder: Path, name: plans.RunName, split: str, key: str) -> float:
     raise FileNotFoundError(f"{name.folder()} has not finished in {folder}")
   if "diverged" in results:
     return math.nan
-  problem = json_files.problem(results, {split: {key: float}})
+  problem = stored.problem(results, {split: {key: float}})
   if problem:
     raise ValueError(f"the results of {folder / name.folder()} are damaged or of another evaluation: {problem}")
   return results[split][key]
@@ -256,7 +256,7 @@ def metric(folder: Path, name: plans.RunName, split: str, key: str) -> float:
 def seen_classes(folder: Path, names: Iterable[plans.RunName]) -> str:
   """Returns a note on the classes of val and test that the starts of some runs were trained on; empty if there are none."""
   found = [(finished(folder, name) or {}).get("seen_classes") for name in names]
-  told = dict.fromkeys(classes.sentence(one) for one in found if one and not json_files.problem(one, classes.SEEN))
+  told = dict.fromkeys(classes.sentence(one) for one in found if one and not stored.problem(one, classes.SEEN))
   return f"Not a test of unseen classes: {'; '.join(told)}." if told else ""
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.compare import comparison as comparison_lib
 from experiments.compare import plans, tables
-from soprc_jax._internal import json_files
+from soprc_jax._internal import stored
 from soprc_jax.reports import about, charts, page, paper, results
 from soprc_jax.reports.markup import Markup, join, paragraph, tag
 from soprc_jax.training import workdir as workdir_lib
@@ -36,7 +36,7 @@ def make(folder: Path) -> str:
     OSError: a file may not be read.
   """
   path = folder / "table.json"
-  table = json_files.read(path, _TABLE, remedy="remove it, and the command of experiments.compare writes it again")
+  table = stored.read_json(path, _TABLE, remedy="remove it, and the command of experiments.compare writes it again")
   _check(path, table)
   entries = sorted(table["methods"], key=lambda entry: -_mean(entry))
   sections = [
@@ -268,7 +268,7 @@ def _own_config(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
 
 def _versions(folder: Path, table: dict[str, Any]) -> Markup:
   path = folder / table["methods"][0]["runs"][0] / workdir_lib.RESULTS
-  found = json_files.read(path, dict) if path.exists() else {}
+  found = stored.read_json(path, dict) if path.exists() else {}
   devices = table.get("trained_on") or [found.get("device", "not noted")]
   return about.versions({"versions": found.get("versions"), "device": " and ".join(map(str, devices))})
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.compare import comparison, plans, step_cost, tables
-from soprc_jax._internal import json_files
+from soprc_jax._internal import stored
 from soprc_jax.training import methods, parallel, plots
 from soprc_jax.training import workdir as workdir_lib
 
@@ -65,7 +65,7 @@ def _costs(folder: Path, configs: Mapping[str, Any]) -> dict[str, step_cost.Cost
   key = {"device": parallel.describe(), "configs": {name: _digest(config) for name, config in configs.items()}}
   if path.exists():
     try:
-      content = json_files.read(path, {"key": dict, "costs": {str: [float]}}, remedy="measuring again")
+      content = stored.read_json(path, {"key": dict, "costs": {str: [float]}}, remedy="measuring again")
       if content["key"] == key:
         return {name: step_cost.Cost(*content["costs"][name]) for name in configs}
     except ValueError as error:

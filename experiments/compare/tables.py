@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.compare import comparison, plans, step_cost
-from soprc_jax._internal import json_files
-from soprc_jax.data import arrays
+from soprc_jax._internal import stored
 from soprc_jax.training import methods
 from soprc_jax.training import workdir as workdir_lib
 
@@ -174,7 +173,7 @@ def _pr_curve(path: Path) -> Curve:
     ValueError: the file is damaged.
   """
   try:
-    curve = arrays.read(path, ("recall", "precision"))
+    curve = stored.read_arrays(path, ("recall", "precision"))
     recall, precision = curve["recall"], curve["precision"]
     if (
       recall.ndim != 1
@@ -208,7 +207,7 @@ def logged(folder: Path, row: comparison.Row, key: str) -> tuple[np.ndarray, np.
     if (folder / run.folder() / workdir_lib.RESULTS).exists():
       path = folder / run.folder() / workdir_lib.METRICS
       lines = [(line["step"], line[key]) for line in workdir_lib.read_metrics(path.parent) if key in line]
-      problem = json_files.problem(
+      problem = stored.problem(
         [{"step": step, key: value} for step, value in lines] or None, (None, [{key: (None, float)}])
       )
       if problem:

@@ -29,7 +29,7 @@ _SEED = absl_flags.DEFINE_integer("seed", 0, "Seed of all draws.", lower_bound=0
 def main(argv: Sequence[str]) -> None:
   folder = flags.folder(argv, "--workdir=runs/simulation", "simulation.json")
   from experiments.simulate import simulation, simulation_plots
-  from soprc_jax._internal import json_files
+  from soprc_jax._internal import stored
   from soprc_jax.training import workdir
 
   log = logging.getLogger("soprc_jax.simulate")
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
     path = folder / "simulation.json"
     noted = json.loads(json.dumps(settings._asdict()))
     if path.exists():
-      content = json_files.read(path, {"settings": dict, "results": simulation.RESULTS})
+      content = stored.read_json(path, {"settings": dict, "results": simulation.RESULTS})
       if content["settings"] != noted:
         raise ValueError(f"{path} is of other settings: choose another --workdir, or the same flags")
       log.info("Taken from %s.", path)

@@ -339,7 +339,7 @@ def _errors() -> dict[str, Any]:
   return {estimator: {"mean": float, "std": float} for estimator in ("SOPRC", "AP")}
 
 
-# Shape of what `run` returns, as `soprc_jax._internal.json_files` has them.
+# Shape of what `run` returns, as `soprc_jax._internal.stored` has them.
 RESULTS: dict[str, Any] = {
   **{
     name: {

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.stability import stability, stability_training
-from soprc_jax._internal import json_files
+from soprc_jax._internal import stored
 from soprc_jax.training import workdir
 
 CONSTANT, THEOREM = "constant rate", "Theorem 2"
@@ -268,9 +268,7 @@ def _measured(
       except (TypeError, ValueError):
         fits = False
       if not fits:
-        raise ValueError(
-          f"{path} is damaged ({key} of {name(setting)!r} is not {list(shape)} numbers): {json_files.REMEDY}"
-        )
+        raise ValueError(f"{path} is damaged ({key} of {name(setting)!r} is not {list(shape)} numbers): {stored.REMEDY}")
     yield stability.Measured(*arrays)
 
 
@@ -300,7 +298,7 @@ def _model() -> dict[str, Any]:
 def _read(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
   if not path.exists():
     return {"about": dict(about), "measured": {}}
-  content = json_files.read(path, {"about": dict, "measured": {str: dict.fromkeys(stability.Measured._fields, list)}})
+  content = stored.read_json(path, {"about": dict, "measured": {str: dict.fromkeys(stability.Measured._fields, list)}})
   there = content["about"]
   differences = [f"{key} is {there.get(key)!r} there, {about[key]!r} here" for key in about if there.get(key) != about[key]]
   if differences:

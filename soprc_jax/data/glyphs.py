@@ -14,8 +14,8 @@ import uuid
 
 import numpy as np
 
-from soprc_jax._internal import cache, file_io
-from soprc_jax.data import arrays, sources
+from soprc_jax._internal import cache, file_io, stored
+from soprc_jax.data import sources
 
 _log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ def _digest(images: np.ndarray, labels: np.ndarray) -> str:
 
 
 def _read(path: Path) -> Glyphs:
-  found = arrays.read(path, ("images", "labels", "ids", "digest"))
+  found = stored.read_arrays(path, ("images", "labels", "ids", "digest"))
   glyphs = Glyphs(found["images"], found["labels"], found["ids"])
   if glyphs.digest() != str(found["digest"]):
     raise ValueError(f"{path} is damaged (the checksum does not match)")

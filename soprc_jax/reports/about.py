@@ -9,7 +9,7 @@ from soprc_jax.reports import charts, page, reading
 from soprc_jax.reports.markup import Markup, join, paragraph, tag
 from soprc_jax.reports.tested import Tested
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import versions as versions_lib
+from soprc_jax.training import results as results_lib
 
 
 def config(run: reading.Run) -> Markup:
@@ -61,7 +61,7 @@ def defaults(preset: str) -> dict[str, Any]:
 
 def versions(results: dict[str, Any]) -> Markup:
   """Software and device of the run, and those of this report."""
-  then, now = results.get("versions"), versions_lib.found()
+  then, now = results.get("versions"), results_lib.software()
   names = list(dict.fromkeys([*(then or {}), *now]))
   rows = [[name, page.name((then or {}).get(name, "-")), page.name(now.get(name, "-"))] for name in names]
   note = (

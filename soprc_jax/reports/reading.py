@@ -5,11 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from soprc_jax._internal import json_files
+from soprc_jax._internal import stored
 from soprc_jax._internal.strings import shown
-from soprc_jax.data import arrays
 from soprc_jax.serving import network
-from soprc_jax.training import classes, reproduction, v_history
+from soprc_jax.training import classes, replay, v_history
 from soprc_jax.training import workdir as workdir_lib
 
 _METRICS = {"mAUPRC": float}
@@ -79,22 +78,22 @@ def read(workdir: Path) -> Run:
       f"the run in {workdir} has not finished ({workdir_lib.RESULTS} is missing; its log has {len(lines)} of {total} steps): go on with the "
       "command of experiments.train that began it, and make the report then"
     )
-  results = json_files.read(path, _RESULTS, remedy="remove it, and the command of experiments.train writes it again")
+  results = stored.read_json(path, _RESULTS, remedy="remove it, and the command of experiments.train writes it again")
   for key, shape in _NOTED.items():
     if key in results:
-      _raise_if(path, json_files.problem(results[key], shape, key))
+      _raise_if(path, stored.problem(results[key], shape, key))
   for split in splits(results):
-    _raise_if(path, json_files.problem(results[split], _METRICS if split != "val" else dict, split))
+    _raise_if(path, stored.problem(results[split], _METRICS if split != "val" else dict, split))
     for name, value in results[split].items():
       _raise_if(path, _metric_problem(name, value, f"{split}.{name}"))
   _raise_if(workdir / workdir_lib.METRICS, _lines_problem(lines))
-  return Run(workdir, config, results, lines, _curve(workdir), read_v(workdir), reproduction.steps(workdir))
+  return Run(workdir, config, results, lines, _curve(workdir), read_v(workdir), replay.steps(workdir))
 
 
 def _metric_problem(name: str, value: Any, place: str) -> str:
   if name == "ks_beyond_gallery":
-    return "" if value == [] else json_files.problem(value, [int], place)
-  return json_files.problem(value, int if name.startswith("num_") else (None, float), place)
+    return "" if value == [] else stored.problem(value, [int], place)
+  return stored.problem(value, int if name.startswith("num_") else (None, float), place)
 
 
 def splits(results: dict[str, Any]) -> list[str]:
@@ -119,9 +118,9 @@ def read_v(workdir: Path) -> list[dict[str, Any]] | None:
 
 
 def _v_problem(line: dict[str, Any]) -> str:
-  problem = json_files.problem(line, {"classes": list})
+  problem = stored.problem(line, {"classes": list})
   for i, entry in enumerate([] if problem else line["classes"]):
-    problem = problem or json_files.problem(entry, _V_ENTRY, f"classes[{i}]")
+    problem = problem or stored.problem(entry, _V_ENTRY, f"classes[{i}]")
     if not problem and len(entry["v"]) != len(entry["true"]):
       problem = f"class {shown(entry['class'])} has {len(entry['v'])} points in v and {len(entry['true'])} true ones"
   return f"step {line['step']}: {problem}" if problem else ""
@@ -132,7 +131,7 @@ def _curve(workdir: Path) -> tuple[np.ndarray, np.ndarray] | None:
   if not path.exists():
     return None
   try:
-    found = arrays.read(path, ("recall", "precision"))
+    found = stored.read_arrays(path, ("recall", "precision"))
     recall, precision = (np.asarray(found[key], float) for key in ("recall", "precision"))
   except (TypeError, ValueError) as error:
     raise ValueError(f"{error}: remove it, and the report goes without the curve") from error
@@ -142,7 +141,7 @@ def _curve(workdir: Path) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _lines_problem(lines: list[dict[str, Any]]) -> str:
-  return next(filter(None, (json_files.problem(line, {str: (None, float)}, f"step {line['step']}") for line in lines)), "")
+  return next(filter(None, (stored.problem(line, {str: (None, float)}, f"step {line['step']}") for line in lines)), "")
 
 
 def _raise_if(path: Path, problem: str) -> None:

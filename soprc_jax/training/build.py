@@ -15,7 +15,6 @@ from soprc_jax._internal import file_io
 from soprc_jax.data import datasets, pipeline, sampler, sources
 from soprc_jax.models import RESNETS, EmbeddingNet, ResNet
 from soprc_jax.training import checkpoints, classes, objectives, optimizers, parallel
-from soprc_jax.training import state as state_lib
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -120,7 +119,7 @@ def make_parts(
     config: resolved.
     class_counts: ``[C]`` training images of each row of v, see `Data.class_counts`.
     optimizer: instead of the one of ``config.optim``.
-    on_nonfinite: instead of ``config.train.on_nonfinite``, see `nonfinite.guarded`.
+    on_nonfinite: instead of ``config.train.on_nonfinite``, see `step.guarded`.
 
   Raises:
     ValueError: the devices do not divide the batch; a loss of one's own does not work.
@@ -173,12 +172,12 @@ def abstract_network(config: Any) -> dict[str, Any]:
   return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
 
 
-def abstract_state(config: Any, parts: Parts) -> state_lib.TrainState:
+def abstract_state(config: Any, parts: Parts) -> step_lib.TrainState:
   """Shapes and dtypes of the state: what a checkpoint is restored to, without drawing or compiling anything."""
   return jax.eval_shape(functools.partial(_random_state, config, parts))
 
 
-def starting_state(config: Any, parts: Parts) -> state_lib.TrainState:
+def starting_state(config: Any, parts: Parts) -> step_lib.TrainState:
   """State at step 0: random weights by ``config.seed``, or the network of ``config.model.init_from``."""
   state = _random_state(config, parts)
   if not config.model.init_from:
@@ -225,6 +224,6 @@ def check_unseen(config: Any, splits: datasets.Splits | None = None, *, allow_se
   return trained
 
 
-def _random_state(config: Any, parts: Parts) -> state_lib.TrainState:
+def _random_state(config: Any, parts: Parts) -> step_lib.TrainState:
   key = jax.random.key(config.seed)
-  return state_lib.init_state(parts.model, parts.tx, key=key, image_size=config.data.image_size)
+  return step_lib.init_state(parts.model, parts.tx, key=key, image_size=config.data.image_size)

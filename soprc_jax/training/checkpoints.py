@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 from soprc_jax._internal import file_io
 from soprc_jax.models import pretrained
 from soprc_jax.training import checksums, parallel
-from soprc_jax.training.state import TrainState
+from soprc_jax.training.step import TrainState
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from soprc_jax._internal import json_files
+from soprc_jax._internal import stored
 from soprc_jax.training import workdir
 
 MANIFEST = "digests.json"
@@ -29,7 +29,7 @@ def problem(folder: Path) -> str | None:
       return f"{entry.relative_to(folder).as_posix() if entry != folder else folder.name} is a link"
   path = folder / MANIFEST
   try:
-    content = json_files.read(path, {str: [(int, str)]})
+    content = stored.read_json(path, {str: [(int, str)]})
     noted = {name: (int(size), str(digest)) for name, (size, digest) in content.items()}
   except FileNotFoundError:
     return None

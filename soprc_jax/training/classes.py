@@ -10,7 +10,7 @@ from typing import Any
 import unicodedata
 import zlib
 
-from soprc_jax._internal import file_io, json_files
+from soprc_jax._internal import file_io, stored
 from soprc_jax._internal.strings import shown
 from soprc_jax.data import sources
 
@@ -31,7 +31,7 @@ _META = {
   "started_from": {str: list},
   "splits": SPLITS,
 }
-# What `seen` returns, for `json_files.problem`.
+# What `seen` returns, for `stored.problem`.
 SEEN = {"count": int, "examples": [str]}
 # Data set (empty for a user's own images) -> names of classes.
 Names = dict[str, list[str]]
@@ -285,7 +285,7 @@ def _is_complete(meta: Mapping[str, Any], where: str) -> bool:
   """
   if "splits" not in meta:
     return False
-  problem = json_files.problem(dict(meta), _META)
+  problem = stored.problem(dict(meta), _META)
   if problem:
     raise ValueError(f"{where}: the metadata of its checkpoint are corrupt ({problem}): restore it from a copy")
   return True

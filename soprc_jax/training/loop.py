@@ -23,17 +23,16 @@ from soprc_jax.training import (
   classes,
   evaluation,
   interrupts,
-  lock,
   nonfinite,
   parallel,
-  reproduction,
+  replay,
   results,
   run_log,
 )
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import progress as progress_lib
 from soprc_jax.training import workdir as workdir_lib
-from soprc_jax.training.state import TrainState
+from soprc_jax.training.step import TrainState
 
 _log = logging.getLogger(__name__)
 
@@ -162,7 +161,7 @@ class _Run:
     # Only now: a mistake above leaves no folder behind that would refuse the corrected command.
     if parallel.is_main():
       workdir.mkdir(parents=True, exist_ok=True)
-      opened.enter_context(lock.hold(workdir))
+      opened.enter_context(workdir_lib.hold(workdir))
       workdir_lib.claim(workdir, config)
     parallel.wait_for_all("the workdir is there")
     workdir_lib.read_config(workdir)  # a folder of the same name on another disk would be found out at the end
@@ -381,10 +380,8 @@ class _Run:
     }
     about |= {"device": parallel.describe()}
     ids = [images[int(position)].id for position in step.positions]
-    if not goes_on or not reproduction.steps(self.workdir):
-      reproduction.save(
-        self.workdir, self.config, state, step.batch, ids=ids, class_counts=self.data.class_counts(), about=about
-      )
+    if not goes_on or not replay.steps(self.workdir):
+      replay.save(self.workdir, self.config, state, step.batch, ids=ids, class_counts=self.data.class_counts(), about=about)
     found = (
       f"step {step.number} of {self.num_steps}: not finite: {', '.join(parts)} (loss {scalars['loss']:g}, gradient norm "
       f"{scalars['grad_norm']:g}, learning rate {rate:g}; images {', '.join(ids[:3])} and {len(ids) - 3} more)"
@@ -393,7 +390,7 @@ class _Run:
       _log.warning("Skipped %s.", found)
       return
     before = f" after {in_a_row - 1} skipped steps in a row (train.max_skipped)" if skips else ""
-    own = "".join(f" --own_loss={name}" for name in reproduction.own_losses(self.config))
+    own = "".join(f" --own_loss={name}" for name in replay.own_losses(self.config))
     raise nonfinite.DivergedError(
       f"training broke down{before} at {found}. No checkpoint holds it; see it again with: python -m experiments.replay "
       f"--workdir={self.workdir}{own}; try a lower optim.learning_rate" + ("" if skips else ", or train.on_nonfinite=skip")

@@ -1,15 +1,19 @@
 """The end of a run: test metrics, pictures, ``results.json``."""
 
+import importlib.metadata
 from pathlib import Path
+import platform
+import subprocess
 from typing import Any
 
 import numpy as np
 
 from soprc_jax import metrics as metrics_lib
+from soprc_jax import version
 from soprc_jax.data import sources
-from soprc_jax.training import evaluation, parallel, plots, versions
+from soprc_jax.training import evaluation, parallel, plots
 from soprc_jax.training import workdir as workdir_lib
-from soprc_jax.training.state import TrainState
+from soprc_jax.training.step import TrainState
 
 
 def write(
@@ -52,7 +56,7 @@ def write(
     "images_per_second": _images_per_second(config, lines),
     "data_wait_share": workdir_lib.data_wait_share(lines),
     "device": parallel.describe(),
-    "versions": versions.found(),
+    "versions": software(),
     "val": _val_at(lines, int(state.step)),
     **values,
   }
@@ -86,3 +90,35 @@ def _val_at(lines: list[dict[str, Any]], step: int) -> dict[str, Any]:
     if line["step"] == step:
       return {name.removeprefix("val_"): value for name, value in line.items() if name.startswith("val_")}
   return {}
+
+
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain", "pillow")
+
+
+def software() -> dict[str, str]:
+  """Name -> version, of Python, soprc_jax and the packages that decide numbers; ``"commit"`` where the package lies in a git repository."""
+  versions = {"python": platform.python_version(), "soprc_jax": version.__version__}
+  for name in _PACKAGES:
+    try:
+      versions[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  commit = _commit()
+  return versions | ({"commit": commit} if commit else {})
+
+
+def _commit() -> str:
+  """The commit of the repository of this package, and whether files of it have changed since; empty if there is none or no git."""
+  root = Path(__file__).parents[2]
+  if not (root / ".git").exists():
+    return ""
+  try:
+    head, changes = (
+      subprocess.run(
+        ["git", *command], cwd=root, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=True
+      ).stdout.strip()
+      for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+    )
+  except (OSError, subprocess.SubprocessError):
+    return ""
+  return head + (" with changes" if changes else "")

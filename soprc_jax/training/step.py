@@ -1,15 +1,46 @@
 """One step of SOPRC (Alg. 1), and of any other objective, as a pure function."""
 
+import dataclasses
 from typing import Any
 
 from flax import linen as nn
+from flax import struct
 import jax
 import jax.numpy as jnp
 import optax
 
 from soprc_jax._internal import collectives
 from soprc_jax.training import gradients, nonfinite, objectives
-from soprc_jax.training.state import TrainState
+
+
+@struct.dataclass
+class TrainState:
+  """State of a run; v is in ``opt_state``, the position in the data is ``step``.
+
+  Attributes:
+    step: int32, steps done.
+    params: parameters of the network.
+    batch_stats: running statistics of batch norm.
+    opt_state: state of the optimizer chain, carried states of the loss included.
+  """
+
+  step: jax.Array
+  params: Any
+  batch_stats: Any
+  opt_state: optax.OptState
+
+
+def init_state(model: nn.Module, tx: optax.GradientTransformation, *, key: jax.Array, image_size: int) -> TrainState:
+  """State at step 0 with random weights drawn from ``key``."""
+  images = jnp.zeros((1, image_size, image_size, 3), jnp.uint8)
+  variables = jax.jit(model.init)(key, images)
+  params = variables["params"]
+  return TrainState(
+    step=jnp.zeros([], jnp.int32),
+    params=params,
+    batch_stats=variables.get("batch_stats", {}),
+    opt_state=jax.jit(tx.init)(params),
+  )
 
 
 def train_step(
@@ -98,7 +129,7 @@ def train_step(
     },
     axis_name,
   )
-  new_state = nonfinite.guarded(state, new_state, code, policy=on_nonfinite, step=batch.get("step"))
+  new_state = guarded(state, new_state, code, policy=on_nonfinite, step=batch.get("step"))
   metrics = {"loss": loss, "grad_norm": grad_norm, "nonfinite": code, **metrics}
   if "broken" in batch:
     metrics["num_broken"] = collectives.psum(jnp.sum(batch["broken"]), axis_name)
@@ -112,3 +143,25 @@ def embed_step(
   embeddings: Any = model.apply(variables, batch["image"], train=False)
   found = embeddings, batch["where"]
   return found if axis_name is None else jax.lax.all_gather(found, axis_name, tiled=True)
+
+
+def guarded(
+  old: TrainState, new: TrainState, nonfinite: jax.Array, *, policy: str, step: jax.Array | None = None
+) -> TrainState:
+  """``new`` if it may be kept, else ``old``; all leaves or none.
+
+  Args:
+    old: state before the step.
+    new: state after it.
+    nonfinite: of `code`.
+    policy: ``"keep"``: ``new`` whatever it holds, for those who want to look at it; ``"skip"``: the step is counted all the same, so that the next one gets the next batch; ``"stop"``: the count stands still too.
+    step: number of the step. With ``"stop"`` a state that an earlier step has left standing takes no later one: the steps that were
+      under way before anybody knew change nothing.
+  """
+  if policy == "keep":
+    return new
+  keep = nonfinite == 0
+  if policy == "stop" and step is not None:
+    keep &= new.step == step
+  chosen = jax.tree.map(lambda one, other: jnp.where(keep, one, other), new, old)
+  return dataclasses.replace(chosen, step=new.step) if policy == "skip" else chosen

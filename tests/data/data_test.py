@@ -409,7 +409,7 @@ import warnings
 import jax
 import data_test
 from soprc_jax.data import pipeline
-from soprc_jax.training import malloc
+from experiments import malloc
 
 def digests(start, workers):
   found = []

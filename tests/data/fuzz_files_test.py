@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from soprc_jax._internal import strings
-from soprc_jax.data import arrays, decoding, glyphs, image_folder, list_files, transforms
+from soprc_jax._internal import stored, strings
+from soprc_jax.data import decoding, glyphs, image_folder, list_files, transforms
 
 # What breaks readers of text: other encodings and line ends, NUL, quotes, digits that are no ASCII, names too long for a file system.
 TOKENS = (
@@ -287,15 +287,15 @@ class TestArrays:
       content[at] = content[entry + at + 2] = value
     path.write_bytes(bytes(content))
     with pytest.raises(ValueError, match=rf"x.npz is damaged(.|\n)*{message}|x.npz {message}"):
-      arrays.read(path, ["a"])
+      stored.read_arrays(path, ["a"])
 
   def test_arrays_that_are_missing_or_pickled(self, tmp_path):
     path = tmp_path / "x.npz"
     np.savez(path, a=np.arange(3), b=np.array([{}], object))
-    assert arrays.read(path, ["a"])["a"].tolist() == [0, 1, 2]
+    assert stored.read_arrays(path, ["a"])["a"].tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match=r"x.npz is damaged \(it has no .*c is not a file in the archive"):
-      arrays.read(path, ["a", "c"])
+      stored.read_arrays(path, ["a", "c"])
     with pytest.raises(ValueError, match=r"x.npz is damaged \(Object arrays cannot be loaded"):
-      arrays.read(path, ["b"])
+      stored.read_arrays(path, ["b"])
     with pytest.raises(FileNotFoundError):
-      arrays.read(tmp_path / "y.npz", ["a"])
+      stored.read_arrays(tmp_path / "y.npz", ["a"])

@@ -15,7 +15,7 @@ from experiments.compare import outputs as report
 from experiments.compare import step_cost as costs
 from experiments.simulate import simulation
 from experiments.stability import stability, stability_sweeps
-from soprc_jax._internal import json_files
+from soprc_jax._internal import stored
 from soprc_jax.training import parallel, workdir
 
 # No JSON, another encoding, too deep for the parser.
@@ -58,7 +58,7 @@ class TestFiles:
     path = tmp_path / "x.json"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"x.json is damaged \((.|\n)*\): remove it, and what it stands for is made again"):
-      json_files.read(path)
+      stored.read_json(path)
 
   @pytest.mark.parametrize(
     ("content", "told"),
@@ -74,7 +74,7 @@ class TestFiles:
     ],
   )
   def test_shapes(self, content, told):
-    assert json_files.problem(content, SHAPE) == told
+    assert stored.problem(content, SHAPE) == told
 
   @hypothesis.given(content=replaced({"a": 1.5, "b": [{"c": "x"}, {"c": None}], "d": {"x": 1}}))
   def test_a_problem_is_found_exactly_where_there_is_one(self, content):
@@ -87,7 +87,7 @@ class TestFiles:
       right = fits()
     except (KeyError, TypeError, IndexError):
       right = False
-    assert (json_files.problem(content, SHAPE) == "") == right
+    assert (stored.problem(content, SHAPE) == "") == right
 
 
 NAME = plans.RunName("triplet", 0.01, 0)
@@ -231,7 +231,7 @@ class TestStability:
 )
 def test_simulation(content):
   """Without the part ``tracking`` it is always damaged; the rest is told before it."""
-  assert json_files.problem(content, simulation.RESULTS)
+  assert stored.problem(content, simulation.RESULTS)
 
 
 class TestBinary:

@@ -23,7 +23,7 @@ from soprc_jax.reports import about, charts, curves, markup, page, panel, paper,
 from soprc_jax.reports import results as results_part
 from soprc_jax.reports import run as run_report
 from soprc_jax.reports import tracking as tracking_part
-from soprc_jax.training import build, checkpoints, classes, evaluation, methods, results, v_history, versions, workdir
+from soprc_jax.training import build, checkpoints, classes, evaluation, methods, results, v_history, workdir
 
 _CHROMIUM = pathlib.Path("/usr/bin/chromium")
 _ARGUMENTS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
@@ -381,7 +381,7 @@ class TestPageOfARun:
     for key in own:
       assert f"<code>{key}</code>" in whole_page
     assert _cells(whole_page, "model.width") == ["4", "64"]
-    assert _cells(whole_page, "optax") == [versions.found()["optax"]] * 2
+    assert _cells(whole_page, "optax") == [results.software()["optax"]] * 2
 
   def test_incidents(self, whole_page):
     assert "1 of 6 steps were not finite and left out" in whole_page
@@ -600,7 +600,7 @@ def _comparison(folder, *, with_runs=True):
         (folder / name / workdir.METRICS).write_text(json.dumps({"step": 2, "val_mAUPRC": value}) + "\n")
         np.savez(folder / name / workdir.PR_CURVE, precision=[0.1, 1.0], recall=[1.0, 0.0], thresholds=[-1.0, 1.0])
         workdir.write_results(
-          folder / name, {"val": {"mAUPRC": value}, "test": {"mAUPRC": value}, "versions": versions.found()}
+          folder / name, {"val": {"mAUPRC": value}, "test": {"mAUPRC": value}, "versions": results.software()}
         )
         (folder / name / workdir.CONFIG).write_text(json.dumps(shared | {"loss": shared["loss"] | {"name": method}}))
   plan = {"seeds": [0, 1], "rates": [0.1, 0.2], "init_from": "", "methods": ["soprc", "smooth_ap"]}

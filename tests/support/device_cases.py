@@ -16,7 +16,6 @@ from soprc_jax.data import sources
 from soprc_jax.models import EmbeddingNet, ResNet, embedding
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import evaluation, loss_protocol, objectives, optimizers, parallel
-from soprc_jax.training import state as state_lib
 from soprc_jax.training import step as step_lib
 
 BATCH, CLASSES, STEPS = 24, 12, 20  # 1, 2, 3 and 4 devices divide the batch
@@ -119,7 +118,7 @@ def training(name, *, mapped):
     microbatch=values.get("train.microbatch", 0) // (parallel.num_devices() if mapped else 1),
   )
   variables = _variables()
-  state = state_lib.TrainState(step=jnp.zeros([], jnp.int32), **variables, opt_state=tx.init(variables["params"]))
+  state = step_lib.TrainState(step=jnp.zeros([], jnp.int32), **variables, opt_state=tx.init(variables["params"]))
   run = _runner(step, state, mapped)
   rng = np.random.default_rng(3)
   for batch in batches(4, STEPS):

@@ -5,7 +5,7 @@ import numpy as np
 import runs
 
 from soprc_jax.training import build, checkpoints, workdir
-from soprc_jax.training.state import TrainState
+from soprc_jax.training.step import TrainState
 
 NUM_CLASSES = 20
 

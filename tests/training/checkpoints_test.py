@@ -12,9 +12,9 @@ import pytest
 import runs
 
 from soprc_jax import score_ema, tracking
-from soprc_jax.training import checkpoints, lock, reproduction, v_history, workdir
+from soprc_jax.training import checkpoints, replay, v_history, workdir
 from soprc_jax.training import config as config_lib
-from soprc_jax.training.state import TrainState
+from soprc_jax.training.step import TrainState
 
 
 def _state(step=3, width=2, tracker=True, optimizer=None):
@@ -246,7 +246,7 @@ class TestClaim:
     "name",
     [
       *(workdir.METRICS, workdir.RESULTS, workdir.PR_CURVE, "pr_curve.png", "convergence.png", v_history.FILE),
-      *(checkpoints.NEWEST, checkpoints.BEST, checkpoints.DAMAGED, checkpoints.VARIABLES, reproduction.FOLDER),
+      *(checkpoints.NEWEST, checkpoints.BEST, checkpoints.DAMAGED, checkpoints.VARIABLES, replay.FOLDER),
       *("tensorboard", "evaluation_test.json", "comparison.json", "simulation.json", "stability.json", "benchmark.json"),
     ],
   )
@@ -276,7 +276,7 @@ class TestClaim:
 
   def test_f66_the_names_are_those_of_a_run(self):
     """Another file or folder that a run writes must be added to `workdir.WRITES`."""
-    names = {path.name for path in runs.finished().workdir.iterdir()} - {lock.LOCK, lock.HOLDER}
+    names = {path.name for path in runs.finished().workdir.iterdir()} - {workdir.LOCK, workdir.HOLDER}
     assert names == {name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in workdir.WRITES)}
 
   def test_what_a_kill_before_the_first_write_leaves_is_no_obstacle(self, tmp_path):

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import runs
 
-from soprc_jax.training import checkpoints, lock
+from soprc_jax.training import checkpoints, workdir
 
 _TRAIN = "experiments.train"
 pytestmark = pytest.mark.slow
@@ -116,7 +116,7 @@ def test_the_second_run_in_a_folder_is_refused(tmp_path):
   with subprocess.Popen(
     [sys.executable, "-m", _TRAIN, *flags], cwd=runs.ROOT, env=runs.environment(), stderr=subprocess.DEVNULL
   ) as first:
-    while not (folder / lock.HOLDER).exists():
+    while not (folder / workdir.HOLDER).exists():
       assert first.poll() is None
       time.sleep(0.01)
     second = runs.call(_TRAIN, *flags)

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import runs
 
-from soprc_jax.training import build, checkpoints, interrupts, loop, nonfinite, replay, reproduction, workdir
-from soprc_jax.training.state import TrainState
+from soprc_jax.training import build, checkpoints, interrupts, loop, nonfinite, replay, workdir
+from soprc_jax.training import step as step_lib
+from soprc_jax.training.step import TrainState
 
 # Steps of the run, from 1, at which broken_losses.soprc gives a NaN.
 _BROKEN = (4, 6, 7, 8)
@@ -81,8 +82,8 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monk
   with pytest.raises(
     ValueError, match=r"a folder alone may not run it: if it is yours, add --own_loss=broken_losses:soprc$"
   ):
-    reproduction.load(folder)
-  found = reproduction.load(folder, trusted=["broken_losses:soprc"])
+    replay.load(folder)
+  found = replay.load(folder, trusted=["broken_losses:soprc"])
   np.testing.assert_array_equal(found.batch["image"], batch["image"])
   assert found.ids == [data.splits["train"][position].id for position in batch["position"]]
   assert found.ids[0] in message
@@ -99,7 +100,7 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monk
   ):
     loop.train(_config(**{"train.on_nonfinite": "skip", "train.max_skipped": 2}), folder)
   assert sum("Skipped step" in message for message in caplog.messages) == 3
-  assert reproduction.steps(folder) == [4, 8]
+  assert replay.steps(folder) == [4, 8]
   _assert_same(_state(folder / checkpoints.NEWEST, 4), _state(folder / checkpoints.NEWEST, 3))
   _assert_same(_state(folder / "diverged" / "8" / "state", 7), _state(folder / checkpoints.NEWEST, 5))
 
@@ -121,7 +122,7 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monk
 
 def test_a_folder_without_a_kept_step_is_told(tmp_path):
   with pytest.raises(ValueError, match="keeps no step that was not finite"):
-    reproduction.load(tmp_path)
+    replay.load(tmp_path)
 
 
 def test_damaged_reproductions_are_told(tmp_path):
@@ -130,9 +131,9 @@ def test_damaged_reproductions_are_told(tmp_path):
   for content in ("", "[]", "{}", '{"step": 3, "config": {}, "class_counts": 5}', '{"step": 3, "config": {"seed": "x"}}'):
     (folder / "report.json").write_text(content)
     with pytest.raises(ValueError, match=r"report\.json is damaged|report\.json"):
-      reproduction.load(tmp_path)
+      replay.load(tmp_path)
   with pytest.raises(ValueError, match=r"--step=4: .* keeps 3"):
-    reproduction.load(tmp_path, step=4)
+    replay.load(tmp_path, step=4)
 
 
 def _old_and_new(value):
@@ -156,7 +157,7 @@ class TestGuard:
   )
   def test_what_is_kept(self, policy, bad, step, kept, count):
     old, new = _old_and_new(3.0)
-    found = nonfinite.guarded(old, new, jnp.int32(bad), policy=policy, step=step)
+    found = step_lib.guarded(old, new, jnp.int32(bad), policy=policy, step=step)
     want = {"old": old, "new": new}[kept]
     assert int(found.step) == count
     np.testing.assert_array_equal(found.params["w"], want.params["w"])

@@ -11,7 +11,6 @@ from soprc_jax import estimators, lists
 from soprc_jax.models import RESNETS, EmbeddingNet, ResNet
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import gradients, objectives, optimizers, parallel
-from soprc_jax.training import state as state_lib
 from soprc_jax.training import step as step_lib
 
 _BATCH, _SIZE = 224, 8
@@ -92,7 +91,7 @@ def _temporaries(batch_size, microbatch, *, side=224):
     axis_name=parallel.AXIS_NAME,
     microbatch=microbatch,
   )
-  state = jax.eval_shape(lambda: state_lib.init_state(model, tx, key=jax.random.key(0), image_size=side))
+  state = jax.eval_shape(lambda: step_lib.init_state(model, tx, key=jax.random.key(0), image_size=side))
   batch = {
     "image": jax.ShapeDtypeStruct((batch_size, side, side, 3), np.uint8),
     "label": jax.ShapeDtypeStruct((batch_size,), np.int32),

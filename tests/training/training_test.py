@@ -21,7 +21,6 @@ from soprc_jax.data import pipeline, sources
 from soprc_jax.models import EmbeddingNet, ResNet
 from soprc_jax.training import build, checkpoints, evaluation, interrupts, loop, objectives, optimizers, parallel, run_log
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import state as state_lib
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -73,7 +72,7 @@ class _Toy:
 
   def initial(self):
     variables = _variables()
-    return state_lib.TrainState(step=jnp.zeros([], jnp.int32), **variables, opt_state=self.tx.init(variables["params"]))
+    return step_lib.TrainState(step=jnp.zeros([], jnp.int32), **variables, opt_state=self.tx.init(variables["params"]))
 
   def run(self, batches, state=None):
     """The state and the metrics of every step, as seen by every device if there are several."""
@@ -516,7 +515,7 @@ class TestBuild:
     net = EmbeddingNet(ResNet((1,), False, width=4, stem="small"), embedding_dim=8)
     tx = optimizers.make_optimizer(_config())
     one, same, other = (
-      state_lib.init_state(net, tx, key=jax.random.key(seed), image_size=_SIZE).params for seed in (0, 0, 1)
+      step_lib.init_state(net, tx, key=jax.random.key(seed), image_size=_SIZE).params for seed in (0, 0, 1)
     )
     chex.assert_trees_all_equal(one, same)
     assert np.any(one["head"]["kernel"] != other["head"]["kernel"])

@@ -1,9 +1,11 @@
-"""JSON that the programs read back: content of the shape that they write, or a message of what is wrong with it, and where."""
+"""Files that the programs have written and read back: JSON of the expected shape and arrays, or a message that says what is wrong."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import json
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from soprc_jax._internal.strings import shown
 
@@ -19,7 +21,7 @@ _WHAT = {
 }
 
 
-def read(path: Path, shape: Any = object, *, remedy: str = REMEDY) -> Any:
+def read_json(path: Path, shape: Any = object, *, remedy: str = REMEDY) -> Any:
   """The content of a JSON file.
 
   Args:
@@ -84,3 +86,21 @@ def _object_problem(content: Any, shape: Mapping[Any, Any], place: str) -> str:
 
 def _told(content: Any, place: str, kind: type) -> str:
   return f"{place or 'it'} must be {_WHAT.get(kind, kind.__name__)}, it is {shown(content)}"
+
+
+def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+  """The arrays of these names in an ``.npz`` file.
+
+  Raises:
+    OSError: the file is not there, or may not be read.
+    ValueError: it is damaged, or holds no such arrays.
+  """
+  # Opened here: numpy leaves the file of a damaged archive open.
+  with path.open("rb") as file:
+    try:
+      with np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in names}
+    # A flipped bit can claim an encryption, a compression or a size of its own: numpy, zipfile and zlib fail at it in a dozen ways.
+    except Exception as error:
+      reason = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+      raise ValueError(f"{path} is damaged ({reason})") from error

@@ -1,4 +1,4 @@
-"""Pages of freed memory stay with the process (soprc_jax/training/malloc.py)."""
+"""Pages of freed memory stay with the process (experiments/malloc.py)."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ import runs
 _PROGRAM = """
 import json, resource, sys
 import numpy as np
-from soprc_jax.training import malloc
+from experiments import malloc
 kept = malloc.keep_pages() if "keep" in sys.argv else False
 np.ones(2**24)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
