@@ -4,6 +4,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
+import optax
 
 from soprc_jax import estimators, tracking
 from soprc_jax import lists as lists_lib
@@ -11,19 +13,19 @@ from soprc_jax._internal import class_labels, collectives, masks
 
 
 def retrieval_loss(
-  embeddings: Any,
-  labels: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
   *,
   tracker: tracking.ScoreEma,
-  opt_state: Any,
-  prior: Any,
-  list_ids: Any = None,
+  opt_state: optax.OptState,
+  prior: ArrayLike,
+  list_ids: ArrayLike | None = None,
   max_positives: int | None = None,
-  tau1: Any = 0.1,
-  tau2: Any = 0.001,
-  lambda1: Any = 0.0,
-  lambda2: Any = 0.0,
-  where: Any = None,
+  tau1: ArrayLike = 0.1,
+  tau2: ArrayLike = 0.001,
+  lambda1: ArrayLike = 0.0,
+  lambda2: ArrayLike = 0.0,
+  where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> tuple[jax.Array, dict[str, Any]]:
   """Computes the loss of a batch of embeddings for retrieval (Alg. 1): Eq. 8 with v of this step, plus Eq. 9.
@@ -76,18 +78,18 @@ def retrieval_loss(
 
 
 def binary_loss(
-  scores: Any,
-  labels: Any,
+  scores: ArrayLike,
+  labels: ArrayLike,
   *,
   tracker: tracking.ScoreEma,
-  opt_state: Any,
-  prior: Any,
-  list_ids: Any = None,
-  tau1: Any = 0.1,
-  tau2: Any = 0.001,
-  lambda1: Any = 0.0,
-  lambda2: Any = 0.0,
-  where: Any = None,
+  opt_state: optax.OptState,
+  prior: ArrayLike,
+  list_ids: ArrayLike | None = None,
+  tau1: ArrayLike = 0.1,
+  tau2: ArrayLike = 0.001,
+  lambda1: ArrayLike = 0.0,
+  lambda2: ArrayLike = 0.0,
+  where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> tuple[jax.Array, dict[str, Any]]:
   """Computes the loss of a batch of scores with binary labels (Alg. 1): Eq. 8 with v of this step, plus Eq. 9.
@@ -154,14 +156,14 @@ def _check(tracker: Any, axis_name: collectives.AxisName, **weights: Any) -> Non
 
 def _loss(
   lists: lists_lib.RetrievalLists,
-  list_ids: Any,
+  list_ids: ArrayLike,
   tracker: tracking.ScoreEma,
-  opt_state: Any,
-  prior: Any,
+  opt_state: optax.OptState,
+  prior: ArrayLike,
   *,
-  tau1: Any,
-  tau2: Any,
-  lambdas: tuple[Any, Any],
+  tau1: ArrayLike,
+  tau2: ArrayLike,
+  lambdas: tuple[ArrayLike, ArrayLike],
   axis_name: collectives.AxisName,
 ) -> tuple[jax.Array, dict[str, Any]]:
   update_args = lists.update_args(list_ids)

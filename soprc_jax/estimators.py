@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import numpy as np
 
 from soprc_jax._internal import checks, collectives, masks
@@ -19,16 +20,16 @@ Algorithm = Literal["auto", "dense", "sorted"]
 
 
 def soprc_loss(
-  positive_scores: Any,
-  negative_scores: Any,
-  v: Any,
+  positive_scores: ArrayLike,
+  negative_scores: ArrayLike,
+  v: ArrayLike,
   *,
-  prior: Any,
-  tau1: Any = 0.1,
-  tau2: Any = 0.001,
-  positive_where: Any = None,
-  negative_where: Any = None,
-  self_weight: Any = None,
+  prior: ArrayLike,
+  tau1: ArrayLike = 0.1,
+  tau2: ArrayLike = 0.001,
+  positive_where: ArrayLike | None = None,
+  negative_where: ArrayLike | None = None,
+  self_weight: ArrayLike | None = None,
   tpr_gradient: bool = False,
   reduce_fn: ReduceFn | None = jnp.mean,
   axis_name: collectives.AxisName = None,
@@ -86,11 +87,11 @@ def soprc_loss(
   >>> print(f"{soprc_loss(positive_scores, negative_scores, v, prior=0.1):.4f}")
   0.3140
   """
-  lists, v = _checked_lists(positive_scores, positive_where, negative_scores, negative_where, v=v)
+  lists, rows = _checked_lists(positive_scores, positive_where, negative_scores, negative_where, v=v)
   _check_hyperparameters(tau1, tau2, self_weight, prior, algorithm)
   if self_weight is None:
-    self_weight = 1.0 / (v.shape[-1] + 1.0)
-  others = jax.lax.stop_gradient(v), masks.mask_like(None, v)
+    self_weight = 1.0 / (rows.shape[-1] + 1.0)
+  others = jax.lax.stop_gradient(rows), masks.mask_like(None, rows)
   risk = _list_risk(
     lists, *others, prior, self_weight, tau1=tau1, tau2=tau2, tpr_gradient=tpr_gradient, algorithm=algorithm
   )
@@ -98,14 +99,14 @@ def soprc_loss(
 
 
 def ap_loss(
-  positive_scores: Any,
-  negative_scores: Any,
+  positive_scores: ArrayLike,
+  negative_scores: ArrayLike,
   *,
-  tau1: Any = 0.1,
-  tau2: Any = 0.001,
-  positive_where: Any = None,
-  negative_where: Any = None,
-  self_weight: Any = None,
+  tau1: ArrayLike = 0.1,
+  tau2: ArrayLike = 0.001,
+  positive_where: ArrayLike | None = None,
+  negative_where: ArrayLike | None = None,
+  self_weight: ArrayLike | None = None,
   tpr_gradient: bool = False,
   reduce_fn: ReduceFn | None = jnp.mean,
   axis_name: collectives.AxisName = None,
@@ -159,13 +160,13 @@ def ap_loss(
 
 
 def semi_variance(
-  positive_scores: Any,
-  negative_scores: Any,
+  positive_scores: ArrayLike,
+  negative_scores: ArrayLike,
   *,
-  lambda1: Any = 1.0,
-  lambda2: Any = 5.0,
-  positive_where: Any = None,
-  negative_where: Any = None,
+  lambda1: ArrayLike = 1.0,
+  lambda2: ArrayLike = 5.0,
+  positive_where: ArrayLike | None = None,
+  negative_where: ArrayLike | None = None,
   average_over: Literal["selected", "all"] = "selected",
   pool: Literal["batch", "list"] = "batch",
   mean_gradient: bool = True,
@@ -234,11 +235,11 @@ def _list_risk(
   lists: RetrievalLists,
   others: jax.Array,
   others_where: jax.Array,
-  prior: Any,
-  self_weight: Any,
+  prior: ArrayLike | None,
+  self_weight: ArrayLike | None,
   *,
-  tau1: Any,
-  tau2: Any,
+  tau1: ArrayLike,
+  tau2: ArrayLike,
   tpr_gradient: bool,
   algorithm: str,
 ) -> jax.Array:
@@ -257,7 +258,11 @@ def _list_risk(
 
 
 def _checked_lists(
-  positive_scores: Any, positive_where: Any, negative_scores: Any, negative_where: Any, **others: Any
+  positive_scores: ArrayLike,
+  positive_where: ArrayLike | None,
+  negative_scores: ArrayLike,
+  negative_where: ArrayLike | None,
+  **others: Any,
 ) -> tuple[Any, ...]:
   """Checks the arguments of an estimator: the lists, whose invalid scores become 0, and ``others`` in their dtype."""
   checks.check_masks_passed(
@@ -271,7 +276,9 @@ def _checked_lists(
   return RetrievalLists(*positives, *negatives, jnp.zeros([], jnp.int32)), *arrays[2:]
 
 
-def _check_hyperparameters(tau1: Any, tau2: Any, self_weight: Any, prior: Any, algorithm: str) -> None:
+def _check_hyperparameters(
+  tau1: ArrayLike, tau2: ArrayLike, self_weight: ArrayLike | None, prior: ArrayLike | None, algorithm: str
+) -> None:
   """Range checks of what is a plain number here; under jit the config has checked it before."""
   if algorithm not in ALGORITHMS:
     raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {algorithm!r}")

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import numpy as np
 
 from soprc_jax._internal import checks, masks
@@ -14,12 +15,12 @@ GRIDS = ("midpoints", "blocks")
 
 
 def interpolate_scores(
-  scores: Any,
+  scores: ArrayLike,
   *,
   num_points: int,
   bounds: tuple[float, float] | None = None,
   grid: Grid = "midpoints",
-  where: Any = None,
+  where: ArrayLike | None = None,
 ) -> jax.Array:
   r"""Interpolated scores phi(u), the quantiles of a list's positive scores (Alg. 2).
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from soprc_jax._internal import checks, class_labels, collectives, masks
 
@@ -58,7 +59,7 @@ class RetrievalLists(NamedTuple):
     """
     return {"positive_where": self.positive_where, "negative_where": self.negative_where}
 
-  def update_args(self, list_ids: Any) -> dict[str, Any]:
+  def update_args(self, list_ids: ArrayLike) -> dict[str, Any]:
     """Returns the keyword arguments of the ``update`` of a chain that holds a `score_ema`.
 
     Args:
@@ -89,14 +90,14 @@ def _make_lists(
 
 
 def retrieval_lists(
-  embeddings: Any,
-  labels: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
   *,
   max_positives: int | None = None,
-  gallery: Any = None,
-  gallery_labels: Any = None,
-  where: Any = None,
-  gallery_where: Any = None,
+  gallery: ArrayLike | None = None,
+  gallery_labels: ArrayLike | None = None,
+  where: ArrayLike | None = None,
+  gallery_where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> RetrievalLists:
   """One list per image: its cosine similarities to the images of its class and to the others.
@@ -178,9 +179,9 @@ class JoinedBatch(NamedTuple):
 
 
 def join_devices(
-  embeddings: Any,
-  labels: Any,
-  where: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
+  where: ArrayLike | None,
   axis_name: collectives.AxisName,
   names: tuple[str, str, str] = ("embeddings", "labels", "where"),
   *,
@@ -192,37 +193,37 @@ def join_devices(
   With ``constant`` shard_map knows that the result is equal on all devices, as a state must be; it passes no
   gradient.
   """
-  (embeddings,) = masks.promote(embeddings, names=names[:1])
-  labels = class_labels.integer_labels(labels, names[1])
-  chex.assert_rank(embeddings, 2, custom_message=f"{names[0]} must be [B, D]")
-  chex.assert_shape(labels, embeddings.shape[:1], custom_message=f"{names[1]} must be [B], one for each row of {names[0]}")
-  mask = masks.mask_like(None, labels) if where is None else _checked_mask(where, labels, names)
+  (vectors,) = masks.promote(embeddings, names=names[:1])
+  rows = class_labels.integer_labels(labels, names[1])
+  chex.assert_rank(vectors, 2, custom_message=f"{names[0]} must be [B, D]")
+  chex.assert_shape(rows, vectors.shape[:1], custom_message=f"{names[1]} must be [B], one for each row of {names[0]}")
+  mask = masks.mask_like(None, rows) if where is None else _checked_mask(where, rows, names)
   if where is not None:
-    embeddings = jnp.where(mask[:, None], embeddings, jnp.zeros_like(embeddings))
+    vectors = jnp.where(mask[:, None], vectors, jnp.zeros_like(vectors))
+  parts = vectors, rows, mask
   if axis_name is None:
-    return JoinedBatch(embeddings, labels, mask, 0)
-  first = jax.lax.axis_index(axis_name) * labels.shape[0]
-  parts = embeddings, labels, mask
+    return JoinedBatch(*parts, 0)
+  first = jax.lax.axis_index(axis_name) * rows.shape[0]
   if constant:
-    embeddings, labels, mask = collectives.join_equal(jax.lax.stop_gradient(parts), axis_name)
+    vectors, rows, mask = collectives.join_equal(jax.lax.stop_gradient(parts), axis_name)
   else:
-    embeddings, labels, mask = jax.lax.all_gather(parts, axis_name, tiled=True)
-  return JoinedBatch(embeddings, labels, mask, first)
+    vectors, rows, mask = jax.lax.all_gather(parts, axis_name, tiled=True)
+  return JoinedBatch(vectors, rows, mask, first)
 
 
-def _checked_mask(where: Any, labels: jax.Array, names: tuple[str, str, str]) -> jax.Array:
+def _checked_mask(where: ArrayLike | None, labels: jax.Array, names: tuple[str, str, str]) -> jax.Array:
   chex.assert_shape(jnp.asarray(where), labels.shape, custom_message=f"{names[2]} must be [B], like {names[1]}")
   return masks.as_mask(where, names[2])
 
 
 def similarities(
-  embeddings: Any,
-  labels: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
   *,
-  gallery: Any = None,
-  gallery_labels: Any = None,
-  where: Any = None,
-  gallery_where: Any = None,
+  gallery: ArrayLike | None = None,
+  gallery_labels: ArrayLike | None = None,
+  where: ArrayLike | None = None,
+  gallery_where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> Similarities:
   """Inner products of a batch and its gallery with their masks; arguments as in `retrieval_lists`.
@@ -244,6 +245,7 @@ def similarities(
     itself = (candidates.first + jnp.arange(size))[:, None] == jnp.arange(candidates.labels.shape[0])[None, :]
   else:
     names = ("gallery", "gallery_labels", "gallery_where")
+    assert gallery_labels is not None  # checked above
     candidates = join_devices(gallery, gallery_labels, gallery_where, None, names)
     chex.assert_equal(
       queries.embeddings.shape[1],
@@ -289,7 +291,7 @@ def _transposed(matrix: jax.Array) -> jax.Array:
   return jax.lax.platform_dependent(matrix, cpu=of_a_copy, default=jnp.transpose)
 
 
-def binary_lists(scores: Any, labels: Any, *, where: Any = None) -> RetrievalLists:
+def binary_lists(scores: ArrayLike, labels: ArrayLike, *, where: ArrayLike | None = None) -> RetrievalLists:
   """One list of scores with binary labels: masks instead of a fixed split, so shapes are static.
 
   Args:

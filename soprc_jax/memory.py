@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import chex
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import numpy as np
 import optax
 
@@ -119,7 +120,7 @@ def embedding_memory(
   if overflow not in get_args(Overflow):
     raise ValueError(f"overflow must be one of {get_args(Overflow)}, got {overflow!r}")
 
-  def init_fn(params: Any) -> EmbeddingMemoryState:
+  def init_fn(params: optax.Params) -> EmbeddingMemoryState:
     del params
     return EmbeddingMemoryState(
       embeddings=jnp.zeros([size, dim], jnp.float32),
@@ -129,7 +130,9 @@ def embedding_memory(
       count=jnp.zeros([], jnp.int32),
     )
 
-  def join(embeddings: Any, labels: Any, where: Any, *, constant: bool = False) -> lists.JoinedBatch:
+  def join(
+    embeddings: ArrayLike, labels: ArrayLike, where: ArrayLike | None, *, constant: bool = False
+  ) -> lists.JoinedBatch:
     batch = lists.join_devices(embeddings, labels, where, axis_name, constant=constant)
     chex.assert_shape(batch.embeddings, (None, dim), custom_message=f"embeddings must be [B, dim={dim}]")
     if batch.labels.shape[0] > size:
@@ -137,23 +140,27 @@ def embedding_memory(
     return batch
 
   def update_fn(
-    updates: Any,
+    updates: optax.Updates,
     state: EmbeddingMemoryState,
-    params: Any = None,
+    params: optax.Params | None = None,
     *,
-    embeddings: Any = None,
-    labels: Any = None,
-    where: Any = None,
+    embeddings: ArrayLike | None = None,
+    labels: ArrayLike | None = None,
+    where: ArrayLike | None = None,
     **extra: Any,
   ) -> tuple[Any, EmbeddingMemoryState]:
     del params, extra
     _check_given("embedding_memory", embeddings=embeddings, labels=labels)
+    assert embeddings is not None
+    assert labels is not None
     batch = jax.lax.stop_gradient(join(embeddings, labels, where, constant=True))
     store = batch.where & (state.count >= start_after)
     stored, _ = _place(state, batch._replace(embeddings=batch.embeddings.astype(jnp.float32), where=store), overflow)
     return updates, stored._replace(count=_counted(state.count, batch.where))
 
-  def lookahead(opt_state: Any, embeddings: Any, labels: Any, where: Any = None) -> Memory:
+  def lookahead(
+    opt_state: optax.OptState, embeddings: ArrayLike, labels: ArrayLike, where: ArrayLike | None = None
+  ) -> Memory:
     state = jax.lax.stop_gradient(tracking.find_one(opt_state, EmbeddingMemoryState, "embedding_memory"))
     batch = join(embeddings, labels, where)
     constants = jax.lax.stop_gradient(batch.embeddings.astype(jnp.float32).astype(batch.embeddings.dtype))
@@ -166,7 +173,7 @@ def embedding_memory(
     own = jax.lax.dynamic_slice_in_dim(slots, batch.first, np.shape(labels)[0])
     return Memory(ahead.embeddings, ahead.labels, ahead.filled, jnp.where(own < size, own, -1))
 
-  def current(opt_state: Any) -> Memory:
+  def current(opt_state: optax.OptState) -> Memory:
     state = tracking.find_one(opt_state, EmbeddingMemoryState, "embedding_memory")
     return jax.lax.stop_gradient(Memory(state.embeddings, state.labels, state.filled))
 
@@ -241,7 +248,7 @@ def reference_memory(num_batches: int, batch_size: int, *, axis_name: collective
   _check_sizes(num_batches=num_batches, batch_size=batch_size)
   shape = (num_batches, batch_size, batch_size)
 
-  def init_fn(params: Any) -> ReferenceMemoryState:
+  def init_fn(params: optax.Params) -> ReferenceMemoryState:
     del params
     return ReferenceMemoryState(
       scores=jnp.zeros(shape),
@@ -251,17 +258,19 @@ def reference_memory(num_batches: int, batch_size: int, *, axis_name: collective
     )
 
   def update_fn(
-    updates: Any,
+    updates: optax.Updates,
     state: ReferenceMemoryState,
-    params: Any = None,
+    params: optax.Params | None = None,
     *,
-    embeddings: Any = None,
-    labels: Any = None,
-    where: Any = None,
+    embeddings: ArrayLike | None = None,
+    labels: ArrayLike | None = None,
+    where: ArrayLike | None = None,
     **extra: Any,
   ) -> tuple[Any, ReferenceMemoryState]:
     del params, extra
     _check_given("reference_memory", embeddings=embeddings, labels=labels)
+    assert embeddings is not None
+    assert labels is not None
     batch = jax.lax.stop_gradient(lists.join_devices(embeddings, labels, where, axis_name, constant=True))
     chex.assert_axis_dimension(
       batch.labels, 0, batch_size, custom_message=f"embeddings and labels must have batch_size={batch_size} images"
@@ -281,7 +290,7 @@ def reference_memory(num_batches: int, batch_size: int, *, axis_name: collective
     anything = jnp.any(batch.where)
     return updates, jax.tree.map(lambda new, old: jnp.where(anything, new, old), pushed, state)
 
-  def current(opt_state: Any) -> StoredScores:
+  def current(opt_state: optax.OptState) -> StoredScores:
     state = tracking.find_one(opt_state, ReferenceMemoryState, "reference_memory")
 
     def rows(matrices: jax.Array) -> jax.Array:
@@ -294,7 +303,7 @@ def reference_memory(num_batches: int, batch_size: int, *, axis_name: collective
   return transform
 
 
-def compare(embeddings: Any, labels: Any, memory: Memory, where: Any) -> lists.Similarities:
+def compare(embeddings: ArrayLike, labels: ArrayLike, memory: Memory, where: ArrayLike | None) -> lists.Similarities:
   """Returns the pairs of the images of a batch and those of a memory.
 
   Labels are compared as the memory stores them. A `Memory` made by hand may hold them as they are, in any type.

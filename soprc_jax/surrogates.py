@@ -4,15 +4,14 @@ With ``l_{0,1}(x) = 1 if x <= 0 else 0`` they hold ``l1 >= l_{0,1} >= l2`` every
 the loss built on them an upper bound (see `soprc_jax.soprc_loss`).
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from soprc_jax._internal import checks, masks
 
 
-def one_sided_huber(margin: Any, *, tau: Any) -> jax.Array:
+def one_sided_huber(margin: ArrayLike, *, tau: ArrayLike) -> jax.Array:
   r"""Surrogate l1 of the 0-1 loss from above (Eq. 7).
 
   .. math:: \ell_1(x) = 1 - 2x/\tau \;(x < 0), \quad (1 - x/\tau)^2 \;(0 \le x < \tau), \quad 0 \;(x \ge \tau)
@@ -43,7 +42,7 @@ def one_sided_huber(margin: Any, *, tau: Any) -> jax.Array:
   return jnp.where(negative, 1.0 - 2.0 * scaled, inside)
 
 
-def one_sided_sigmoid(margin: Any, *, tau: Any) -> jax.Array:
+def one_sided_sigmoid(margin: ArrayLike, *, tau: ArrayLike) -> jax.Array:
   r"""Surrogate l2 of the 0-1 loss from below (Eq. 7).
 
   .. math:: \ell_2(x) = \frac{\exp(-x/\tau) - 1}{\exp(-x/\tau) + 1} = \tanh\frac{-x}{2\tau} \;(x < 0), \quad 0 \;(x \ge 0)

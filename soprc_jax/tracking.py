@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 import chex
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import numpy as np
 import optax
 
@@ -54,7 +55,7 @@ class ScoreEma(optax.GradientTransformationExtraArgs):
 def score_ema(
   num_lists: int,
   num_points: int,
-  beta: float | Callable[[Any], Any],
+  beta: optax.ScalarOrSchedule,
   *,
   bounds: tuple[float, float] | None = None,
   grid: interpolation.Grid = "midpoints",
@@ -117,12 +118,14 @@ def score_ema(
   # A bad grid or bounds is an error now, not at the first step.
   interpolation.check_settings(num_points, bounds, grid)
 
-  def init_fn(params: Any) -> ScoreEmaState:
+  def init_fn(params: optax.Params) -> ScoreEmaState:
     del params
     v = jnp.array(start)
     return ScoreEmaState(v, jnp.full([num_lists], start_weight, v.dtype), jnp.zeros([], jnp.int32))
 
-  def advance(state: ScoreEmaState, positive_scores: Any, list_ids: Any, positive_where: Any) -> _Rows:
+  def advance(
+    state: ScoreEmaState, positive_scores: ArrayLike, list_ids: ArrayLike, positive_where: ArrayLike | None
+  ) -> _Rows:
     _check_ids(list_ids, num_lists)
     checks.check_masks_passed(positive_scores=(positive_scores, positive_where))
     (positive_scores,), list_ids = masks.promote(positive_scores, names=("positive_scores",)), jnp.asarray(list_ids)
@@ -147,20 +150,19 @@ def score_ema(
     return _mix(state, *lists, beta=jnp.asarray(step, state.v.dtype))
 
   def update_fn(
-    updates: Any,
+    updates: optax.Updates,
     state: ScoreEmaState,
-    params: Any = None,
+    params: optax.Params | None = None,
     *,
-    positive_scores: Any = None,
-    list_ids: Any = None,
-    positive_where: Any = None,
+    positive_scores: ArrayLike | None = None,
+    list_ids: ArrayLike | None = None,
+    positive_where: ArrayLike | None = None,
     **extra: Any,
   ) -> tuple[Any, ScoreEmaState]:
     del params, extra
-    given = {"positive_scores": positive_scores, "list_ids": list_ids}
-    missing = [name for name, value in given.items() if value is None]
-    if missing:
-      raise TypeError(_MISSING.format(", ".join(missing)))
+    if positive_scores is None or list_ids is None:
+      given = {"positive_scores": positive_scores, "list_ids": list_ids}
+      raise TypeError(_MISSING.format(", ".join(name for name, value in given.items() if value is None)))
     ids, v, weight = jax.lax.stop_gradient(advance(state, positive_scores, list_ids, positive_where))
     return updates, ScoreEmaState(
       v=state.v.at[ids].set(v, mode="drop"),
@@ -168,22 +170,24 @@ def score_ema(
       count=optax.safe_increment(state.count),
     )
 
-  def lookahead(opt_state: Any, positive_scores: Any, list_ids: Any, positive_where: Any = None) -> jax.Array:
+  def lookahead(
+    opt_state: optax.OptState, positive_scores: ArrayLike, list_ids: ArrayLike, positive_where: ArrayLike | None = None
+  ) -> jax.Array:
     state = find_state(opt_state)
     rows = jax.lax.stop_gradient(advance(state, positive_scores, list_ids, positive_where).v)
-    return rows if axis_name is None else _own_part(rows, len(positive_scores), axis_name)
+    return rows if axis_name is None else _own_part(rows, jnp.shape(positive_scores)[0], axis_name)
 
   tracker = ScoreEma(init_fn, update_fn)
   tracker.lookahead, tracker.axis_name = lookahead, axis_name
   return tracker
 
 
-def find_state(opt_state: Any) -> ScoreEmaState:
+def find_state(opt_state: optax.OptState) -> ScoreEmaState:
   """The one `ScoreEmaState` in a tree of optimizer states; errors as in `find_one`."""
   return find_one(opt_state, ScoreEmaState, "score_ema")
 
 
-def find_one(opt_state: Any, state_type: type[State], maker: str) -> State:
+def find_one(opt_state: optax.OptState, state_type: type[State], maker: str) -> State:
   """The one state of type ``state_type``, made by the transform ``maker``, in a tree of optimizer states.
 
   Raises:
@@ -244,7 +248,7 @@ def _initial(initial_v: Any, num_lists: int, num_points: int) -> tuple[np.ndarra
   return np.broadcast_to(start, (num_lists, num_points)), 1.0
 
 
-def _check_settings(num_lists: int, num_points: int, beta: Any) -> None:
+def _check_settings(num_lists: int, num_points: int, beta: ArrayLike) -> None:
   checks.check_count("num_lists", num_lists)
   checks.check_count("num_points", num_points)
   if not callable(beta):
@@ -252,13 +256,13 @@ def _check_settings(num_lists: int, num_points: int, beta: Any) -> None:
     checks.check_width("beta", beta)
 
 
-def _not_wrapped(list_ids: Any, num_lists: int) -> jax.Array:
+def _not_wrapped(list_ids: ArrayLike, num_lists: int) -> jax.Array:
   """The ids in a type that holds ``num_lists``, negative ones out of range: an index of -1 would mean the last row."""
   list_ids = class_labels.label_keys(jnp.asarray(list_ids))
   return jnp.where(list_ids < 0, num_lists, list_ids)
 
 
-def _check_ids(list_ids: Any, num_lists: int) -> None:
+def _check_ids(list_ids: ArrayLike, num_lists: int) -> None:
   """Raises where ids are known and wrong; with numpy, since under jit even constants become traced in jnp."""
   if isinstance(list_ids, jax.core.Tracer):
     return

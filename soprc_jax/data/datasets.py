@@ -1,7 +1,6 @@
 """The splits of a data set, by the name in the config."""
 
-from typing import Any
-
+from ml_collections import ConfigDict
 import numpy as np
 
 from soprc_jax.data import glyphs, image_folder, list_files, sources, tfds_source
@@ -20,7 +19,7 @@ SOURCES = {
 Splits = dict[str, sources.Source]
 
 
-def make_splits(config: Any) -> Splits:
+def make_splits(config: ConfigDict) -> Splits:
   """The splits of ``config.data``: ``train``, ``val`` and ``test``, no class in two of them; VehicleID has ``test_medium`` and ``test_small`` too.
 
   Data sets with an official test split have ``val_share`` of their other classes in val, drawn by ``split_seed``; data sets without one
@@ -52,13 +51,13 @@ def make_splits(config: Any) -> Splits:
   return splits
 
 
-def _by_shares(source: sources.Source, config: Any) -> Splits:
+def _by_shares(source: sources.Source, config: ConfigDict) -> Splits:
   train, val = config.train_share, config.val_share
   shares = {"train": train, "val": val, "test": 1.0 - train - val}
   return _subsets(source, shares, config.split_seed)
 
 
-def _with_val(splits: Splits, config: Any) -> Splits:
+def _with_val(splits: Splits, config: ConfigDict) -> Splits:
   """Splits with a val split, drawn from the training classes unless there is one."""
   if "val" in splits:
     return splits

@@ -1,8 +1,9 @@
 """What the losses of rankings share: which images count as relevant, and their scores in few columns."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
+from jax.typing import ArrayLike
 import numpy as np
 
 from soprc_jax import lists
@@ -25,7 +26,9 @@ class Ranking(NamedTuple):
   valid: jax.Array
 
 
-def ranking(embeddings: Any, labels: Any, *, include_self: bool, where: Any, axis_name: collectives.AxisName) -> Ranking:
+def ranking(
+  embeddings: ArrayLike, labels: ArrayLike, *, include_self: bool, where: ArrayLike | None, axis_name: collectives.AxisName
+) -> Ranking:
   """The ranking of the batch for each of its images; with ``include_self`` each is relevant to itself."""
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
   relevant = pairs.positive | pairs.itself if include_self else pairs.positive
@@ -35,9 +38,9 @@ def ranking(embeddings: Any, labels: Any, *, include_self: bool, where: Any, axi
 
 def relevant_scores(
   found: Ranking,
-  labels: Any,
+  labels: ArrayLike,
   *,
-  where: Any,
+  where: ArrayLike | None,
   axis_name: collectives.AxisName,
   max_positives: int | None,
   include_self: bool,
@@ -54,7 +57,12 @@ def relevant_scores(
 
 
 def relevant_width(
-  labels: Any, *, where: Any, axis_name: collectives.AxisName, max_positives: int | None, include_self: bool
+  labels: ArrayLike,
+  *,
+  where: ArrayLike | None,
+  axis_name: collectives.AxisName,
+  max_positives: int | None,
+  include_self: bool,
 ) -> int | None:
   """Columns that suffice for the relevant images of any query; None where that is not known."""
   largest = _largest_class(labels, where, axis_name)
@@ -68,7 +76,7 @@ def relevant_width(
   return max_positives + include_self
 
 
-def _largest_class(labels: Any, where: Any, axis_name: collectives.AxisName) -> int | None:
+def _largest_class(labels: ArrayLike, where: ArrayLike | None, axis_name: collectives.AxisName) -> int | None:
   if axis_name is not None or isinstance(labels, jax.core.Tracer) or isinstance(where, jax.core.Tracer):
     return None
   labels = np.asarray(labels)

@@ -1,9 +1,10 @@
 """Pairwise surrogates of the area under the ROC curve."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from soprc_jax._internal import blockwise, checks, collectives, masks
 from soprc_jax._internal.pair_sums import L1, PairFunction, pair_sums
@@ -17,13 +18,13 @@ SURROGATES = {
 
 
 def auroc_loss(
-  embeddings: Any,
-  labels: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
   *,
   surrogate: Literal["huber", "logistic", "sigmoid"] = "huber",
-  tau: Any = 0.1,
+  tau: ArrayLike = 0.1,
   include_self: bool = True,
-  where: Any = None,
+  where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:

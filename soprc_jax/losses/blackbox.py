@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import chex
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import numpy as np
 
 from soprc_jax import lists
@@ -37,17 +38,17 @@ class _Rankings(NamedTuple):
 
 
 def blackbox_ap_loss(
-  embeddings: Any,
-  labels: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
   *,
-  lambda_: Any = 5.0,
-  margin: Any = 0.0,
-  interclass_coef: Any = 0.9,
+  lambda_: ArrayLike = 5.0,
+  margin: ArrayLike = 0.0,
+  interclass_coef: ArrayLike = 0.9,
   memory: Memory | StoredScores | None = None,
   key: jax.Array | None = None,
   include_self: bool = True,
   ties: Ties = "pessimistic",
-  where: Any = None,
+  where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
   noise: tuple[Any, Any] | None = None,
@@ -254,9 +255,9 @@ def _count(where: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _candidates(
-  embeddings: Any,
-  labels: Any,
-  where: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
+  where: ArrayLike | None,
   memory: Memory | StoredScores,
   of_this_device: Callable[[jax.Array], jax.Array],
 ) -> _Rankings:
@@ -280,17 +281,17 @@ def _absolute_noise(key: Any, queries: _Rankings, first: Any, whole_size: int) -
   return jnp.abs(rows), jnp.abs(jax.random.normal(all_key, [whole_size, whole_size], dtype))
 
 
-def _shift(rankings: _Rankings, noise: Any, margin: Any) -> _Rankings:
+def _shift(rankings: _Rankings, noise: Any, margin: ArrayLike) -> _Rankings:
   scores = rankings.scores
   step = jnp.asarray(margin, scores.dtype) * jnp.asarray(noise, scores.dtype).reshape(scores.shape)
   return rankings._replace(scores=jnp.where(rankings.relevant, scores - step / 2, scores + step / 2))
 
 
-def _is_zero(margin: Any) -> bool:
+def _is_zero(margin: ArrayLike) -> bool:
   return isinstance(margin, (int, float, np.generic)) and margin == 0
 
 
-def _check_options(lambda_: Any, margin: Any, interclass_coef: Any, ties: str) -> None:
+def _check_options(lambda_: ArrayLike, margin: ArrayLike, interclass_coef: ArrayLike, ties: str) -> None:
   checks.check_width("lambda_", lambda_)
   checks.check_range("margin", margin, low=0.0)
   checks.check_range("interclass_coef", interclass_coef, low=0.0, high=1.0)

@@ -1,22 +1,21 @@
 """Contrastive loss on cosine similarities."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from soprc_jax import lists
 from soprc_jax._internal import checks, collectives, masks
 
 
 def contrastive_loss(
-  embeddings: Any,
-  labels: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
   *,
-  positive_margin: Any = 1.0,
-  negative_margin: Any = 0.5,
+  positive_margin: ArrayLike = 1.0,
+  negative_margin: ArrayLike = 0.5,
   average_active: bool = False,
-  where: Any = None,
+  where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
   r"""Sum over the ordered pairs of the batch (Hadsell, Chopra & LeCun, "Dimensionality reduction by learning an invariant mapping", CVPR 2006).

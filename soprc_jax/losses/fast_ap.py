@@ -1,9 +1,8 @@
 """FastAP: average precision by a soft histogram of distances."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import numpy as np
 
 from soprc_jax._internal import checks, collectives, masks
@@ -11,11 +10,11 @@ from soprc_jax.losses import _histogram, _ranking
 
 
 def fast_ap_loss(
-  embeddings: Any,
-  labels: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
   *,
   num_bins: int = 10,
-  where: Any = None,
+  where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
   r"""1 - AP from a soft histogram of squared distances (Cakir et al., "Deep metric learning to rank", CVPR 2019).

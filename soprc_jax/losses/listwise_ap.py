@@ -1,9 +1,8 @@
 """Listwise AP with quantization, "DIR" in the paper's tables: average precision by a soft histogram of similarities."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import numpy as np
 
 from soprc_jax._internal import checks, collectives, masks
@@ -11,12 +10,12 @@ from soprc_jax.losses import _histogram, _ranking
 
 
 def listwise_ap_loss(
-  embeddings: Any,
-  labels: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
   *,
   num_bins: int = 20,
   include_self: bool = True,
-  where: Any = None,
+  where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
   r"""1 - AP from a soft histogram of similarities, "DIR" in the paper's tables (Revaud et al., "Learning with average precision: training image retrieval with a listwise loss", ICCV 2019).

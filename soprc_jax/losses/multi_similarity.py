@@ -1,22 +1,21 @@
 """Multi-Similarity loss, without pair mining."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from soprc_jax import lists
 from soprc_jax._internal import checks, collectives, masks
 
 
 def multi_similarity_loss(
-  embeddings: Any,
-  labels: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
   *,
-  alpha: Any = 2.0,
-  beta: Any = 40.0,
-  base: Any = 0.5,
-  where: Any = None,
+  alpha: ArrayLike = 2.0,
+  beta: ArrayLike = 40.0,
+  base: ArrayLike = 0.5,
+  where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
   r"""Mean over anchors of two soft maxima (Wang et al., "Multi-similarity loss with general pair weighting", CVPR 2019).

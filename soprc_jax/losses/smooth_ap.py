@@ -1,9 +1,8 @@
 """SmoothAP: average precision with a sigmoid in place of the step."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from soprc_jax._internal import blockwise, checks, collectives, masks
 from soprc_jax.losses import _ranking
@@ -13,12 +12,12 @@ _FAR = 1000.0
 
 
 def smooth_ap_loss(
-  embeddings: Any,
-  labels: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
   *,
-  tau: Any = 0.01,
+  tau: ArrayLike = 0.01,
   include_self: bool = True,
-  where: Any = None,
+  where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:

@@ -1,9 +1,8 @@
 """Triplet loss over all triplets of the batch."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from soprc_jax import lists
 from soprc_jax._internal import checks, collectives, masks
@@ -11,11 +10,11 @@ from soprc_jax._internal.pair_sums import HINGE, pair_sums
 
 
 def triplet_loss(
-  embeddings: Any,
-  labels: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
   *,
-  margin: Any = 0.1,
-  where: Any = None,
+  margin: ArrayLike = 0.1,
+  where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:

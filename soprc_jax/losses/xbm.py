@@ -1,23 +1,22 @@
 """XBM: contrastive loss of the batch against a memory of earlier batches."""
 
-from typing import Any
-
 import chex
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from soprc_jax._internal import checks, collectives, masks
 from soprc_jax.memory import Memory, compare
 
 
 def xbm_contrastive_loss(
-  embeddings: Any,
-  labels: Any,
+  embeddings: ArrayLike,
+  labels: ArrayLike,
   memory: Memory,
   *,
-  negative_margin: Any = 0.5,
+  negative_margin: ArrayLike = 0.5,
   include_self: bool = False,
-  where: Any = None,
+  where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
   r"""Contrastive loss against the memory (Wang et al., "Cross-batch memory for embedding learning", CVPR 2020).

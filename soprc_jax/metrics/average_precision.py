@@ -1,10 +1,9 @@
 """Empirical AUPRC of lists (Eq. 2), as a JAX function."""
 
-from typing import Any
-
 import chex
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 import numpy as np
 
 from soprc_jax._internal import checks, class_labels, masks, sorting
@@ -13,7 +12,9 @@ from soprc_jax._internal import checks, class_labels, masks, sorting
 _NEGATIVE, _POSITIVE = 1, 2
 
 
-def auprc(scores: Any, labels: Any, *, prior: Any = None, where: Any = None) -> jax.Array:
+def auprc(
+  scores: ArrayLike, labels: ArrayLike, *, prior: ArrayLike | None = None, where: ArrayLike | None = None
+) -> jax.Array:
   r"""Empirical area under the precision-recall curve of each list (Eq. 2); also called average precision.
 
   .. math:: \mathrm{mean}_i \frac{\pi\, TPR(h_i)}{\pi\, TPR(h_i) + (1 - \pi)\, FPR(h_i)}
@@ -75,7 +76,7 @@ def auprc(scores: Any, labels: Any, *, prior: Any = None, where: Any = None) -> 
   return jnp.where(jnp.any(mask & unknown, axis=axis), jnp.nan, masks.masked_mean(precision, positive > 0, axis=-1))
 
 
-def _check_no_nan(scores: Any, where: Any) -> None:
+def _check_no_nan(scores: ArrayLike, where: ArrayLike | None) -> None:
   """Raises a ValueError if scores on the host have a NaN in a valid entry; device values are not waited for."""
   if isinstance(scores, jax.Array) or isinstance(where, jax.Array):
     return

@@ -1,10 +1,9 @@
 """Mean precision-recall curve over queries, from counts of the scores that reach each of many evenly spaced thresholds."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from soprc_jax._internal import checks, sorting
 from soprc_jax.metrics import similarities
@@ -15,12 +14,12 @@ _ROWS = 64
 
 
 def mean_pr_curve(
-  embeddings: Any,
-  labels: Any,
+  embeddings: npt.ArrayLike,
+  labels: npt.ArrayLike,
   *,
   thresholds: int = 2001,
-  gallery: Any = None,
-  gallery_labels: Any = None,
+  gallery: npt.ArrayLike | None = None,
+  gallery_labels: npt.ArrayLike | None = None,
   block_size: int = 1024,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Mean precision and recall over the queries at fixed similarity thresholds (the curves of the paper's figures).

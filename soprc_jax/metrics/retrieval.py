@@ -9,20 +9,21 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from soprc_jax._internal import checks
 from soprc_jax.metrics import exact_ranks, similarities
 
 
 def retrieval_metrics(
-  embeddings: Any,
-  labels: Any,
+  embeddings: npt.ArrayLike,
+  labels: npt.ArrayLike,
   *,
   ks: Sequence[int] = (1, 10, 100, 1000),
-  gallery: Any = None,
-  gallery_labels: Any = None,
-  query_ids: Any = None,
-  gallery_ids: Any = None,
+  gallery: npt.ArrayLike | None = None,
+  gallery_labels: npt.ArrayLike | None = None,
+  query_ids: npt.ArrayLike | None = None,
+  gallery_ids: npt.ArrayLike | None = None,
   block_size: int = 1024,
   per_query: bool = False,
   on_block: Callable[[int], None] | None = None,
@@ -83,7 +84,9 @@ def retrieval_metrics(
   return result
 
 
-def summarise_ranks(ap_per_query: Any, negatives_above: Any, *, ks: Sequence[int], num_candidates: int) -> dict[str, Any]:
+def summarise_ranks(
+  ap_per_query: npt.ArrayLike, negatives_above: npt.ArrayLike, *, ks: Sequence[int], num_candidates: int
+) -> dict[str, Any]:
   """The result of `retrieval_metrics` from its values per query, e.g. those that several processes have computed.
 
   Args:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from soprc_jax._internal import checks
 
@@ -92,12 +93,12 @@ class Task:
 
 
 def make_task(
-  embeddings: Any,
-  labels: Any,
-  gallery: Any,
-  gallery_labels: Any,
-  query_ids: Any,
-  gallery_ids: Any,
+  embeddings: npt.ArrayLike,
+  labels: npt.ArrayLike,
+  gallery: npt.ArrayLike | None,
+  gallery_labels: npt.ArrayLike | None,
+  query_ids: npt.ArrayLike | None,
+  gallery_ids: npt.ArrayLike | None,
   block_size: int,
 ) -> Task:
   """Checks the arguments of `soprc_jax.metrics.retrieval_metrics`.
@@ -110,7 +111,7 @@ def make_task(
     raise ValueError("gallery and gallery_labels go together: one of them is missing")
   queries, labels = _checked("embeddings", embeddings, "labels", labels)
   own = gallery is None
-  if own:
+  if gallery is None or gallery_labels is None:  # both, as checked above
     gallery, gallery_labels = queries, labels
   else:
     gallery, gallery_labels = _checked("gallery", gallery, "gallery_labels", gallery_labels)
@@ -140,7 +141,9 @@ def make_task(
   return Task(queries, gallery, group(labels, gallery_labels), excluded, own)
 
 
-def _checked(name: str, embeddings: Any, labels_name: str, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+def _checked(
+  name: str, embeddings: npt.ArrayLike, labels_name: str, labels: npt.ArrayLike
+) -> tuple[np.ndarray, np.ndarray]:
   embeddings, labels = np.asarray(embeddings), np.asarray(labels)
   if embeddings.dtype.kind in "cOSU":
     raise TypeError(f"{name} must be real numbers, got {embeddings.dtype}")

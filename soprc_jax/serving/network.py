@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from ml_collections import ConfigDict
 import numpy as np
 
 from soprc_jax.data import sources
@@ -29,7 +30,7 @@ class Network(NamedTuple):
     meta: what the checkpoint knows of its data, see `soprc_jax.training.classes.describe`.
   """
 
-  config: Any
+  config: ConfigDict
   workdir: Path
   variables: dict[str, Any]
   step: int
@@ -53,7 +54,7 @@ class Network(NamedTuple):
     return json.dumps({key: value for key, value in model.items() if key not in ("init_from", "freeze_bn")}, sort_keys=True)
 
 
-def load(workdir: Path, config: Any = None, *, newest: bool = False, on_broken: str | None = None) -> Network:
+def load(workdir: Path, config: ConfigDict = None, *, newest: bool = False, on_broken: str | None = None) -> Network:
   """The network of the run in ``workdir``: best on val, or the newest.
 
   Args:

@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib import font_manager, ft2font
+from ml_collections import ConfigDict
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
@@ -69,7 +70,7 @@ def write(path: Path, sheet: Image.Image) -> None:
   sheet.save(path, format="PNG")
 
 
-def loader(index: index_lib.Index, config: Any) -> Loader:
+def loader(index: index_lib.Index, config: ConfigDict) -> Loader:
   """The pictures of an index: from the data of a config, or from where the files were.
 
   Args:

@@ -8,6 +8,7 @@ from typing import Any
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+from ml_collections import ConfigDict
 import numpy as np
 import optax
 
@@ -40,7 +41,7 @@ class Data:
     return np.unique(self.splits["train"].labels, return_counts=True)[1]
 
 
-def make_data(config: Any) -> Data:
+def make_data(config: ConfigDict) -> Data:
   """Splits, label rows and sampler of a run."""
   splits = datasets.make_splits(config.data)
   labels = splits["train"].labels
@@ -54,7 +55,7 @@ def make_data(config: Any) -> Data:
   return Data(splits, sources.label_rows(labels), plan)
 
 
-def make_batches(config: Any, data: Data) -> pipeline.TrainBatches:
+def make_batches(config: ConfigDict, data: Data) -> pipeline.TrainBatches:
   """Random access to the training batches of this process."""
   return pipeline.TrainBatches(
     data.splits["train"],
@@ -70,7 +71,7 @@ def make_batches(config: Any, data: Data) -> pipeline.TrainBatches:
   )
 
 
-def make_model(config: Any, *, freeze_bn: bool, axis_name: str | None = None) -> nn.Module:
+def make_model(config: ConfigDict, *, freeze_bn: bool, axis_name: str | None = None) -> nn.Module:
   """The network of ``config.model``; batch norm in training mode takes its statistics over ``axis_name``."""
   stages, bottleneck = RESNETS[config.model.name]
   dtype = jnp.dtype(config.model.dtype)
@@ -107,7 +108,7 @@ class Parts:
 
 
 def make_parts(
-  config: Any,
+  config: ConfigDict,
   class_counts: np.ndarray,
   *,
   optimizer: optax.GradientTransformation | None = None,
@@ -165,19 +166,19 @@ def make_parts(
   )
 
 
-def abstract_network(config: Any) -> dict[str, Any]:
+def abstract_network(config: ConfigDict) -> dict[str, Any]:
   """Shapes and dtypes of ``{"params", "batch_stats"}``, whatever the data are."""
   images = jax.ShapeDtypeStruct((1, config.data.image_size, config.data.image_size, 3), jnp.uint8)
   variables = jax.eval_shape(make_model(config, freeze_bn=True).init, jax.random.key(0), images)
   return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
 
 
-def abstract_state(config: Any, parts: Parts) -> step_lib.TrainState:
+def abstract_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
   """Shapes and dtypes of the state: what a checkpoint is restored to, without drawing or compiling anything."""
   return jax.eval_shape(functools.partial(_random_state, config, parts))
 
 
-def starting_state(config: Any, parts: Parts) -> step_lib.TrainState:
+def starting_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
   """State at step 0: random weights by ``config.seed``, or the network of ``config.model.init_from``."""
   state = _random_state(config, parts)
   if not config.model.init_from:
@@ -186,7 +187,9 @@ def starting_state(config: Any, parts: Parts) -> step_lib.TrainState:
   return dataclasses.replace(state, **network)
 
 
-def check_unseen(config: Any, splits: datasets.Splits | None = None, *, allow_seen_classes: bool = False) -> classes.Names:
+def check_unseen(
+  config: ConfigDict, splits: datasets.Splits | None = None, *, allow_seen_classes: bool = False
+) -> classes.Names:
   """Raises a ValueError if the network of ``config.model.init_from`` was trained on classes of val or test.
 
   Args:
@@ -224,6 +227,6 @@ def check_unseen(config: Any, splits: datasets.Splits | None = None, *, allow_se
   return trained
 
 
-def _random_state(config: Any, parts: Parts) -> step_lib.TrainState:
+def _random_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
   key = jax.random.key(config.seed)
   return step_lib.init_state(parts.model, parts.tx, key=key, image_size=config.data.image_size)

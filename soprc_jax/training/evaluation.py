@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flax import linen as nn
+from ml_collections import ConfigDict
 import numpy as np
 
 from soprc_jax import metrics
@@ -39,7 +40,7 @@ class Embedded(NamedTuple):
 EmbedFn = Callable[[Any, sources.Source], Embedded]
 
 
-def make_embed(model: nn.Module, config: Any) -> EmbedFn:
+def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
   """A function ``(replicated variables, source) -> Embedded``, compiled once for one batch shape.
 
   It raises a `nonfinite.DivergedError` if an embedding is not finite: no ranking of those means anything.
@@ -82,13 +83,13 @@ def make_embed(model: nn.Module, config: Any) -> EmbedFn:
   return embed
 
 
-def evaluate(embedded: Embedded, config: Any) -> dict[str, Any]:
+def evaluate(embedded: Embedded, config: ConfigDict) -> dict[str, Any]:
   """`soprc_jax.metrics.retrieval_metrics` of a split against itself, by ``config.eval``, and how many images were left out."""
   everything = np.arange(len(embedded.labels))
   return _rank(embedded, everything, None, config) | {"num_broken": embedded.num_broken}
 
 
-def one_per_class(embedded: Embedded, config: Any, *, seed: int = 0) -> dict[str, Any]:
+def one_per_class(embedded: Embedded, config: ConfigDict, *, seed: int = 0) -> dict[str, Any]:
   """Retrieval from a gallery of one random image of each class, the others as queries: the protocol of VehicleID's authors.
 
   Args:
@@ -111,7 +112,7 @@ def one_per_class(embedded: Embedded, config: Any, *, seed: int = 0) -> dict[str
   return means | deviations | fixed | {"num_repeats": len(found), "num_broken": embedded.num_broken}
 
 
-def _rank(embedded: Embedded, queries: np.ndarray, gallery: np.ndarray | None, config: Any) -> dict[str, Any]:
+def _rank(embedded: Embedded, queries: np.ndarray, gallery: np.ndarray | None, config: ConfigDict) -> dict[str, Any]:
   """Metrics of the images at ``queries`` in those at ``gallery`` (None: the queries themselves); each process ranks its share."""
   size = -(-len(queries) // parallel.num_processes())
   first = parallel.process_index() * size
@@ -156,7 +157,7 @@ class Trained(NamedTuple):
   meta: dict[str, Any]
 
 
-def load(config: Any, workdir: Path, *, newest: bool = False) -> Trained:
+def load(config: ConfigDict, workdir: Path, *, newest: bool = False) -> Trained:
   """The network of the run in ``workdir``: best on val, or the newest.
 
   Raises:
@@ -175,7 +176,7 @@ def load(config: Any, workdir: Path, *, newest: bool = False) -> Trained:
   return Trained(embed, parallel.replicate(network), splits, step, meta)
 
 
-def restore(config: Any, workdir: Path, *, newest: bool = False) -> tuple[dict[str, Any], int, dict[str, Any]]:
+def restore(config: ConfigDict, workdir: Path, *, newest: bool = False) -> tuple[dict[str, Any], int, dict[str, Any]]:
   """``{"params", "batch_stats"}`` of a checkpoint as numpy arrays, its step, and what it knows of its data; no data are looked at.
 
   Args:
@@ -200,7 +201,7 @@ def restore(config: Any, workdir: Path, *, newest: bool = False) -> tuple[dict[s
 
 
 def evaluate_workdir(
-  config: Any, workdir: Path, *, split: str, newest: bool, allow_seen_classes: bool = False
+  config: ConfigDict, workdir: Path, *, split: str, newest: bool, allow_seen_classes: bool = False
 ) -> dict[str, Any]:
   """Metrics of ``split`` for a checkpoint of the run in ``workdir``, under ``"checkpoint_step"`` its step.
 
@@ -243,13 +244,13 @@ def evaluate_workdir(
   return values if found is None else values | {"seen_classes": found}
 
 
-def changes(trained: Trained, config: Any, workdir: Path) -> list[str]:
+def changes(trained: Trained, config: ConfigDict, workdir: Path) -> list[str]:
   """Returns how the data of a run differ from those that it was trained on, see `classes.changes`."""
   now = classes.describe(trained.splits, data_source=config.data.source)
   return classes.changes(trained.meta, now, trained.splits, workdir)
 
 
-def _same_place(config: Any, workdir: Path) -> bool:
+def _same_place(config: ConfigDict, workdir: Path) -> bool:
   """Whether the data are where those of the run were, however that is spelled; elsewhere any data may be."""
   roots = (config.data.root, workdir_lib.read_config(workdir)["data"]["root"])
   there, here = (file_io.given(root, name="data.root").resolve() for root in roots)

@@ -12,6 +12,7 @@ import types
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+from ml_collections import ConfigDict
 import numpy as np
 
 from soprc_jax._internal import file_io
@@ -39,7 +40,7 @@ _log = logging.getLogger(__name__)
 DivergedError = nonfinite.DivergedError
 
 
-def train(config: Any, workdir: Path, *, allow_seen_classes: bool = False) -> dict[str, Any]:
+def train(config: ConfigDict, workdir: Path, *, allow_seen_classes: bool = False) -> dict[str, Any]:
   """Trains by a resolved config, or goes on with the run in ``workdir``; returns what ``results.json`` holds.
 
   At a kill at any moment, the same call goes on from the newest checkpoint and ends with the same bits.
@@ -147,7 +148,7 @@ class _Evaluation(NamedTuple):
 class _Run:
   """The open files and compiled functions of one run."""
 
-  def __init__(self, config: Any, workdir: Path, opened: contextlib.ExitStack, *, allow_seen_classes: bool):
+  def __init__(self, config: ConfigDict, workdir: Path, opened: contextlib.ExitStack, *, allow_seen_classes: bool):
     self.config, self.workdir, self._allow_seen_classes = config, workdir, allow_seen_classes
     is_new = workdir_lib.check(workdir, config)
     if is_new and config.model.init_from:

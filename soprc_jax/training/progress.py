@@ -7,6 +7,7 @@ import sys
 import time
 from typing import Any
 
+from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from soprc_jax.training import parallel, workdir
@@ -17,12 +18,12 @@ _log = logging.getLogger(__name__)
 _MEASURED = 6
 
 
-def on_terminal(config: Any) -> bool:
+def on_terminal(config: ConfigDict) -> bool:
   """Whether this process has a terminal to draw bars on, and may (``config.log.progress``)."""
   return config.log.progress and sys.stderr.isatty() and parallel.is_main()
 
 
-def bar(config: Any, *, leave: bool = False, **options: Any) -> Any:
+def bar(config: ConfigDict, *, leave: bool = False, **options: Any) -> Any:
   """A tqdm bar, silent where there is no terminal; ``options`` are tqdm's."""
   return tqdm(disable=not on_terminal(config), leave=leave, dynamic_ncols=True, **options)
 
@@ -36,7 +37,7 @@ class Progress:
     num_steps: steps of the run.
   """
 
-  def __init__(self, config: Any, start: int, num_steps: int):
+  def __init__(self, config: ConfigDict, start: int, num_steps: int):
     self._line_every, self._num_steps = config.log.line_every, num_steps
     self._batch_size = config.train.batch_size
     self._start = start

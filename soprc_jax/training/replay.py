@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+from ml_collections import ConfigDict
 import numpy as np
 import optax
 
@@ -37,7 +38,7 @@ class Found(NamedTuple):
     ids: of the batch's images.
   """
 
-  config: Any
+  config: ConfigDict
   report: dict[str, Any]
   parts: build.Parts
   state: TrainState
@@ -47,7 +48,7 @@ class Found(NamedTuple):
 
 def save(
   workdir: Path,
-  config: Any,
+  config: ConfigDict,
   state: TrainState,
   batch: dict[str, np.ndarray],
   *,
@@ -136,7 +137,7 @@ def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = (
   return Found(config, report, parts, state, batch, ids)
 
 
-def own_losses(config: Any) -> list[str]:
+def own_losses(config: ConfigDict) -> list[str]:
   """The losses of a config that are not of this package, ``package.module:function``."""
   return sorted({name for name in (config.loss.name, config.warmup.loss) if ":" in name})
 

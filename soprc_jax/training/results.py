@@ -6,6 +6,7 @@ import platform
 import subprocess
 from typing import Any
 
+from ml_collections import ConfigDict
 import numpy as np
 
 from soprc_jax import metrics as metrics_lib
@@ -18,7 +19,7 @@ from soprc_jax.training.step import TrainState
 
 def write(
   workdir: Path,
-  config: Any,
+  config: ConfigDict,
   splits: dict[str, sources.Source],
   embed: evaluation.EmbedFn,
   state: TrainState,
@@ -68,7 +69,7 @@ def write(
   return found
 
 
-def _draw(workdir: Path, config: Any, embedded: evaluation.Embedded, lines: list[dict[str, Any]]) -> None:
+def _draw(workdir: Path, config: ConfigDict, embedded: evaluation.Embedded, lines: list[dict[str, Any]]) -> None:
   """The pictures of the run, and the data of its mean precision-recall curve on test."""
   precision, recall, thresholds = metrics_lib.mean_pr_curve(
     embedded.embeddings, embedded.labels, block_size=config.eval.block_size
@@ -78,7 +79,7 @@ def _draw(workdir: Path, config: Any, embedded: evaluation.Embedded, lines: list
   plots.plot_convergence(workdir / "convergence.png", lines, warmup_steps=config.warmup.steps)
 
 
-def _images_per_second(config: Any, lines: list[dict[str, Any]]) -> float:
+def _images_per_second(config: ConfigDict, lines: list[dict[str, Any]]) -> float:
   """Median over all steps of the run, whichever process made them."""
   seconds = [line["seconds"] for line in lines]
   median = float(np.median(seconds)) if seconds else 0.0

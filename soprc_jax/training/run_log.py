@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 import numpy as np
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, summary_pb2
@@ -38,7 +39,7 @@ class Records:
     lacks_evaluation: whether the last step was due to be evaluated, and a signal has cut that short: see `complete`.
   """
 
-  def __init__(self, workdir: Path, config: Any, data: build.Data, *, last_step: int, opened: contextlib.ExitStack):
+  def __init__(self, workdir: Path, config: ConfigDict, data: build.Data, *, last_step: int, opened: contextlib.ExitStack):
     writes = parallel.is_main()
     self._log = workdir_lib.MetricsLog(workdir, last_step=last_step, writes=writes)
     opened.callback(self._log.close)
@@ -139,7 +140,7 @@ class Board:
     self._events.write_event(event)
 
 
-def describe_start(config: Any, data: build.Data, params: Any, first: int, num_steps: int, workdir: Path) -> None:
+def describe_start(config: ConfigDict, data: build.Data, params: Any, first: int, num_steps: int, workdir: Path) -> None:
   """Logs data, network, devices and where the run begins.
 
   Args:
@@ -179,7 +180,7 @@ def describe_start(config: Any, data: build.Data, params: Any, first: int, num_s
     _log.info("Starting: %d steps into %s. The first step compiles.", num_steps, workdir)
 
 
-def is_due(step: int, every: int, config: Any) -> bool:
+def is_due(step: int, every: int, config: ConfigDict) -> bool:
   """Whether something that is done every so many steps, and after the last one, is done after a step; 0 is the last one only."""
   return step == config.warmup.steps + config.train.steps or (every > 0 and step % every == 0)
 

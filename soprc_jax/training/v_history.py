@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from ml_collections import ConfigDict
 import numpy as np
 
 from soprc_jax import interpolation, tracking
@@ -34,7 +35,7 @@ class VHistory:
     writes: whether this process keeps the file.
   """
 
-  def __init__(self, workdir: Path, config: Any, data: build.Data, *, last_step: int, writes: bool = True):
+  def __init__(self, workdir: Path, config: ConfigDict, data: build.Data, *, last_step: int, writes: bool = True):
     self._config, self._train, self._rows = config, data.splits["train"], data.rows
     self._sampler = copy.copy(data.sampler)  # has the plan of one epoch at a time; the loader may be at another one
     follows = config.loss.name == "soprc" and config.loss.v == "carried"

@@ -12,6 +12,7 @@ import socket
 from typing import Any
 
 import filelock
+from ml_collections import ConfigDict
 
 from soprc_jax._internal import file_io, stored
 from soprc_jax.training import config as config_lib
@@ -44,7 +45,7 @@ WRITES = (
 is_full = file_io.is_full
 
 
-def check(workdir: Path, config: Any, writes: Sequence[str] = WRITES) -> bool:
+def check(workdir: Path, config: ConfigDict, writes: Sequence[str] = WRITES) -> bool:
   """Whether the folder is free, changing nothing; False if it holds a run of the same config, to go on with.
 
   Args:
@@ -116,7 +117,7 @@ def _among(folder: Path, patterns: Sequence[str]) -> list[str]:
   return sorted(name for name in os.listdir(folder) if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
 
 
-def claim(workdir: Path, config: Any, writes: Sequence[str] = WRITES) -> None:
+def claim(workdir: Path, config: ConfigDict, writes: Sequence[str] = WRITES) -> None:
   """Makes the folder and writes the config into it, unless it holds a run of the same config.
 
   Raises:
@@ -140,7 +141,7 @@ def read_config(workdir: Path) -> dict[str, Any]:
     raise ValueError(f"--workdir={workdir} holds no run ({CONFIG} is missing)") from None
 
 
-def config_differences(workdir: Path, config: Any) -> list[str]:
+def config_differences(workdir: Path, config: ConfigDict) -> list[str]:
   """Lines ``key: value there, value here`` for each key in which the run in ``workdir`` differs from a config.
 
   Raises:
