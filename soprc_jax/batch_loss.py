@@ -27,7 +27,7 @@ def retrieval_loss(
   lambda2: ArrayLike = 0.0,
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
-) -> tuple[jax.Array, dict[str, Any]]:
+) -> tuple[jax.Array, lists_lib.UpdateArgs]:
   """Computes the loss of a batch of embeddings for retrieval (Alg. 1): Eq. 8 with v of this step, plus Eq. 9.
 
   Each image is a query, the other images of the batch are its list.
@@ -91,7 +91,7 @@ def binary_loss(
   lambda2: ArrayLike = 0.0,
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
-) -> tuple[jax.Array, dict[str, Any]]:
+) -> tuple[jax.Array, lists_lib.UpdateArgs]:
   """Computes the loss of a batch of scores with binary labels (Alg. 1): Eq. 8 with v of this step, plus Eq. 9.
 
   Args:
@@ -165,7 +165,7 @@ def _loss(
   tau2: ArrayLike,
   lambdas: tuple[ArrayLike, ArrayLike],
   axis_name: collectives.AxisName,
-) -> tuple[jax.Array, dict[str, Any]]:
+) -> tuple[jax.Array, lists_lib.UpdateArgs]:
   update_args = lists.update_args(list_ids)
   v = tracker.lookahead(opt_state, **update_args)
   scores = lists.positive_scores, lists.negative_scores

@@ -1,6 +1,6 @@
 """From embeddings or scores to lists: the positive and negative scores of each query, with masks."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import chex
 import jax
@@ -11,6 +11,21 @@ from soprc_jax._internal import checks, class_labels, collectives, masks
 
 # Rows of a matrix that the caches hold, whichever way it is read.
 _SMALL = 128
+
+
+class Masks(TypedDict):
+  """Keyword arguments of `soprc_loss`, `ap_loss` and `semi_variance`: which entries of a list are valid."""
+
+  positive_where: jax.Array
+  negative_where: jax.Array
+
+
+class UpdateArgs(TypedDict):
+  """Keyword arguments of the ``update`` of a chain that holds a `score_ema`."""
+
+  positive_scores: jax.Array
+  list_ids: ArrayLike
+  positive_where: jax.Array
 
 
 class RetrievalLists(NamedTuple):
@@ -49,7 +64,7 @@ class RetrievalLists(NamedTuple):
     return masks.has_both(self.positive_where, self.negative_where)
 
   @property
-  def masks(self) -> dict[str, Any]:
+  def masks(self) -> Masks:
     """The masks as keyword arguments of `soprc_loss`, `ap_loss` and `semi_variance`.
 
     >>> import soprc_jax
@@ -59,7 +74,7 @@ class RetrievalLists(NamedTuple):
     """
     return {"positive_where": self.positive_where, "negative_where": self.negative_where}
 
-  def update_args(self, list_ids: ArrayLike) -> dict[str, Any]:
+  def update_args(self, list_ids: ArrayLike) -> UpdateArgs:
     """Returns the keyword arguments of the ``update`` of a chain that holds a `score_ema`.
 
     Args:

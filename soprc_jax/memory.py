@@ -148,7 +148,7 @@ def embedding_memory(
     labels: ArrayLike | None = None,
     where: ArrayLike | None = None,
     **extra: Any,
-  ) -> tuple[Any, EmbeddingMemoryState]:
+  ) -> tuple[optax.Updates, EmbeddingMemoryState]:
     del params, extra
     _check_given("embedding_memory", embeddings=embeddings, labels=labels)
     assert embeddings is not None
@@ -266,7 +266,7 @@ def reference_memory(num_batches: int, batch_size: int, *, axis_name: collective
     labels: ArrayLike | None = None,
     where: ArrayLike | None = None,
     **extra: Any,
-  ) -> tuple[Any, ReferenceMemoryState]:
+  ) -> tuple[optax.Updates, ReferenceMemoryState]:
     del params, extra
     _check_given("reference_memory", embeddings=embeddings, labels=labels)
     assert embeddings is not None

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 try:
   from hypothesis import strategies as st
@@ -71,7 +72,7 @@ class Batch(NamedTuple):
 
 
 def scores(
-  shape: tuple[int, ...] | int = (5,), *, limit: float = 1e30, dtypes: Sequence[Any] = (np.float32,)
+  shape: tuple[int, ...] | int = (5,), *, limit: float = 1e30, dtypes: Sequence[npt.DTypeLike] = (np.float32,)
 ) -> Strategy[np.ndarray]:
   """Finite scores: cosines on a grid (many ties) and between, all equal, the bounds and just beyond, subnormals, and up to ``limit``.
 
@@ -126,7 +127,7 @@ def score_lists(
   shapes: Sequence[tuple[int, int, int]] = LIST_SHAPES,
   *,
   limit: float = 1e30,
-  dtypes: Sequence[Any] = (np.float32,),
+  dtypes: Sequence[npt.DTypeLike] = (np.float32,),
 ) -> ScoreLists:
   """Positive and negative scores of some lists with their masks.
 
@@ -170,7 +171,7 @@ def labels(size: int) -> Strategy[np.ndarray]:
 
 @st.composite
 def embeddings_and_labels(
-  draw: Any, shapes: Sequence[tuple[int, int]] = BATCH_SHAPES, *, dtypes: Sequence[Any] = (np.float32,)
+  draw: Any, shapes: Sequence[tuple[int, int]] = BATCH_SHAPES, *, dtypes: Sequence[npt.DTypeLike] = (np.float32,)
 ) -> Batch:
   """Unit vectors with labels and a mask: in general position, exact duplicates, orthogonal ones (exact ties), all equal, and zero rows.
 

@@ -59,7 +59,7 @@ def score_ema(
   *,
   bounds: tuple[float, float] | None = None,
   grid: interpolation.Grid = "midpoints",
-  initial_v: Any = None,
+  initial_v: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> ScoreEma:
   r"""Carries v in the optimizer state (Eq. 10).
@@ -158,7 +158,7 @@ def score_ema(
     list_ids: ArrayLike | None = None,
     positive_where: ArrayLike | None = None,
     **extra: Any,
-  ) -> tuple[Any, ScoreEmaState]:
+  ) -> tuple[optax.Updates, ScoreEmaState]:
     del params, extra
     if positive_scores is None or list_ids is None:
       given = {"positive_scores": positive_scores, "list_ids": list_ids}

@@ -3,7 +3,7 @@
 All methods share the splits, the first weights, the batches, the optimizer and the budget of their seed. AUPRC is taken of the logits.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 from typing import Any, NamedTuple
 
@@ -173,7 +173,7 @@ def _take_steps(
   """One optimisation step (Alg. 1) for each row ``[B]`` of ``rows [K, B]``; the state and the losses ``[K]``."""
 
   def step(state: State, rows: jax.Array) -> tuple[State, jax.Array]:
-    def objective(params: Any) -> tuple[jax.Array, dict[str, Any]]:
+    def objective(params: Any) -> tuple[jax.Array, Mapping[str, Any]]:
       logits: Any = network.apply(params, features[rows])
       return loss.compute(binary_losses.Inputs(logits, labels[rows], state.step, state.opt_state))
 

@@ -56,7 +56,7 @@ class Loss(NamedTuple):
   """
 
   tracker: optax.GradientTransformation
-  compute: Callable[[Inputs], tuple[jax.Array, dict[str, Any]]]
+  compute: Callable[[Inputs], tuple[jax.Array, Mapping[str, Any]]]
 
 
 def make(name: str, config: Any, setting: Setting) -> Loss:
@@ -85,7 +85,7 @@ def _soprc(config: Any, setting: Setting) -> Loss:
   prior = objectives.log_linear(config.prior_start, setting.prior, setting.num_steps)
   self_weight = None if config.self_weight == -1 else config.self_weight
 
-  def compute(inputs: Inputs) -> tuple[jax.Array, dict[str, Any]]:
+  def compute(inputs: Inputs) -> tuple[jax.Array, Mapping[str, Any]]:
     found = _lists(inputs, config, setting)
     update_args = found.update_args(jnp.zeros(1, jnp.int32))
     v = tracker.lookahead(inputs.opt_state, **update_args)

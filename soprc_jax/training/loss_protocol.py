@@ -1,6 +1,6 @@
 """The protocol between a training step and what it minimises: one for all losses, stateless or carried."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -36,7 +36,7 @@ class Outputs(NamedTuple):
   """
 
   loss: jax.Array
-  update_args: dict[str, Any]
+  update_args: Mapping[str, Any]
   metrics: dict[str, jax.Array]
 
 

@@ -130,7 +130,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       where=inputs.where,
       axis_name=setting.axis_name,
     )
-    update_args = found.update_args(inputs.labels) if carried else {}
+    update_args = found.update_args(inputs.labels)
     if carried:
       v = tracker.lookahead(inputs.opt_state, **update_args)
     else:
@@ -180,7 +180,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       weight = tracking.find_state(inputs.opt_state).weight
       metrics["v_rows_seen"] = jnp.mean((weight > 0).astype(jnp.float32))
       metrics["v_weight"] = jnp.mean(weight)
-    return Outputs(loss, update_args, metrics)
+    return Outputs(loss, update_args if carried else {}, metrics)
 
   def idle_args(inputs: Inputs) -> dict[str, Any]:
     if not carried:
