@@ -12,7 +12,7 @@ import runs
 import trees
 
 from soprc_jax.data import datasets, sources
-from soprc_jax.training import build, checkpoints, classes, state, workdir
+from soprc_jax.training import build, checkpoints, classes, step, workdir
 from soprc_jax.training import config as config_lib
 
 
@@ -25,7 +25,7 @@ def _config(root, source="folder", **values):
 def _save(folder, meta, config=None):
   """The folder of a run whose checkpoint has these metadata, and a network of one number."""
   arrays = {"w": np.zeros(1, np.float32)}
-  found = state.TrainState(step=np.int32(1), params=arrays, batch_stats={}, opt_state=arrays)
+  found = step.TrainState(step=np.int32(1), params=arrays, batch_stats={}, opt_state=arrays)
   folder.mkdir(parents=True)
   store = checkpoints.Store(folder / checkpoints.BEST)
   store.save(found, meta)
