@@ -42,6 +42,9 @@ _NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processe
 _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.", lower_bound=0)
 
 
+# What ``--config=NAME`` stands for.
+_CONFIGS = Path(__file__).parents[1] / "configs"
+
 # Flags of absl that print and end the process.
 _HELP = ("help", "helpshort", "helpfull", "helpxml", "?")
 
@@ -78,7 +81,7 @@ def parse(argv: Sequence[str]) -> list[str]:
   """Flags parser for ``app.run``: mistakes in flags, config files and overrides end with a message, not a traceback."""
   _prepare_streams()
   _show_help(argv)
-  argv = [_with_home(argument) for argument in argv]
+  argv = [_with_path(argument) for argument in argv]
   try:
     rest = flags.FLAGS(argv)
     # A config file that fails to load is only told when its value is read.
@@ -89,10 +92,19 @@ def parse(argv: Sequence[str]) -> list[str]:
     _exit(_config_mistake(argv, error) or f"{error}\nTry --help.")
 
 
-def _with_home(argument: str) -> str:
-  """Expands ``--config=~/FILE``: a shell expands ``~`` at the start of a word only."""
-  path = argument.removeprefix("--config=")
-  return argument if path == argument else f"--config={os.path.expanduser(path)}"
+def _with_path(argument: str) -> str:
+  """Gives ``--config=NAME[:ARGUMENT]`` the path of that file in ``configs/``, and expands ``--config=~/FILE``.
+
+  A shell expands ``~`` at the start of a word only.
+  """
+  given = argument.removeprefix("--config=")
+  if given == argument:
+    return argument
+  name, colon, rest = given.partition(":")
+  path = _CONFIGS / f"{name}.py"
+  if not name.startswith("_") and name.isidentifier() and path.is_file() and not Path(name).is_file():
+    return f"--config={path}{colon}{rest}"
+  return f"--config={os.path.expanduser(given)}"
 
 
 def _show_help(argv: Sequence[str]) -> None:
@@ -222,10 +234,10 @@ def _config_mistake(argv: Sequence[str], error_of_flags: Exception) -> str | Non
       return f"--config={name}: remote files are not supported. Give a path of this machine"
     path, *argument = name.split(":", 1)
     if not Path(path).is_file():
-      there = ", ".join(sorted(str(file) for file in Path("configs").glob("[!_]*.py") if file.stem != "common"))
-      return f"--config: there is no file {path!r} here. " + (
-        f"There are: {there}" if there else "Run in the repository root."
-      )
+      there = sorted(file.stem for file in _CONFIGS.glob("[!_]*.py") if file.stem != "common")
+      close = difflib.get_close_matches(Path(path).stem, there, n=1)
+      hint = f" Did you mean {close[0]!r}?" if close else ""
+      return f"--config: there is no file {path!r} and no config of that name.{hint} Names: {', '.join(there)}"
     try:
       config = runpy.run_path(path)["get_config"](*argument)
     except ValueError as error:

@@ -4,6 +4,11 @@ The core is pure functions and optax transforms; it defines no flags and touches
 Paper: Wen et al., "Exploring the Algorithm-Dependent Generalization of AUPRC Optimization with List Stability", NeurIPS 2022.
 """
 
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
 from soprc_jax import losses, metrics
 from soprc_jax.batch_loss import binary_loss, retrieval_loss
 from soprc_jax.estimators import ap_loss, semi_variance, soprc_loss
@@ -14,6 +19,9 @@ from soprc_jax.surrogates import one_sided_huber, one_sided_sigmoid
 from soprc_jax.tracking import ScoreEmaState, score_ema
 from soprc_jax.version import __version__
 
+if TYPE_CHECKING:
+  from soprc_jax.serving import model
+
 __all__ = [
   "RetrievalLists",
   "ScoreEmaState",
@@ -23,6 +31,7 @@ __all__ = [
   "binary_loss",
   "embedding_memory",
   "interpolate_scores",
+  "load",
   "losses",
   "metrics",
   "one_sided_huber",
@@ -33,3 +42,23 @@ __all__ = [
   "semi_variance",
   "soprc_loss",
 ]
+
+
+def load(path: str | os.PathLike[str]) -> model.Model:
+  """Loads a trained model; see `soprc_jax.serving.model.load`.
+
+  It needs the packages of a training run: ``pip install "soprc_jax[train]"``.
+
+  Args:
+    path: workdir of a training run, ``best/`` in it, or the output of ``soprc convert-weights``.
+
+  Returns:
+    A model with ``embed(images)``, ``search(queries, gallery)`` and ``config``.
+
+  Raises:
+    ImportError: the packages of a training run are missing.
+    FileNotFoundError, ValueError: there is no such model.
+  """
+  from soprc_jax.serving import model
+
+  return model.load(path)

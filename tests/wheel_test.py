@@ -2,8 +2,11 @@
 
 import doctest
 import os
+import pathlib
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 
 import pytest
@@ -42,6 +45,12 @@ def _python(installed, code, cwd):
 def test_all_modules_and_data_are_in_it(installed):
   sources = installed.parent / "sources"
   here = {path.relative_to(sources) for path in (sources / "soprc_jax").rglob("*") if path.is_file()}
+  for program_files in ("experiments", "configs"):
+    here |= {
+      pathlib.Path("soprc_jax/programs", path.relative_to(sources))
+      for path in (sources / program_files).rglob("*")
+      if path.is_file()
+    }
   there = {path.relative_to(installed) for path in (installed / "soprc_jax").rglob("*") if path.is_file()}
   assert here == there
   assert {path.name for path in installed.iterdir()} == {
@@ -72,3 +81,54 @@ def test_the_core_needs_none_of_the_packages_of_a_run(installed, tmp_path):
   version = runs.ROOT.joinpath("soprc_jax/version.py").read_text().split('"')[-2]
   assert runs.value(done.stdout) == [version, []]
   assert os.listdir(tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def environment(installed):
+  """A new environment with the wheel; what it needs is found in the environment of the tests."""
+  folder = installed.parent / "environment"
+  venv.create(folder, with_pip=False, symlinks=True)
+  (wheel,) = installed.parent.glob("*.whl")
+  install = ["pip", f"--python={folder / 'bin/python'}", "install", "--no-index", "--no-deps", str(wheel)]
+  done = subprocess.run([sys.executable, "-m", *install], capture_output=True, text=True, timeout=300)
+  assert done.returncode == 0, done.stderr
+  (packages,) = folder.glob("lib/python*/site-packages")
+  # A path in a .pth file alone: .pth files there, of an editable installation, are not read.
+  (packages / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
+  return folder
+
+
+def _soprc(environment, arguments, cwd):
+  env = runs.environment() | {"PYTHONPATH": str(runs.ROOT / "tests" / "support" / "offline")}
+  where = [environment / "bin/python", "-c", "import soprc_jax; print(soprc_jax.__file__)"]
+  found = subprocess.run(where, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+  assert found.stdout.startswith(str(environment)), found.stderr
+  command = [environment / "bin/soprc", *arguments]
+  return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_the_command_runs_from_another_folder(environment, tmp_path):
+  """``soprc train`` and ``soprc evaluate``, with a config by its bare name and an argument."""
+  settings = ["--config=glyphs:triplet", "--workdir=run", "--config.model.width=8", "--config.model.embedding_dim=8"]
+  settings += ["--config.train.steps=1", "--config.train.batch_size=8", "--config.log.progress=false"]
+  for command in ("train", "evaluate"):
+    done = _soprc(environment, [command, *settings], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "test: mAUPRC 0." in done.stdout
+  assert (tmp_path / "run" / "results.json").is_file()
+
+
+def test_the_command_lists_every_program(environment, tmp_path):
+  done = _soprc(environment, ["--help"], tmp_path)
+  assert done.returncode == 0, done.stderr
+  listed = done.stdout.split("commands:\n")[1].split("\n\n")[0]
+  programs = {path.stem for path in (runs.ROOT / "experiments").glob("[!_]*.py")} - {"flags", "malloc"}
+  programs |= {path.parent.name for path in (runs.ROOT / "experiments").glob("*/__main__.py")}
+  assert [line.split()[0] for line in listed.splitlines()] == sorted(name.replace("_", "-") for name in programs)
+
+
+@pytest.mark.parametrize(("name", "hint"), [("trian", " Did you mean 'train'?"), ("flags", ""), ("../x", "")])
+def test_an_unknown_command_is_named(environment, tmp_path, name, hint):
+  done = _soprc(environment, [name], tmp_path)
+  assert done.returncode == 1
+  assert f"soprc has no command {name!r}.{hint}" in done.stderr

@@ -16,7 +16,8 @@ class EmbeddingNet(nn.Module):
 
   Attributes:
     backbone: module from normalised images to features, e.g. `ResNet`.
-    embedding_dim: width D of the embedding, 512 in the paper.
+    embedding_dim: width D of the embedding, 512 in the paper; 0 leaves the head out, so that D is the number of
+      features.
     dtype: compute dtype of the head.
   """
 
@@ -40,8 +41,9 @@ class EmbeddingNet(nn.Module):
       None, None, None
     ]
     features = self.backbone(pixels, train=train, where=where)
-    embedding = nn.Dense(self.embedding_dim, dtype=self.dtype, name="head")(features)
-    return l2_normalize(embedding.astype(jnp.float32))
+    if self.embedding_dim:
+      features = nn.Dense(self.embedding_dim, dtype=self.dtype, name="head")(features)
+    return l2_normalize(features.astype(jnp.float32))
 
 
 def l2_normalize(vectors: jax.Array, *, eps: float = 1e-12) -> jax.Array:

@@ -229,6 +229,20 @@ def save_variables(folder: Path, variables: dict[str, Any]) -> None:
     checkpointer.save(folder / VARIABLES, variables)
 
 
+def load_variables(folder: Path) -> dict[str, Any]:
+  """Reads what `save_variables` wrote, as numpy arrays.
+
+  Raises:
+    DamagedError: its files are not those that were written.
+  """
+  problem = checksums.problem(folder / VARIABLES)
+  if problem is not None:
+    raise DamagedError(f"{folder / VARIABLES} is damaged ({problem}): write it again with experiments.convert_weights")
+  with ocp.StandardCheckpointer() as checkpointer:
+    found: dict[str, Any] = jax.tree.map(np.asarray, checkpointer.restore(folder / VARIABLES))
+  return found
+
+
 def fingerprint(source: str) -> str:
   """SHA-256 of the files that `load_network` reads; of a name on the hub, the name."""
   if source.startswith(pretrained.HUB):
@@ -270,11 +284,7 @@ def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
     return _fitted(pretrained.to_flax(pretrained.read(source)), like, source)
   folder = _find(source)
   if folder.name == VARIABLES:
-    problem = checksums.problem(folder)
-    if problem is not None:
-      raise DamagedError(f"{folder} is damaged ({problem}): write it again with experiments.convert_weights")
-    with ocp.StandardCheckpointer() as checkpointer:
-      return _fitted(checkpointer.restore(folder), like, source)
+    return _fitted(load_variables(folder.parent), like, source)
   store = Store(folder)
   try:
     return store.restore_network(like)

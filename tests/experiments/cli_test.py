@@ -107,8 +107,13 @@ class TestMistakes:
   def test_missing_config_file(self, tmp_path):
     message = _fails(_TRAIN, "--config=configs/glifs.py", f"--workdir={tmp_path / 'new'}")
     assert "there is no file 'configs/glifs.py'" in message
-    assert "configs/glyphs.py" in message
-    assert "repository root" in _fails(_TRAIN, "--config=configs/glyphs.py", "--workdir=new", cwd=tmp_path)
+    assert "Did you mean 'glyphs'? Names: folder, glyphs, imbalanced, inaturalist, sop, vehicle_id" in message
+    assert "Did you mean 'glyphs'?" in _fails(_TRAIN, "--config=configs/glyphs.py", "--workdir=new", cwd=tmp_path)
+
+  def test_a_bare_name_is_a_config(self, tmp_path):
+    message = _fails(_TRAIN, "--config=glyphs:tripelt", f"--workdir={tmp_path / 'new'}")
+    assert "glyphs.py:tripelt" in message
+    assert "triplet" in message
 
   def test_batch_that_needs_more_classes_than_there_are(self, tmp_path):
     message = _fails(_TRAIN, *runs.tiny_flags(tmp_path / "new", **{"train.batch_size": 8000}))

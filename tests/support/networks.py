@@ -20,15 +20,18 @@ def config(root="", **values):
 def make(folder, root="", *, seed=0, step=3, **values):
   """Writes the run into a new folder, and returns that."""
   made = config(root, **values)
-  rng = np.random.default_rng(seed)
-  variables = jax.tree_util.tree_map_with_path(
-    lambda path, leaf: _draw(path[-1].key, leaf, rng), build.abstract_network(made)
-  )
+  variables = drawn(build.abstract_network(made), seed)
   workdir.claim(folder, made)
   store = checkpoints.Store(folder / checkpoints.BEST)
   store.save(TrainState(step=np.int32(step), opt_state=(), **variables), {})
   store.close()
   return folder
+
+
+def drawn(abstract, seed=0):
+  """Variables of a network with random values, from their shapes."""
+  rng = np.random.default_rng(seed)
+  return jax.tree_util.tree_map_with_path(lambda path, leaf: _draw(path[-1].key, leaf, rng), abstract)
 
 
 def _draw(name, leaf, rng):

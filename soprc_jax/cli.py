@@ -1,0 +1,104 @@
+"""The command ``soprc``: ``soprc NAME ...`` runs the program that a checkout has as ``python -m experiments.NAME``."""
+
+import ast
+from collections.abc import Sequence
+import difflib
+import importlib.util
+import os
+from pathlib import Path
+import runpy
+import sys
+
+# Modules of experiments/ that are no programs.
+_NO_PROGRAMS = ("flags", "malloc")
+_PACKAGE = Path(__file__).parent
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Runs a program by its name, with the rest of the command line as its flags.
+
+  Args:
+    argv: command line; default: that of the process.
+
+  Returns:
+    The exit status, where no program was run.
+  """
+  argv = list(sys.argv if argv is None else argv)
+  root = _root()
+  there = _programs(root / "experiments")
+  name = argv[1] if len(argv) > 1 else "--help"
+  if name in ("--help", "-h", "help", "--helpfull"):
+    try:
+      print(_overview(there), flush=True)
+    except BrokenPipeError:  # of a pager that was closed
+      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+  if name == "--version":
+    from soprc_jax import version
+
+    print(f"soprc_jax {version.__version__}")
+    return 0
+  if _key(name) not in there:
+    close = difflib.get_close_matches(_key(name), there, n=1)
+    hint = f" Did you mean {_shown(close[0])!r}?" if close else ""
+    print(f"Error: soprc has no command {name!r}.{hint}\nTry soprc --help.", file=sys.stderr)
+    return 1
+  if importlib.util.find_spec("absl") is None:
+    print('Error: the commands need more packages: pip install "soprc_jax[train]"', file=sys.stderr)
+    return 1
+  # Programs import experiments and configs from the top level; so do the processes that they start.
+  sys.path.insert(0, str(root))
+  os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+  sys.argv = [f"soprc {name}", *argv[2:]]
+  runpy.run_module(f"experiments.{_key(name)}", run_name="__main__", alter_sys=True)
+  return 0
+
+
+def _root() -> Path:
+  """The folder of ``experiments`` and ``configs``: inside the package where it was installed from a wheel, else the checkout."""
+  installed = _PACKAGE / "programs"
+  return installed if installed.is_dir() else _PACKAGE.parent
+
+
+def _programs(folder: Path) -> dict[str, Path]:
+  """The programs of a folder by the names of their modules."""
+  files = {path.stem: path for path in folder.glob("[!_]*.py") if path.stem not in _NO_PROGRAMS}
+  packages = {path.parent.name: path for path in folder.glob("[!_]*/__main__.py")}
+  return dict(sorted((files | packages).items()))
+
+
+def _overview(there: dict[str, Path]) -> str:
+  """The commands, one line each, read without running anything."""
+  width = max(map(len, there))
+  lines = [f"  {_shown(name):{width}}  {_first_line(path)}" for name, path in there.items()]
+  return "\n".join(
+    [
+      "Train, evaluate and use models for average precision.",
+      "",
+      "usage: soprc COMMAND [--FLAG=VALUE ...]",
+      "",
+      "commands:",
+      *lines,
+      "",
+      "soprc COMMAND --help explains a command. For example, on the embedded data set:",
+      "  soprc train --config=glyphs --workdir=runs/glyphs",
+      "and on your own images, one subfolder a class:",
+      "  soprc train --config=folder:small --config.data.root=IMAGES --workdir=runs/mine",
+    ]
+  )
+
+
+def _first_line(path: Path) -> str:
+  return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
+
+
+def _key(name: str) -> str:
+  return name.replace("-", "_")
+
+
+def _shown(name: str) -> str:
+  return name.replace("_", "-")
+
+
+if __name__ == "__main__":
+  sys.exit(main())

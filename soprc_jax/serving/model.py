@@ -1,0 +1,191 @@
+"""A trained model in Python: `load` it, embed images, search among them."""
+
+from collections.abc import Sequence
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+import numpy as np
+
+from soprc_jax._internal import file_io
+from soprc_jax._internal.strings import shown
+from soprc_jax.data import sources
+from soprc_jax.models import pretrained
+from soprc_jax.serving import embed as embed_lib
+from soprc_jax.serving import image_inputs, search
+from soprc_jax.serving import index as index_lib
+from soprc_jax.serving import network as network_lib
+from soprc_jax.training import checkpoints
+from soprc_jax.training import config as config_lib
+from soprc_jax.training import workdir as workdir_lib
+
+PathLike = str | os.PathLike[str]
+Images = PathLike | np.ndarray | Sequence[PathLike] | Sequence[np.ndarray]
+
+# Outputs of a head that classifies ImageNet: its logits are no embedding.
+_IMAGENET_CLASSES = 1000
+
+
+class Model:
+  """A model that embeds images; `load` makes one.
+
+  Attributes:
+    network: its variables and where they come from.
+  """
+
+  def __init__(self, network: network_lib.Network):
+    self.network = network
+    self._embed = functools.cache(self._compiled)
+
+  @property
+  def config(self) -> ConfigDict:
+    """The resolved config of its run; of converted weights, the defaults with their architecture."""
+    return self.network.config
+
+  def embed(self, images: Images, *, batch_size: int | None = None, progress: bool = False) -> np.ndarray:
+    """Embeds images by the test transform of the run.
+
+    Args:
+      images: a folder, a list (CSV or text file) or one file; paths of files; one array
+        ``[H, W, 3]`` or several ``[n, H, W, 3]``, uint8 RGB; or a sequence of such arrays of any
+        sizes.
+      batch_size: images at a time; default: ``eval.batch_size``, at most the number of images.
+      progress: show a bar on a terminal.
+
+    Returns:
+      ``[n, D]`` float32 of norm 1 (or 0), in the order of the images; of a folder, by name.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: there is no image, one is corrupt or no uint8 RGB array, or ``batch_size`` < 1.
+    """
+    return self._embedded(_source(images), batch_size, progress)
+
+  def search(self, queries: Images, gallery: Images | index_lib.Index, *, top: int = 10) -> list[list[search.Neighbour]]:
+    """Finds the images of a gallery that are most similar to each query.
+
+    Args:
+      queries: as in `embed`.
+      gallery: as in `embed`; or an index, or the path of one (``.npz``, of ``soprc embed``).
+      top: number of images a query, >= 1; all, if there are fewer.
+
+    Returns:
+      For each query its neighbours, the most similar first: ``id``, ``class_name``, ``similarity``
+      and ``place`` (row of the gallery). The id of an array is its place as text.
+
+    Raises:
+      FileNotFoundError, ValueError: as `embed`; an index was made by another model.
+    """
+    if isinstance(top, bool) or not isinstance(top, (int, np.integer)) or top < 1:
+      raise ValueError(f"top must be an integer >= 1, got {shown(top)}")
+    index = gallery if isinstance(gallery, index_lib.Index) else self._index(gallery)
+    return search.nearest(index, self.embed(queries), top=int(top))
+
+  def _index(self, gallery: Images) -> index_lib.Index:
+    if isinstance(gallery, (str, os.PathLike)) and Path(gallery).suffix.lower() == ".npz":
+      path = file_io.given(gallery, name="gallery")
+      index = index_lib.read(path)
+      index_lib.check_network(index, self.network, path=path)
+      return index
+    source = _source(gallery)
+    return embed_lib.make_index(self.network, source, embed=self._embed(_size(None, self.config, len(source)), False))
+
+  def _embedded(self, source: sources.Source, batch_size: int | None, progress: bool) -> np.ndarray:
+    return self._embed(_size(batch_size, self.config, len(source)), progress)(source).embeddings
+
+  def _compiled(self, batch_size: int, progress: bool) -> network_lib.EmbedFn:
+    config = ConfigDict(self.config.to_dict())
+    config.data.on_broken = "error"  # a row for every image
+    config.eval.batch_size = batch_size
+    config.log.progress = progress
+    return network_lib.make_embed(self.network._replace(config=config))
+
+
+def load(path: PathLike) -> Model:
+  """Loads a model that was trained or converted.
+
+  Args:
+    path: workdir of a training run (its best checkpoint, else its newest one), the folder
+      ``best/`` or ``checkpoints/`` in it, or the output of ``soprc convert-weights``. Converted
+      weights embed by the features of the backbone, if their head is the classifier of ImageNet.
+
+  Raises:
+    FileNotFoundError: there is no checkpoint.
+    ValueError: the folder is corrupt, or no such folder.
+  """
+  folder = file_io.given(path, name="path").absolute()
+  if not folder.is_dir():
+    raise FileNotFoundError(f"{folder} is no folder: give the workdir of a training run, or of soprc convert-weights")
+  if (folder / checkpoints.VARIABLES).is_dir() and not (folder / workdir_lib.CONFIG).exists():
+    return Model(_converted(folder))
+  newest = folder.name == checkpoints.NEWEST
+  if folder.name in (checkpoints.BEST, checkpoints.NEWEST) and (folder.parent / workdir_lib.CONFIG).exists():
+    return Model(network_lib.load(folder.parent, newest=newest))
+  if not newest and not (folder / checkpoints.BEST).is_dir():
+    newest = (folder / checkpoints.NEWEST).is_dir()
+  return Model(network_lib.load(folder, newest=newest))
+
+
+def _converted(folder: Path) -> network_lib.Network:
+  """The network of `checkpoints.save_variables`, with the config that its arrays imply."""
+  variables = checkpoints.load_variables(folder)
+  name = pretrained.architecture(variables, source=str(folder))
+  head = variables["params"].get("head")
+  if head is not None and head["kernel"].shape[-1] == _IMAGENET_CLASSES:
+    head = None
+    variables = {**variables, "params": {key: value for key, value in variables["params"].items() if key != "head"}}
+  config = config_lib.default_config()
+  config.model.name = name
+  config = config_lib.resolve(config)
+  config.model.embedding_dim = 0 if head is None else int(head["kernel"].shape[-1])
+  return network_lib.Network(config, folder, variables, 0, network_lib.digest(variables))
+
+
+def _size(batch_size: int | None, config: ConfigDict, num_images: int) -> int:
+  if batch_size is None:
+    return min(int(config.eval.batch_size), max(num_images, 1))
+  if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+    raise ValueError(f"batch_size must be an integer >= 1, got {shown(batch_size)}")
+  return int(batch_size)
+
+
+class _Arrays:
+  """A source of images in memory; an example's id is its place."""
+
+  def __init__(self, images: Sequence[np.ndarray]):
+    self._images = images
+    self._labels = np.zeros(len(images), np.int64)
+
+  @property
+  def labels(self) -> np.ndarray:
+    return self._labels
+
+  def __len__(self) -> int:
+    return len(self._images)
+
+  def __getitem__(self, index: int) -> sources.Example:
+    return sources.Example(self._images[index], 0, str(index))
+
+
+def _source(images: Images) -> sources.Source:
+  """The source that images stand for."""
+  if isinstance(images, (str, os.PathLike)):
+    source = image_inputs.find(os.fspath(images), flag="images")
+    return source
+  given: list[Any] = [images] if isinstance(images, np.ndarray) and images.ndim == 3 else list(images)
+  if not given:
+    raise ValueError("images is empty: give paths or arrays")
+  if all(isinstance(one, (str, os.PathLike)) for one in given):
+    paths = [str(file_io.given(one, name="images")) for one in given]
+    for path in paths:
+      why = file_io.why_no_file(path)
+      if why:
+        raise FileNotFoundError(f"images: {path} is {why if why != 'missing' else 'missing: there is no such file'}")
+    return image_inputs.Named(Path.cwd(), paths)
+  for place, one in enumerate(given):
+    if not isinstance(one, np.ndarray) or one.dtype != np.uint8 or one.ndim != 3 or one.shape[2] != 3 or 0 in one.shape:
+      what = f"{one.dtype}{list(one.shape)}" if isinstance(one, np.ndarray) else type(one).__name__
+      raise ValueError(f"images[{place}] must be a uint8 RGB array [H, W, 3] or a path, as all others; got {what}")
+  return _Arrays(given)

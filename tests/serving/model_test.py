@@ -1,0 +1,143 @@
+"""`soprc_jax.load`: a trained model in Python."""
+
+import pathlib
+import shutil
+
+import jax
+import networks
+import numpy as np
+from PIL import Image
+import pytest
+import trees
+
+import soprc_jax
+from soprc_jax.models import RESNETS, EmbeddingNet, ResNet
+from soprc_jax.serving import embed, index, network
+from soprc_jax.training import checkpoints
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+  """(folder of images, run)."""
+  root = trees.folder(tmp_path_factory.mktemp("data"), networks.NUM_CLASSES, per_class=2)
+  return root, networks.make(tmp_path_factory.mktemp("run") / "run", root)
+
+
+@pytest.fixture(scope="module")
+def model(made):
+  return soprc_jax.load(made[1])
+
+
+@pytest.fixture(scope="module")
+def paths(made):
+  return sorted(pathlib.Path(made[0]).rglob("*.png"))[:5]
+
+
+def _pixels(path):
+  return np.asarray(Image.open(path).convert("RGB"))
+
+
+def test_every_way_of_naming_images_gives_the_same(made, model, paths):
+  want = model.embed(paths)
+  assert want.shape == (5, model.config.model.embedding_dim)
+  assert want.dtype == np.float32
+  np.testing.assert_allclose(np.linalg.norm(want, axis=1), 1, rtol=1e-5)
+  arrays = [_pixels(path) for path in paths]
+  for images in ([str(path) for path in paths], arrays, np.stack(arrays)):
+    np.testing.assert_array_equal(model.embed(images), want)
+  np.testing.assert_array_equal(model.embed(arrays[0]), model.embed(paths[0]))
+  np.testing.assert_allclose(model.embed(paths, batch_size=2, progress=True), want, atol=1e-6)
+  everything = model.embed(made[0])
+  assert len(everything) == len(list(pathlib.Path(made[0]).rglob("*.png")))
+
+
+def test_it_embeds_as_the_program_does(made, model):
+  found = embed.of_split(network.load(made[1]), "test")
+  paths = [pathlib.Path(made[0], name) for name in found.ids]
+  np.testing.assert_allclose(model.embed(paths), found.embeddings, atol=1e-6)
+
+
+def test_search(made, model, paths, tmp_path):
+  file = tmp_path / "index.npz"
+  made_index = embed.make_index(model.network, embed.split_source(model.network, "all"), split="all", root=str(made[0]))
+  index.write(file, made_index)
+  for gallery in (made_index, file, str(file)):
+    rows = model.search(paths, gallery, top=3)
+    assert [len(row) for row in rows] == [3] * 5
+    assert [pathlib.Path(row[0].id).name for row in rows] == [path.name for path in paths]  # each finds itself
+    assert rows[0][0].similarity == pytest.approx(1, abs=1e-5)
+  (row,) = model.search(paths[0], paths, top=100)
+  assert len(row) == 5
+  assert row[0].place == 0
+  assert model.search(_pixels(paths[1]), [_pixels(path) for path in paths], top=1)[0][0].id == "1"
+
+
+def test_folders_of_a_run(made, model, paths):
+  want = model.embed(paths)
+  np.testing.assert_array_equal(soprc_jax.load(str(made[1])).embed(paths), want)
+  folders = [name for name in (checkpoints.BEST, checkpoints.NEWEST) if (made[1] / name).is_dir()]
+  assert folders
+  for name in folders:
+    found = soprc_jax.load(made[1] / name)
+    assert found.network.step == network.load(made[1], newest=name == checkpoints.NEWEST).step
+    assert found.embed(paths).shape == want.shape
+
+
+@pytest.mark.parametrize(("outputs", "width"), [(None, 0), (1000, 0), (32, 32)])
+def test_converted_weights(paths, tmp_path, outputs, width):
+  """A backbone embeds by its features; so does a classifier of ImageNet; another head is an embedding."""
+  stages, bottleneck = RESNETS["resnet18"]
+  net = EmbeddingNet(ResNet(stages, bottleneck), embedding_dim=outputs or 0)
+  shapes = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), np.uint8))
+  variables = networks.drawn({"params": shapes["params"], "batch_stats": shapes["batch_stats"]})
+  checkpoints.save_variables(tmp_path / "weights", variables)
+  found = soprc_jax.load(tmp_path / "weights")
+  assert found.config.model.name == "resnet18"
+  assert found.config.model.embedding_dim == width
+  if outputs == 1000:
+    vectors = found.embed(paths[:2], batch_size=2)
+    assert vectors.shape == (2, 512)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("images", "error", "message"),
+  [
+    ([], ValueError, "images is empty"),
+    ("nothing", FileNotFoundError, "images=nothing"),
+    (["gone.png"], FileNotFoundError, "gone.png is missing"),
+    (np.zeros((2, 8, 8, 3), np.float32), ValueError, r"images\[0\] must be a uint8 RGB array .* got float32"),
+    (np.zeros((8, 8), np.uint8), ValueError, r"images\[0\] must be a uint8 RGB array .* got uint8\[8\]"),
+    ([np.zeros((8, 8, 3), np.uint8), "a.png"], ValueError, r"images\[1\] must be .* or a path, as all others; got str"),
+    ([np.zeros((0, 8, 3), np.uint8)], ValueError, r"got uint8\[0, 8, 3\]"),
+  ],
+)
+def test_wrong_images(model, images, error, message):
+  with pytest.raises(error, match=message):
+    model.embed(images)
+
+
+def test_a_corrupt_image_is_named_and_never_dropped(made, tmp_path, paths):
+  copy = tmp_path / "run"
+  shutil.copytree(made[1], copy)
+  text = (copy / "config.json").read_text()
+  assert '"on_broken": "error"' in text
+  (copy / "config.json").write_text(text.replace('"on_broken": "error"', '"on_broken": "skip"'))
+  (tmp_path / "bad.png").write_bytes(b"\x89PNG")
+  with pytest.raises(ValueError, match=r"bad\.png"):
+    soprc_jax.load(copy).embed([paths[0], tmp_path / "bad.png"])
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.0, True, "2"])
+def test_wrong_numbers(model, paths, value):
+  with pytest.raises(ValueError, match=r"batch_size must be an integer >= 1"):
+    model.embed(paths, batch_size=value)
+  with pytest.raises(ValueError, match=r"top must be an integer >= 1"):
+    model.search(paths, paths, top=value)
+
+
+def test_wrong_folders(tmp_path):
+  with pytest.raises(FileNotFoundError, match="give the workdir of a training run"):
+    soprc_jax.load(tmp_path / "none")
+  with pytest.raises(ValueError, match=r"config\.json"):
+    soprc_jax.load(tmp_path)
