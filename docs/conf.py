@@ -49,7 +49,7 @@ nb_execution_raise_on_error = True
 nb_merge_streams = True
 
 # Files of the repository that are pages here, by the name of the page; they stay the only source.
-_PAGES = {"readme": "README.md", "results": "results/README.md"}
+_PAGES = {"results": "results/README.md"}
 
 
 def _from_repository(app: Any, page: str, source: list[str]) -> None:

@@ -235,7 +235,7 @@ def _config_mistake(argv: Sequence[str], error_of_flags: Exception) -> str | Non
     path, *argument = name.split(":", 1)
     if not Path(path).is_file():
       there = sorted(file.stem for file in _CONFIGS.glob("[!_]*.py") if file.stem != "common")
-      close = difflib.get_close_matches(Path(path).stem, there, n=1)
+      close = difflib.get_close_matches(Path(path).stem, there, n=1, cutoff=0.5)
       hint = f" Did you mean {close[0]!r}?" if close else ""
       return f"--config: there is no file {path!r} and no config of that name.{hint} Names: {', '.join(there)}"
     try:

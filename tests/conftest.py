@@ -74,21 +74,18 @@ def _compiled_functions_are_let_go():
     jax.clear_caches()
 
 
-# What a user's programs compute is looked at with all optimizations: against reference values and on the README's page.
-_OPTIMIZED = {"README.md", "golden_test.py", "metrics_test.py"}
+# What a user's programs compute is looked at with all optimizations: against reference values and on the README.
+_OPTIMIZED = {"readme_test.py", "golden_test.py", "metrics_test.py"}
 
 
-class _Optimized:
-  """For README.md too, which lies beside this folder."""
-
-  @pytest.fixture(autouse=True)
-  def _as_for_a_user(self, request):
-    if request.path.name not in _OPTIMIZED:
-      yield
-      return
-    jax.config.update("jax_disable_most_optimizations", False)
+@pytest.fixture(autouse=True)
+def _as_for_a_user(request):
+  if request.path.name not in _OPTIMIZED:
     yield
-    jax.config.update("jax_disable_most_optimizations", True)
+    return
+  jax.config.update("jax_disable_most_optimizations", False)
+  yield
+  jax.config.update("jax_disable_most_optimizations", True)
 
 
 _PAGES = pathlib.Path(__file__).parents[1] / "docs"
@@ -114,4 +111,3 @@ class _Pages:
 
 def pytest_configure(config):
   config.pluginmanager.register(_Pages(), "pages")
-  config.pluginmanager.register(_Optimized(), "optimized")

@@ -1,10 +1,13 @@
 """The README's paper map leads where it says, and its other promises about names hold."""
 
+import contextlib
 import importlib
+import io
 import pathlib
 import re
 import runpy
 
+import jax
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -38,6 +41,19 @@ def _load(dotted):
 def test_paper_map_names_the_defining_function(source, symbol):
   first_line = _load(symbol).__doc__.strip().splitlines()[0]
   assert f"({source}" in first_line, f"{symbol}: {first_line!r} does not name ({source})"
+
+
+def test_the_example_prints_what_stands_below_it():
+  code, printed = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", _README, re.S).groups()
+  output = io.StringIO()
+  with contextlib.redirect_stdout(output), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+    exec(compile(code, "README.md", "exec"), {})
+  assert output.getvalue() == printed
+
+
+def test_it_is_short():
+  assert len(_README.splitlines()) <= 180
+  assert len(_README.split()) <= 1200
 
 
 def test_paper_map_is_complete():

@@ -32,17 +32,17 @@ def test_train_evaluate_and_search(tmp_path, shortened):
   for label in range(40):
     for index in range(6):
       _draw(tmp_path / "IMAGES" / f"thing{label:02d}" / f"{index}.png", label, rng)
-  section = (_ROOT / "README.md").read_text().split("## Your own images")[1]
+  section = (_ROOT / "README.md").read_text().split("## Use 1: your own images")[1]
   (block,) = re.findall(r"```bash\n(.*?)```", section.split("## ")[0], re.S)
   query = tmp_path / "IMAGES" / "thing07" / "3.png"
   commands = block.replace("IMAGES/CLASS/PHOTO.png", str(query)).replace("=IMAGES", f"={tmp_path / 'IMAGES'}").splitlines()
   outputs = []
   for command in commands:
     words = shlex.split(command.replace("runs/mine", str(tmp_path / "mine")))
-    assert words[:2] == ["python", "-m"]
-    if shortened and words[2] == "experiments.train":
+    assert words[0] == "soprc"
+    if shortened and words[1] == "train":
       words += ["--config.train.steps=50", "--config.eval.every=25"]
-    done = runs.call(words[2], *words[3:], env=runs.environment())
+    done = runs.call("soprc_jax.cli", *words[1:], env=runs.environment())
     assert done.returncode == 0, done.stderr
     outputs.append(done.stdout)
   results = json.loads((tmp_path / "mine" / "results.json").read_text())

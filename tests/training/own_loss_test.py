@@ -1,4 +1,4 @@
-"""The README's example of a loss of one's own, as it stands there, trains from outside the package."""
+"""The example of a custom loss in the docs, as it stands there, trains from outside the package."""
 
 import json
 import os
@@ -7,9 +7,9 @@ import re
 import runs
 
 
-def test_the_readme_example_trains(tmp_path):
-  readme = (runs.ROOT / "README.md").read_text()
-  (code,) = re.findall(r"```python\n(# my_losses\.py.*?)```", readme, re.S)
+def test_the_example_trains(tmp_path):
+  page = (runs.ROOT / "docs" / "training_runs.md").read_text()
+  (code,) = re.findall(r"```python\n(# my_losses\.py.*?)```", page, re.S)
   (tmp_path / "my_losses.py").write_text(code)
   flags = runs.tiny_flags(tmp_path / "run", steps=4, warmup_steps=0, **{"loss.name": "my_losses:make"})
   path = f"{runs.ROOT}{os.pathsep}{tmp_path}"
