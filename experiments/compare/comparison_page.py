@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.compare import comparison as comparison_lib
 from experiments.compare import plans, tables
-from soprc_jax.reports import about, charts, page, paper, results
+from soprc_jax.reports import about, charts, page, paper, run_tables
 from soprc_jax.reports.markup import Markup, join, paragraph, tag
 from soprc_jax.training import files
 from soprc_jax.training import workdir as workdir_lib
@@ -140,7 +140,7 @@ def _paper(table: dict[str, Any], entries: list[dict[str, Any]]) -> Markup:
       ]
     )
   note = [paragraph(reported.note, class_="note")] if reported.note else []
-  missing = [] if known else [results.no_numbers(data["source"])]
+  missing = [] if known else [run_tables.no_numbers(data["source"])]
   return join(
     [*missing, page.table(f"In percent; the paper's (Table 1 and its appendix): {reported.title}", header, rows), *note]
   )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from soprc_jax.reports import about, curves, page, panel, ranking, reading, results, tested, tracking
+from soprc_jax.reports import about, curves, page, panel, ranking, reading, run_charts, run_tables, tested
 from soprc_jax.reports.markup import Markup, join, paragraph, tag
 from soprc_jax.training import methods
 
@@ -30,13 +30,13 @@ def make(workdir: Path, *, data_root: Path | None = None) -> str:
   run = reading.read(workdir)
   found, missing = _rank(run, data_root)
   sections = [
-    page.Section("results", "Results", results.section(run)),
+    page.Section("results", "Results", run_tables.section(run)),
     page.Section("convergence", "Convergence", curves.convergence(run)),
     page.Section("pr-curve", "Mean precision-recall curve", curves.precision_recall(run)),
     page.Section("classes", "Average precision by class", _classes(found) if found else missing),
     page.Section("queries", "Queries and what was found", _queries(found) if found else missing),
     page.Section("look-alikes", "Classes taken for each other", _pairs(found) if found else missing),
-    page.Section("tracking", "The tracked scores v", tracking.section(run)),
+    page.Section("tracking", "The tracked scores v", run_charts.section(run)),
     page.Section("timing", "Timing", about.timing(run, found)),
     page.Section("config", "Config", about.config(run)),
     page.Section("versions", "Versions and device", about.versions(run.results)),
@@ -46,11 +46,11 @@ def make(workdir: Path, *, data_root: Path | None = None) -> str:
   intro = join(
     [
       paragraph(
-        f"{config.model.name} (width {config.model.width}), {results.phases(run)} of {config.train.batch_size} images by {config.optim.name}, seed ",
+        f"{config.model.name} (width {config.model.width}), {run_tables.phases(run)} of {config.train.batch_size} images by {config.optim.name}, seed ",
         f"{config.seed}; folder ",
         tag("code", workdir),
       ),
-      results.headline(run),
+      run_tables.headline(run),
       _changed(run, found),
     ]
   )

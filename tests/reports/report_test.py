@@ -20,9 +20,9 @@ from experiments.report import writing
 from soprc_jax import metrics
 from soprc_jax.data import sources
 from soprc_jax.reports import about, charts, curves, markup, page, panel, paper, ranking, reading
-from soprc_jax.reports import results as results_part
 from soprc_jax.reports import run as run_report
-from soprc_jax.reports import tracking as tracking_part
+from soprc_jax.reports import run_charts as tracking_part
+from soprc_jax.reports import run_tables as results_part
 from soprc_jax.training import build, checkpoints, classes, evaluation, methods, results, v_history, versions, workdir
 
 _CHROMIUM = pathlib.Path("/usr/bin/chromium")
