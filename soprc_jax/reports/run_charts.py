@@ -1,49 +1,107 @@
-"""v of some classes over time, against the scores that it tracks."""
+"""Charts of a run: over its steps, over recall, over its classes, and of v against the scores that it tracks."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from markupsafe import Markup
 import numpy as np
 
 from soprc_jax._internal.strings import printable
-from soprc_jax.reports import charts, page, reading
-from soprc_jax.reports.markup import Markup, join, paragraph, tag
+from soprc_jax.reports import charts, page, ranking, reading
 
-_CLASSES = 6
+# Class -> its lines of v.jsonl, each with its step.
+History = dict[str, list[dict[str, Any]]]
+
+_BINS = 20
+_VAL = "Validation (classes not seen in training)"
+# Classes whose v is drawn, and characters of their names in a title.
+V_CLASSES = 6
 _NAME = 40
 _QUANTILES = {"10 %": 0.1, "median": 0.5, "90 %": 0.9}
 
 
-def section(run: reading.Run) -> Markup:
-  """Charts of v and of the true scores, by class, and how far they are apart."""
-  if run.v is None or not any(line["classes"] for line in run.v):
-    return paragraph(_why_not(run), class_="note")
-  history = by_class(run.v)
-  shown = dict(list(history.items())[:_CLASSES])
-  last = float(max(run.results["steps"], 1))
-  about = paragraph(
-    "Eq. 10 keeps a moving average v of the scores of the positive pairs of each class, interpolated to "
-    f"{run.config.loss.num_points} points. Here it stands beside the scores of all positive pairs of the class among the training images, by the network of the "
-    "same step. A solid line is v, a dashed one the true scores: the closer they are, the better the loss sees the whole class. v is made of training images, augmented and with the batch's own statistics where batch norm is not frozen, and lags "
-    "behind; the true scores are of the images and the network as in evaluation. A class that no batch has held yet has no v."
-  )
-  pictures = [
-    picture for name, lines in shown.items() for picture in (_over_time(name, lines, last), _profile(name, lines))
+def convergence(run: reading.Run) -> list[Markup]:
+  """Loss, val metrics, learning rate and prior against the step."""
+  warmup = run.config.warmup.steps
+  marked = (float(warmup), "end of the warm-up") if warmup else None
+  steps, losses = run.column("loss")
+  x, y, size = charts.thinned(steps, losses)
+  smooths = len(steps) >= 100
+  loss = [charts.Series("each step" if size == 1 else f"mean of {size} steps", x, y, faint=smooths)]
+  if smooths:
+    smooth = charts.thinned(steps, losses, most=50)
+    loss.append(charts.Series(f"mean of {smooth[2]} steps", smooth[0], smooth[1]))
+  parts = [
+    charts.line_chart("Training loss", loss, x_label="step", y_label="loss", x_range=_axis(run), marked=marked),
+    _val(run, marked),
+    _scalar(run, "learning_rate", "Learning rate", "learning rate", marked),
   ]
-  rest = (
-    f" Of {len(history)} classes that were logged, the first {len(shown)} are drawn." if len(history) > len(shown) else ""
-  )
-  return join(
-    [
-      about,
-      paragraph(rest) if rest else "",
-      tag("div", _distance_chart(history, last), class_="charts"),
-      tag("div", *pictures, class_="charts"),
-      _table(history),
-    ]
+  if run.column("prior")[0].size:
+    parts.append(_scalar(run, "prior", "Prior in the loss", "positive rate π", marked))
+  return parts
+
+
+def precision_recall(run: reading.Run) -> Markup | None:
+  """Mean precision against mean recall; None without a curve."""
+  if run.curve is None:
+    return None
+  return charts.line_chart(
+    "Mean precision and recall over the test queries",
+    [charts.Series("test", *run.curve)],
+    x_label="mean recall",
+    y_label="mean precision",
+    x_range=(0.0, 1.0),
+    y_range=(0.0, 1.0),
   )
 
 
-def by_class(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+def by_class(found: ranking.Classes) -> Markup:
+  """How many classes have which AP."""
+  return charts.histogram(
+    "Distribution of the mean AP by class",
+    found.ap,
+    edges=np.linspace(0.0, 1.0, _BINS + 1),
+    x_label="mean AP of a class",
+    y_label="number of classes",
+  )
+
+
+def time(run: reading.Run) -> list[Markup]:
+  """Seconds of each step; empty where none was logged."""
+  steps, seconds = run.column("seconds")
+  kept = seconds[np.isfinite(seconds)]
+  if not kept.size:
+    return []
+  x, y, size = charts.thinned(steps, seconds)
+  waits = charts.thinned(*run.column("data_wait"))
+  # One slow step, the first, would press all others flat.
+  top = float(np.quantile(kept, 0.99)) * 1.15
+  title = "Seconds of a step" + (f", means of {size} steps" if size > 1 else "")
+  series = [
+    charts.Series("whole step", x, np.where(y <= top, y, np.nan)),
+    charts.Series("waiting for images", waits[0], np.where(waits[1] <= top, waits[1], np.nan), 1),
+  ]
+  above = int((y > top).sum())
+  note = f"{above} slower point{'s' * (above > 1)} left out of the picture." if above else ""
+  return [
+    charts.line_chart(title, series, x_label="step", y_label="seconds", x_range=_axis(run), y_range=(0.0, top), note=note)
+  ] * (top > 0)
+
+
+def v(run: reading.Run, history: History) -> tuple[Markup, list[Markup]]:
+  """The distance of v to the true scores, and for each class v over time and at the last step.
+
+  Args:
+    run: of the report.
+    history: of `v_by_class`; its first classes are drawn.
+  """
+  last = _axis(run)[1]
+  drawn = dict(list(history.items())[:V_CLASSES])
+  pictures = [(_over_time(name, entries, last), _profile(name, entries)) for name, entries in drawn.items()]
+  return _distances(drawn, last), [picture for pair in pictures for picture in pair]
+
+
+def v_by_class(lines: Sequence[Mapping[str, Any]]) -> History:
   """Class -> its entries, each with its step, in the order of the file; a class is told by its row, since two may have one name."""
   rows: dict[int, list[dict[str, Any]]] = {}
   for line in lines:
@@ -56,10 +114,10 @@ def by_class(lines: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
   }
 
 
-def distance(entry: dict[str, Any]) -> float:
+def v_distance(entry: Mapping[str, Any]) -> float:
   """Mean over the points of ``|v - true|``; NaN for a class that was not seen yet.
 
-  >>> distance({"weight": 1.0, "v": [0.0, 0.5], "true": [0.25, 0.75]})
+  >>> v_distance({"weight": 1.0, "v": [0.0, 0.5], "true": [0.25, 0.75]})
   0.25
   """
   if not entry["weight"] > 0:
@@ -67,13 +125,28 @@ def distance(entry: dict[str, Any]) -> float:
   return float(np.mean(np.abs(np.array(entry["v"]) - np.array(entry["true"]))))
 
 
-def _why_not(run: reading.Run) -> str:
-  loss = run.config.loss
-  if loss.name != "soprc":
-    return f"Left out: the loss {loss.name} has no v."
-  if loss.v != "carried":
-    return f"Left out: with loss.v={loss.v} nothing is tracked from step to step."
-  return "Left out: the folder has no v.jsonl, in which later versions of experiments.train note v of some classes at each evaluation."
+def _val(run: reading.Run, marked: tuple[float, str] | None) -> Markup:
+  series = []
+  for style, key in enumerate(("mAUPRC", "recall@1")):
+    steps, values = run.column(f"val_{key}")
+    if steps.size:
+      series.append(charts.Series(key, steps, values, style, marks=len(steps) <= 60))
+  if not series:
+    return charts.empty(_VAL, "This run has no val, so that nothing was evaluated while it trained.")
+  return charts.line_chart(_VAL, series, x_label="step", y_label="value on val", x_range=_axis(run), marked=marked)
+
+
+def _scalar(run: reading.Run, key: str, title: str, label: str, marked: tuple[float, str] | None) -> Markup:
+  steps, values = run.column(key)
+  x, y, _ = charts.thinned(steps, values)
+  return charts.line_chart(
+    title, [charts.Series(title, x, y)], x_label="step", y_label=label, x_range=_axis(run), marked=marked
+  )
+
+
+def _axis(run: reading.Run) -> tuple[float, float]:
+  """The axis of all charts over the steps."""
+  return 0.0, float(max(run.results["steps"], 1))
 
 
 def _steps(entries: list[dict[str, Any]]) -> np.ndarray:
@@ -110,38 +183,17 @@ def _profile(name: str, entries: list[dict[str, Any]]) -> Markup:
   )
 
 
-def _distance_chart(history: dict[str, list[dict[str, Any]]], last: float) -> Markup:
+def _distances(history: History, last: float) -> Markup:
   series = [
     charts.Series(
       f"class {page.shorten(name, _NAME)}",
       _steps(entries),
-      np.array([distance(entry) for entry in entries]),
+      np.array([v_distance(entry) for entry in entries]),
       style,
       marks=True,
     )
-    for style, (name, entries) in enumerate(list(history.items())[:_CLASSES])
+    for style, (name, entries) in enumerate(history.items())
   ]
   return charts.line_chart(
     "Distance of v to the true scores", series, x_label="step", x_range=(0.0, last), y_label="mean of |v - true|"
-  )
-
-
-def _table(history: dict[str, list[dict[str, Any]]]) -> Markup:
-  rows = []
-  for name, entries in history.items():
-    last = entries[-1]
-    apart = distance(last)
-    rows.append(
-      [
-        page.name(name),
-        page.number(last["visits"]),
-        page.number(last["last_visit"] or None),
-        page.number(float(last["weight"])),
-        page.number(None if np.isnan(apart) else apart),
-      ]
-    )
-  return page.table(
-    "State of the logged classes at the last evaluation",
-    ["class", "batches that held a pair of it", "the last of them at step", "weight of v", "mean of |v - true|"],
-    rows,
   )

@@ -1,10 +1,17 @@
-"""What a run has reached, with the paper's numbers beside it."""
+"""Tables of a run: its results next to the paper's numbers, its tracked scores, its time, its config and its software."""
 
+from collections.abc import Collection, Mapping
+import json
 from typing import Any
 
-from soprc_jax.reports import page, paper, reading
-from soprc_jax.reports.markup import Markup, join, paragraph, tag
-from soprc_jax.training import classes, methods
+from markupsafe import Markup
+import numpy as np
+
+from soprc_jax.reports import page, paper, reading, run_charts
+from soprc_jax.reports.tested import Tested
+from soprc_jax.training import config as config_lib
+from soprc_jax.training import methods
+from soprc_jax.training import versions as versions_lib
 
 _COUNTS = {
   "num_queries": "queries",
@@ -14,136 +21,163 @@ _COUNTS = {
 }
 
 
-def phases(run: reading.Run) -> str:
-  """Steps of the run in words."""
-  config = run.config
-  warmup = f"{config.warmup.steps:,} steps of warm-up and " if config.warmup.steps else ""
-  return f"{warmup}{config.train.steps:,} steps"
-
-
-def headline(run: reading.Run) -> Markup:
-  """The figures that a reader looks for first."""
+def headline(run: reading.Run) -> list[tuple[str, str]]:
+  """The figures that a reader looks for first: name and value."""
   test, val = run.results["test"], run.results["val"]
   shown = [("test mAUPRC", f"{test['mAUPRC']:.4f}")]
   shown += [(f"test {name}", f"{value:.4f}") for name, value in test.items() if name.startswith("recall@")][:2]
   shown += [("val mAUPRC", f"{val['mAUPRC']:.4f}")] if "mAUPRC" in val else []
   if "num_queries" in test:
     shown.append(("test queries", f"{test['num_queries']:,}"))
-  return page.cards(shown)
+  return shown
 
 
-def section(run: reading.Run) -> Markup:
-  """All metrics of all splits, then the paper's table."""
+def metrics(run: reading.Run) -> Markup:
+  """All metrics of all splits."""
   found = run.results
   names = reading.splits(found)
-  metrics = list(dict.fromkeys(key for name in names for key, value in found[name].items() if isinstance(value, float)))
-  counts = [key for key in _COUNTS if any(key in found[name] for name in names)]
-  rows = [[key, *(page.number(found[name].get(key)) for name in names)] for key in metrics]
-  rows += [[_COUNTS[key], *(page.number(found[name].get(key)) for name in names)] for key in counts]
-  parts = [
-    paragraph(_which(run)),
-    *([_seen(found["seen_classes"])] if "seen_classes" in found else []),
-    page.table("Every metric of every evaluation (values from 0 to 1)", ["metric", *names], rows),
-    *_beyond(found, names),
-  ]
-  return join([*parts, tag("h3", "Beside the paper"), beside(run)])
+  keys = dict.fromkeys(key for name in names for key, value in found[name].items() if isinstance(value, float))
+  titles = {key: key for key in keys}
+  titles |= {key: title for key, title in _COUNTS.items() if any(key in found[name] for name in names)}
+  rows = [[title, *(found[name].get(key) for name in names)] for key, title in titles.items()]
+  return page.table("Every metric of every evaluation (values from 0 to 1)", ["metric", *names], rows)
 
 
-def beside(run: reading.Run) -> Markup:
-  """The paper's numbers, with those of the run in the first row."""
-  config = run.config
-  if not paper.has(config.data.source):
-    return join([no_numbers(config.data.source), _context(run)])
-  parts = []
-  for name in reading.splits(run.results):
-    table = paper.reported(config.data.source, trainval=config.data.trainval, split=name)
-    if table is not None:
-      parts.append(_table(table, run, name))
-  return join(parts)
+def beside(run: reading.Run) -> list[tuple[Markup, str, list[str]]]:
+  """The paper's tables with the run in the first row: the table, its note, and the metrics that the run lacks.
+
+  Where the paper has no numbers for the data, it is the table of Stanford Online Products.
+  """
+  source = run.config.data.source
+  if not paper.has(source):
+    return [_beside(paper.reported("sop", trainval=False), run, "test", compares=False)]
+  splits = reading.splits(run.results)
+  tables = {split: paper.reported(source, trainval=run.config.data.trainval, split=split) for split in splits}
+  return [_beside(table, run, split, compares=True) for split, table in tables.items() if table is not None]
 
 
-def no_numbers(source: str) -> Markup:
-  """Says that the paper has not used these data."""
-  return paragraph(
-    f"The paper has no numbers for these data (data.source={source}). For the scale only, here are its numbers for Stanford Online Products: other images, "
-    "another network and budget, so that they cannot be compared with this result."
-  )
-
-
-def _context(run: reading.Run) -> Markup:
-  table = paper.reported("sop", trainval=False)
+def _beside(table: paper.Reported | None, run: reading.Run, split: str, *, compares: bool) -> tuple[Markup, str, list[str]]:
   assert table is not None
-  return _table(table, run, "test", compares=False)
-
-
-def _table(table: paper.Reported, run: reading.Run, split: str, *, compares: bool = True) -> Markup:
-  own = run.config.loss.name
-  label = methods.label(own)
-  values = run.results[split]
-  mine = f"this run: {label} on {run.config.data.source}, {split}"
-  rows: list[list[Any]] = [[page.name(mine), *(_percent(values.get(metric)) for metric in table.metrics)]]
+  own, values = run.config.loss.name, run.results[split]
+  mine = page.name(f"this run: {methods.label(own)} on {run.config.data.source}, {split}")
+  rows: list[list[page.Cell]] = [[mine, *(percent(values.get(metric)) for metric in table.metrics)]]
+  marked = {0}
   for method, reported in table.rows.items():
     same = compares and method == own
-    rows.append(
-      [
-        f"paper: {methods.label(method)}{' (the same loss)' if same else ''}",
-        *(page.number(value, 2) for value in reported),
-      ]
-    )
-  marked = [0] + [i for i, method in enumerate(table.rows, start=1) if compares and method == own]
-  note = [paragraph(table.note, class_="note")] if table.note else []
+    if same:
+      marked.add(len(rows))
+    title = f"paper: {methods.label(method)}{' (the same loss)' if same else ''}"
+    rows.append([title, *(page.number(value, 2) for value in reported)])
+  caption = f"The paper's results in percent (Table 1 and its appendix): {table.title}"
   missing = [metric for metric in table.metrics if metric not in values]
-  if missing:
-    note.append(paragraph(f"Not computed by this run (eval.ks): {', '.join(missing)}.", class_="note"))
-  return join(
-    [
-      page.table(
-        f"The paper's results in percent (Table 1 and its appendix): {table.title}",
-        ["", *map(_title, table.metrics)],
-        rows,
-        own=marked,
-      ),
-      *note,
-    ]
-  )
+  return page.table(caption, ["", *map(_title, table.metrics)], rows, own=marked), table.note, missing
 
 
-def _title(metric: str) -> Markup:
-  """A metric's name that may break after its @, so that the table fits a phone."""
-  name, at, k = metric.partition("@")
-  return join([name + at, tag("wbr"), k]) if at else join([name])
-
-
-def _percent(value: float | None) -> page.Cell:
+def percent(value: float | None) -> page.Number:
+  """A share as a cell in percent."""
   return page.number(None if value is None else 100.0 * value, 2)
 
 
-def _which(run: reading.Run) -> str:
-  found, config = run.results, run.config
-  step = found.get("tested_step", found["steps"])
-  if config.data.trainval:
-    return f"Tested: the network of step {step:,}, the last one; the classes of val were trained on (data.trainval), so there is no val."
-  best = "the last one" if not found["val"] else "the best on val"
-  unseen = "" if "seen_classes" in found else ": all queries are of classes not seen in training"
-  return f"Tested: the network of step {step:,} of {found['steps']:,}, {best}. No class is in two splits{unseen}."
+def _title(metric: str) -> str:
+  """A metric's name that may break after its @, so that the table fits a phone."""
+  name, at, k = metric.partition("@")
+  return page.markup("{}<wbr/>{}", name + at, k) if at else name
 
 
-def _seen(found: dict[str, Any]) -> Markup:
-  return paragraph(
-    f"Not a test of unseen classes: {classes.sentence(found)}. The run began with --allow_seen_classes, from a network "
-    "that was trained on them (model.init_from).",
-    class_="warning",
-  )
+def v(history: run_charts.History) -> Markup:
+  """State of the logged classes."""
+  rows = []
+  for name, entries in history.items():
+    last = entries[-1]
+    apart = run_charts.v_distance(last)
+    cells = [last["visits"], last["last_visit"] or None, float(last["weight"]), None if np.isnan(apart) else apart]
+    rows.append([page.name(name), *cells])
+  header = ["class", "batches that held a pair of it", "the last of them at step", "weight of v", "mean of |v - true|"]
+  return page.table("State of the logged classes at the last evaluation", header, rows)
 
 
-def _beyond(found: dict[str, Any], names: list[str]) -> list[Markup]:
-  """Names the recalls that say nothing, the gallery being smaller than k."""
-  beyond = {name: found[name].get("ks_beyond_gallery") for name in names}
-  return [
-    paragraph(
-      f"{name}: the gallery is smaller than k = {', '.join(map(str, ks))}, so that recall is 1 wherever a positive exists.",
-      class_="note",
-    )
-    for name, ks in beyond.items()
-    if ks
-  ]
+def time(run: reading.Run, found: Tested | None) -> Markup:
+  """Speed of training, of loading, and of the evaluation."""
+  seconds = run.column("seconds")[1]
+  kept = seconds[np.isfinite(seconds)]
+  speed = float(run.results.get("images_per_second", np.nan))
+  rows: list[list[page.Cell]] = [["images per second (median step)", page.number(speed, 1)]]
+  if "data_wait_share" in run.results:
+    rows.append(["share of the time waiting for images", page.Number(f"{run.results['data_wait_share']:.1%}")])
+  if kept.size:
+    rows += [
+      ["seconds of a step, median", float(np.median(kept))],
+      ["seconds of a step, 95th percentile", float(np.quantile(kept, 0.95))],
+      ["seconds of the slowest step (the first compiles)", float(kept.max())],
+      ["minutes of all steps together, without evaluation and checkpoints", page.number(float(kept.sum() / 60), 1)],
+    ]
+  if found is not None:
+    embedding = f"seconds to embed {len(found.labels):,} test images, for this report, with start-up"
+    rows += [
+      [embedding, page.number(found.embedding_seconds, 1)],
+      [f"seconds to rank them, for this report on {found.device}", page.number(found.ranking_seconds, 1)],
+    ]
+  return page.table("Time", ["", "value"], rows)
+
+
+def changed_keys(run: reading.Run) -> Markup:
+  """The keys of the config that differ from the defaults."""
+  preset = run.config.loss.preset
+  own, default = flat(run.config.to_dict()), flat(defaults(preset))
+  changed = changes(own, default)
+  rows = [[_key(key), _value(value), _value(default[key]) if key in default else "-"] for key, value in changed.items()]
+  caption = f"The {len(changed)} of {len(own)} keys that differ from the defaults (of the preset {preset})"
+  return page.table(caption, ["key", "value", "default"], rows)
+
+
+def all_keys(own: Mapping[str, Any], changed: Collection[str]) -> Markup:
+  """All keys of a config, the changed ones marked."""
+  marked = [i for i, key in enumerate(own) if key in changed]
+  rows = [[_key(key), _value(value), "changed" if key in changed else ""] for key, value in own.items()]
+  return page.table("Every key of the config, with its value", ["key", "value", "from the default"], rows, own=marked)
+
+
+def changes(own: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+  """The keys of a flat config whose values are not the defaults."""
+  return {key: value for key, value in own.items() if default.get(key, object()) != value}
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Keys with dots -> values, in order; tuples as lists.
+
+  >>> flat({"b": {"c": (1, 2)}, "a": 0})
+  {'a': 0, 'b.c': [1, 2]}
+  """
+  found: dict[str, Any] = {}
+  for key in sorted(tree):
+    value = tree[key]
+    if isinstance(value, dict) and value:
+      found |= flat(value, f"{prefix}{key}.")
+    else:
+      found[prefix + key] = json.loads(json.dumps(value, default=list))
+  return found
+
+
+def defaults(preset: str) -> dict[str, Any]:
+  """The resolved default config with a preset."""
+  config = config_lib.default_config()
+  config.loss.preset = preset
+  found: dict[str, Any] = config_lib.resolve(config).to_dict()
+  return found
+
+
+def versions(then: Mapping[str, str] | None) -> Markup:
+  """Software of the run (None: not noted) and of this report."""
+  before, now = then or {}, versions_lib.found()
+  names = dict.fromkeys([*before, *now])
+  rows = [[name, page.name(before.get(name, "-")), page.name(now.get(name, "-"))] for name in names]
+  return page.table("Versions", ["package", "of the run", "of this report"], rows)
+
+
+def _key(key: str) -> Markup:
+  return page.markup("<code>{}</code>", key)
+
+
+def _value(value: Any) -> Markup:
+  text = value if isinstance(value, str) and value else json.dumps(value)
+  return page.markup('<code class="name">{}</code>', text)
