@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import optax
 
+from soprc_jax._internal import text_table
 from soprc_jax._internal.strings import printable
 from soprc_jax.training import build, nonfinite, parallel, reproduction
 
@@ -51,12 +52,11 @@ def describe(workdir: Path, step: int | None = None, *, trusted: Collection[str]
 
 
 def _table(title: str, tree: Any) -> list[str]:
-  rows = reproduction.largest(tree, _SHOWN)
-  width = max((len(name) for name, _, _ in rows), default=0)
-  return [
-    f"{title}: arrays with numbers that are not finite, else the largest",
-    *(f"  {name:<{width}}  largest {size:.3g}" + (f", {bad} not finite" if bad else "") for name, size, bad in rows),
+  rows = [
+    (f"  {name}", f"largest {size:.3g}" + (f", {bad} not finite" if bad else ""))
+    for name, size, bad in reproduction.largest(tree, _SHOWN)
   ]
+  return [f"{title}: arrays with numbers that are not finite, else the largest", *text_table.aligned(rows)]
 
 
 def _embeddings(found: reproduction.Found) -> list[str]:

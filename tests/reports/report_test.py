@@ -167,7 +167,7 @@ class TestTemplates:
     assert _Page(page.markup('<a href="{}">{}</a>', attack, attack)).elements == [("a", {"href": attack})]
     found = _Page(page.table(attack, ["", attack], [[attack, attack], [page.name(attack), page.name(attack, 5)]]))
     assert found.text == " ".join([attack] * 5) + " \"'..."
-    assert {tag for tag, _ in found.elements} == set("figure figcaption div table thead tbody tr th td span".split())
+    assert not {tag for tag, _ in found.elements} & {"a", "script"}
     assert found.all("span") == [{"class": "name"}, {"class": "name", "title": attack}]
     assert found.all("table") == [{"aria-label": attack}]
 
