@@ -104,7 +104,7 @@ def line_chart(
 
 
 def histogram(title: str, values: np.ndarray, *, edges: np.ndarray, x_label: str, y_label: str) -> Markup:
-  """Bars of how many values lie between edges ``[B + 1]``, ascending; each bar tells its number where the pointer rests on it."""
+  """Draws bars of how many values lie between ascending edges ``[B + 1]``."""
   values = values[np.isfinite(values)]
   counts, _ = np.histogram(values, edges)
   if not counts.any():
@@ -118,12 +118,14 @@ def histogram(title: str, values: np.ndarray, *, edges: np.ndarray, x_label: str
 
 
 def empty(title: str, reason: str) -> Markup:
-  """Returns the place of a chart, with the reason why there is none."""
+  """Returns the frame of a chart with the reason why it is empty."""
   return page.render("chart.html", title=title, axes=None, legend=(), note=reason)
 
 
 def thinned(x: np.ndarray, y: np.ndarray, most: int = _MAX_POINTS) -> tuple[np.ndarray, np.ndarray, int]:
-  """Means of neighbouring points, so that no more than ``most`` are left, and how many points each stands for; NaN is left out of a mean.
+  """Averages neighboring points to at most ``most``; returns x, y and the points of each mean.
+
+  NaN is left out of a mean.
 
   >>> thinned(np.arange(4.0), np.array([1.0, 3.0, np.nan, 5.0]), most=2)
   (array([0.5, 2.5]), array([2., 5.]), 2)

@@ -22,12 +22,12 @@ Cell = str | float | None
 
 
 def render(template: str, **values: object) -> Markup:
-  """Returns a template of the folder ``templates``, filled with values that are escaped unless they are `Markup`."""
+  """Fills values, escaped unless they are `Markup`, into a file of the folder ``templates``."""
   return Markup(_ENVIRONMENT.get_template(template).render(values))
 
 
 def document(template: str, **values: object) -> str:
-  """Returns a whole page that needs no other file and no network: a template that extends ``page.html``."""
+  """Fills a template that extends ``page.html``: the page needs no other file and no network."""
   return str(render(template, generator=GENERATOR, made=datetime.datetime.now().astimezone(), **values))
 
 
@@ -41,7 +41,7 @@ def markup(html: str, *values: object) -> Markup:
 
 
 def name(value: object, most: int = 60) -> Markup:
-  """Returns a name from outside: a long one loses its middle and keeps the whole name as its tooltip."""
+  """Returns a name from outside; a long one loses its middle and has the whole as its tooltip."""
   whole = printable(value)
   short = shorten(whole, most)
   return markup('<span class="name"{}>{}</span>', "" if short == whole else markup(' title="{}"', whole), short)
@@ -60,7 +60,7 @@ def shorten(value: str, most: int) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> Number:
-  """Returns a cell with a number: a float of ``digits`` digits, an integer with commas; a dash for None."""
+  """Returns a cell: a float with ``digits`` digits, an integer with commas, a dash for None."""
   if value is None:
     return Number("-")
   return Number(f"{value:.{digits}f}" if isinstance(value, float) else f"{value:,}")
@@ -72,7 +72,7 @@ def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], *
   Args:
     caption: what it shows.
     header: one text a column.
-    rows: cells, the first of which is the heading of its row. Numbers and None are written by `number`.
+    rows: cells; the first of each row is its heading. `number` writes numbers and None.
     own: numbers of rows that stand out.
   """
   cells = [[cell if isinstance(cell, str) else number(cell) for cell in row] for row in rows]
@@ -85,7 +85,7 @@ def is_own(text: str) -> bool:
 
 
 def _clean(value: object) -> object:
-  """Writes bytes of a file name that are no UTF-8, and control characters, which no HTML document may hold, as escapes."""
+  """Escapes what no HTML document may hold: control characters, bytes that are no UTF-8."""
   return value if hasattr(value, "__html__") else "\n".join(map(printable, str(value).split("\n")))
 
 

@@ -27,7 +27,7 @@ SOME, WORST, PAIRS = 6, 6, 8
 
 
 def thumbnail(image: np.ndarray | pictures.Encoded | pictures.Stored) -> str:
-  """A small copy of a whole picture as a ``data:`` address, JPEG or PNG, whichever is shorter; small pictures keep their size.
+  """Returns a small copy of a whole picture as a ``data:`` address, JPEG or PNG, whichever is shorter; small pictures keep their size.
 
   Raises:
     BrokenImageError: it cannot be decoded.
@@ -46,7 +46,7 @@ def thumbnail(image: np.ndarray | pictures.Encoded | pictures.Stored) -> str:
 
 
 def query(tested: Tested, position: int) -> dict[str, object]:
-  """A query and its nearest images: right ones in a plain frame with a tick, wrong ones in a dashed frame with a cross."""
+  """Returns what the page shows of a query and its nearest images, marked right or wrong."""
   example = tested.source[position]
   found, scores = tested.nearest.positions[position], tested.nearest.scores[position]
   right = tested.labels[found] == tested.labels[position]
@@ -70,7 +70,7 @@ def query(tested: Tested, position: int) -> dict[str, object]:
 
 
 def pair_rows(tested: Tested, pair: ranking.Pair) -> list[tuple[str, Markup]]:
-  """Name and images of both classes of a pair; images that were mistaken come first."""
+  """Returns name and images of both classes of a pair; images that were mistaken come first."""
   examples = dict.fromkeys(position for example in pair.examples for position in example)
   rows = []
   for label in pair.labels:
@@ -81,7 +81,7 @@ def pair_rows(tested: Tested, pair: ranking.Pair) -> list[tuple[str, Markup]]:
 
 
 def class_table(tested: Tested, found: ranking.Classes, order: np.ndarray, caption: str) -> Markup:
-  """Classes with their AP, size and some images."""
+  """Returns a table of classes with their AP, size and some images."""
   rows: list[list[page.Cell]] = []
   for i in order:
     label = int(found.labels[i])

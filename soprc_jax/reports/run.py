@@ -14,7 +14,7 @@ _SAME = 1e-3
 
 
 def make(workdir: Path, *, data_root: Path | None = None) -> str:
-  """The page on a finished run.
+  """Makes the page on a finished run.
 
   What needs the images is left out where the data or the checkpoint are gone; the page says so.
 

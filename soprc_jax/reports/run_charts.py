@@ -1,4 +1,4 @@
-"""Charts of a run: over its steps, over recall, over its classes, and of v against the scores that it tracks."""
+"""Charts of a run: over steps, recall and classes, and of v against the scores it tracks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ _QUANTILES = {"10 %": 0.1, "median": 0.5, "90 %": 0.9}
 
 
 def convergence(run: reading.Run) -> list[Markup]:
-  """Loss, val metrics, learning rate and prior against the step."""
+  """Draws loss, val metrics, learning rate and prior against the step."""
   warmup = run.config.warmup.steps
   marked = (float(warmup), "end of the warm-up") if warmup else None
   steps, losses = run.column("loss")
@@ -42,7 +42,7 @@ def convergence(run: reading.Run) -> list[Markup]:
 
 
 def precision_recall(run: reading.Run) -> Markup | None:
-  """Mean precision against mean recall; None without a curve."""
+  """Draws mean precision against mean recall; None if the run has no curve."""
   if run.curve is None:
     return None
   return charts.line_chart(
@@ -56,7 +56,7 @@ def precision_recall(run: reading.Run) -> Markup | None:
 
 
 def by_class(found: ranking.Classes) -> Markup:
-  """How many classes have which AP."""
+  """Draws the distribution of the mean AP by class."""
   return charts.histogram(
     "Distribution of the mean AP by class",
     found.ap,
@@ -67,7 +67,7 @@ def by_class(found: ranking.Classes) -> Markup:
 
 
 def time(run: reading.Run) -> list[Markup]:
-  """Seconds of each step; empty where none was logged."""
+  """Draws the seconds of each step; empty if none was logged."""
   steps, seconds = run.column("seconds")
   kept = seconds[np.isfinite(seconds)]
   if not kept.size:
@@ -89,7 +89,7 @@ def time(run: reading.Run) -> list[Markup]:
 
 
 def v(run: reading.Run, history: History) -> tuple[Markup, list[Markup]]:
-  """The distance of v to the true scores, and for each class v over time and at the last step.
+  """Draws the distance of v to the true scores, and v of each class over time and at the end.
 
   Args:
     run: of the report.
@@ -102,7 +102,7 @@ def v(run: reading.Run, history: History) -> tuple[Markup, list[Markup]]:
 
 
 def v_by_class(lines: Sequence[Mapping[str, Any]]) -> History:
-  """Class -> its entries, each with its step, in the order of the file; a class is told by its row, since two may have one name."""
+  """Groups the lines of ``v.jsonl`` by class; classes with the same name get their row added."""
   rows: dict[int, list[dict[str, Any]]] = {}
   for line in lines:
     for entry in line["classes"]:
@@ -115,7 +115,7 @@ def v_by_class(lines: Sequence[Mapping[str, Any]]) -> History:
 
 
 def v_distance(entry: Mapping[str, Any]) -> float:
-  """Mean over the points of ``|v - true|``; NaN for a class that was not seen yet.
+  """Returns the mean over the points of ``|v - true|``; NaN for a class that was not seen yet.
 
   >>> v_distance({"weight": 1.0, "v": [0.0, 0.5], "true": [0.25, 0.75]})
   0.25

@@ -1,4 +1,4 @@
-"""Tables of a run: its results next to the paper's numbers, its tracked scores, its time, its config and its software."""
+"""Tables of a run: results next to the paper's, tracked scores, time, config, software."""
 
 from collections.abc import Collection, Mapping
 import json
@@ -22,7 +22,7 @@ _COUNTS = {
 
 
 def headline(run: reading.Run) -> list[tuple[str, str]]:
-  """The figures that a reader looks for first: name and value."""
+  """Returns name and value of the most important metrics."""
   test, val = run.results["test"], run.results["val"]
   shown = [("test mAUPRC", f"{test['mAUPRC']:.4f}")]
   shown += [(f"test {name}", f"{value:.4f}") for name, value in test.items() if name.startswith("recall@")][:2]
@@ -33,7 +33,7 @@ def headline(run: reading.Run) -> list[tuple[str, str]]:
 
 
 def metrics(run: reading.Run) -> Markup:
-  """All metrics of all splits."""
+  """Tabulates all metrics of all splits."""
   found = run.results
   names = reading.splits(found)
   keys = dict.fromkeys(key for name in names for key, value in found[name].items() if isinstance(value, float))
@@ -44,9 +44,12 @@ def metrics(run: reading.Run) -> Markup:
 
 
 def beside(run: reading.Run) -> list[tuple[Markup, str, list[str]]]:
-  """The paper's tables with the run in the first row: the table, its note, and the metrics that the run lacks.
+  """Tabulates the paper's results with the run in the first row.
 
   Where the paper has no numbers for the data, it is the table of Stanford Online Products.
+
+  Returns:
+    Tables, each with its note (may be empty) and the names of the metrics that the run lacks.
   """
   source = run.config.data.source
   if not paper.has(source):
@@ -74,7 +77,7 @@ def _beside(table: paper.Reported | None, run: reading.Run, split: str, *, compa
 
 
 def percent(value: float | None) -> page.Number:
-  """A share as a cell in percent."""
+  """Returns a share as a cell in percent."""
   return page.number(None if value is None else 100.0 * value, 2)
 
 
@@ -85,7 +88,7 @@ def _title(metric: str) -> str:
 
 
 def v(history: run_charts.History) -> Markup:
-  """State of the logged classes."""
+  """Tabulates the last state of v of the logged classes."""
   rows = []
   for name, entries in history.items():
     last = entries[-1]
@@ -97,7 +100,7 @@ def v(history: run_charts.History) -> Markup:
 
 
 def time(run: reading.Run, found: Tested | None) -> Markup:
-  """Speed of training, of loading, and of the evaluation."""
+  """Tabulates the speed of training, of loading, and of the evaluation if there was one."""
   seconds = run.column("seconds")[1]
   kept = seconds[np.isfinite(seconds)]
   speed = float(run.results.get("images_per_second", np.nan))
@@ -121,7 +124,7 @@ def time(run: reading.Run, found: Tested | None) -> Markup:
 
 
 def changed_keys(run: reading.Run) -> Markup:
-  """The keys of the config that differ from the defaults."""
+  """Tabulates the keys of the config that differ from the defaults."""
   preset = run.config.loss.preset
   own, default = flat(run.config.to_dict()), flat(defaults(preset))
   changed = changes(own, default)
@@ -131,19 +134,19 @@ def changed_keys(run: reading.Run) -> Markup:
 
 
 def all_keys(own: Mapping[str, Any], changed: Collection[str]) -> Markup:
-  """All keys of a config, the changed ones marked."""
+  """Tabulates all keys of a flat config, the changed ones marked."""
   marked = [i for i, key in enumerate(own) if key in changed]
   rows = [[_key(key), _value(value), "changed" if key in changed else ""] for key, value in own.items()]
   return page.table("Every key of the config, with its value", ["key", "value", "from the default"], rows, own=marked)
 
 
 def changes(own: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-  """The keys of a flat config whose values are not the defaults."""
+  """Returns the keys of a flat config whose values are not the defaults."""
   return {key: value for key, value in own.items() if default.get(key, object()) != value}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Keys with dots -> values, in order; tuples as lists.
+  """Flattens a config: keys with dots -> values, in order, tuples as lists.
 
   >>> flat({"b": {"c": (1, 2)}, "a": 0})
   {'a': 0, 'b.c': [1, 2]}
@@ -159,7 +162,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def defaults(preset: str) -> dict[str, Any]:
-  """The resolved default config with a preset."""
+  """Returns the resolved default config with a preset."""
   config = config_lib.default_config()
   config.loss.preset = preset
   found: dict[str, Any] = config_lib.resolve(config).to_dict()
@@ -167,7 +170,7 @@ def defaults(preset: str) -> dict[str, Any]:
 
 
 def versions(then: Mapping[str, str] | None) -> Markup:
-  """Software of the run (None: not noted) and of this report."""
+  """Tabulates the software of the run (None: not noted) and of this report."""
   before, now = then or {}, versions_lib.found()
   names = dict.fromkeys([*before, *now])
   rows = [[name, page.name(before.get(name, "-")), page.name(now.get(name, "-"))] for name in names]
