@@ -10,7 +10,7 @@ import numpy as np
 from experiments.ablate import ablation
 from experiments.ablate.ablation_stages import PAPER_TABLE_2, Stage
 from experiments.compare import comparison, tables
-from soprc_jax._internal import stored
+from soprc_jax._internal import stored, text_table
 from soprc_jax.training import plots
 from soprc_jax.training import workdir as workdir_lib
 
@@ -49,7 +49,7 @@ def table(folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds:
   first = None if reference is None else _values(folder, reference, "test", "mAUPRC")
   header = [stage.axis or "variant", "option", "rate", "val mAUPRC", *_TEST, f"minus {stage.reference}"]
   header += [f"{title}, first and last tenth" for _, title, _ in _SIGNALS] + ["paper: mAUPRC", "recall@1"] * paper
-  lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+  rows = []
   for result in results:
     own = _values(folder, result, "test", "mAUPRC")
     cells = [
@@ -63,7 +63,7 @@ def table(folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds:
     ]
     if paper:
       cells += [f"{value:.2f}" for value in PAPER_TABLE_2[result.variant.label]]
-    lines.append(f"| {' | '.join(cells)} |")
+    rows.append(cells)
   notes = [
     f"{stage.title}. Test, {_over(seeds)}; a list is saturated if its risk is above 0.95.{_choice(results)}",
     *(
@@ -72,7 +72,7 @@ def table(folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds:
     ),
     *filter(None, [comparison.seen_classes(folder, (run for result in results for run in result.row.runs))]),
   ]
-  return "\n".join([*lines, "", *notes]) + "\n"
+  return "\n".join([text_table.markdown(header, rows), "", *notes]) + "\n"
 
 
 def _over(seeds: Sequence[int]) -> str:

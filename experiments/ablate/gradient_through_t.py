@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from soprc_jax import estimators, interpolation, lists
+from soprc_jax._internal import text_table
 from soprc_jax.training import build, checkpoints
 
 _BOUNDS = (-1.0, 1.0)
@@ -79,16 +80,16 @@ def markdown(pushes: list[Push], *, tau2: float) -> str:
     "and T",
     "norm of the part of T over F",
   ]
-  lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+  rows = []
   for push in pushes:
     cells = [push.network, f"{push.prior:g}", f"{push.down_without:.0%}", f"{push.down_with:.0%}"]
     cells += [f"{push.mean_without:+.2f}", f"{push.mean_with:+.2f}", f"{push.ratio:.2g}"]
-    lines.append(f"| {' | '.join(cells)} |")
+    rows.append(cells)
   note = (
     f"Where a gradient step moves the positives, by the path of the gradient (v fixed, tau2 = {tau2:g}): the share that it pushes down, and the "
     "mean step -dL/dh times the number of positives, upwards if > 0."
   )
-  return "\n".join([*lines, "", note]) + "\n"
+  return "\n".join([text_table.markdown(header, rows), "", note]) + "\n"
 
 
 def _scores(config: Any, network: dict[str, Any], batch: dict[str, np.ndarray]) -> lists.RetrievalLists:

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
   names = _names(list(argv[1:]))
   folder = flags.folder([argv[0]], _EXAMPLE, _NOTE) if absl_flags.FLAGS.workdir else None
   flags.require([argv[0]], _EXAMPLE)
-  from experiments.benchmark import report
+  from experiments.benchmark import speed_tables
   from soprc_jax.training import workdir
 
   with flags.errors_as_messages():
@@ -45,16 +45,20 @@ def main(argv: Sequence[str]) -> None:
     began = time.perf_counter()
     run = _run_apart if len(names) > 1 else lambda names, grows: _run(names[0], grows=grows)
     rows, curves, failed = run(names, grows=folder is not None)
-    about = {"machine": report.machine(), "date": time.strftime("%Y-%m-%d"), "seconds": round(time.perf_counter() - began)}
-    content = json.dumps(report.as_json(rows, curves, about), indent=1) + "\n"
-    table = report.markdown(rows)
+    about = {
+      "machine": speed_tables.machine(),
+      "date": time.strftime("%Y-%m-%d"),
+      "seconds": round(time.perf_counter() - began),
+    }
+    content = json.dumps(speed_tables.as_json(rows, curves, about), indent=1) + "\n"
+    table = speed_tables.markdown(rows)
     if out is not None:
       workdir.write_atomically(out, content)
     if folder is not None:
       folder.mkdir(parents=True, exist_ok=True)
       workdir.write_atomically(folder / _NOTE, content)
       workdir.write_atomically(folder / "table.md", table)
-      pictures = report.plot_growth(folder, curves)
+      pictures = speed_tables.plot_growth(folder, curves)
   print(table)
   print(f"{about['machine']}; {about['date']}; {about['seconds']} s. A ratio above 1 says that ours is faster.")
   for curve in curves:
@@ -123,7 +127,7 @@ def _run(name: str, *, grows: bool) -> tuple[list[Any], list[Any], list[str]]:
 
 def _run_apart(names: Sequence[str], *, grows: bool) -> tuple[list[Any], list[Any], list[str]]:
   """Rows and curves of several benchmarks, each in a process of its own, so that none leaves threads or memory to the next; who failed."""
-  from experiments.benchmark import report
+  from experiments.benchmark import speed_tables
 
   rows, curves, failed = [], [], []
   with tempfile.TemporaryDirectory(prefix="soprc_jax_benchmark_") as folder:
@@ -133,7 +137,7 @@ def _run_apart(names: Sequence[str], *, grows: bool) -> tuple[list[Any], list[An
       if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         failed.append(name)
         continue
-      found = report.from_json(json.loads(Path(folder, f"{name}.json").read_text(encoding="utf-8")))
+      found = speed_tables.from_json(json.loads(Path(folder, f"{name}.json").read_text(encoding="utf-8")))
       rows += found[0]
       curves += found[1]
   return rows, curves, failed

@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.binary import binary, binary_losses, binary_runs
 from experiments.compare import tables
+from soprc_jax._internal import text_table
 from soprc_jax.data import tabular
 from soprc_jax.training import plots, workdir
 
@@ -50,7 +51,7 @@ def markdown(
   """The methods, best test AUPRC first, with the paired difference of the first method to each other one."""
   first = rows[0].method
   header = ["method", "rate", "test AUPRC", "test AUROC", f"{binary_losses.LABELS[first]} minus this", "step, ms"]
-  lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+  lines = []
   for row in sorted(rows, key=lambda row: -np.nan_to_num(values[row.method]["AUPRC"].mean())):
     own = values[row.method]
     cells = [
@@ -60,16 +61,16 @@ def markdown(
       "" if row.method == first else tables.difference(values[first]["AUPRC"], own["AUPRC"]),
       f"{1e3 * costs[row.method]:.2f}",
     ]
-    lines.append(f"| {' | '.join(cells)} |")
+    lines.append(cells)
   count = len(config.seeds)
-  lines += [
+  notes = [
     "",
     f"{config.data.name}: {about['data']} By chance the AUPRC is {about['chance']:.4f}. Mean ± standard deviation over {count} "
     f"seed{'s' if count > 1 else ''}, each with its own split; learning rate picked by the mean AUPRC on val (* at the edge of the grid); the "
     "best network on val is tested. Difference paired by seed, ± standard error.",
     f"Step: {config.data.batch_size} examples; the methods take turns (LibAUC in its own process, after them). {about['machine']}",
   ]
-  return "\n".join(lines) + "\n"
+  return "\n".join([text_table.markdown(header, lines), *notes]) + "\n"
 
 
 def describe(splits: tabular.Splits) -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.compare import comparison, plans, step_cost
-from soprc_jax._internal import stored
+from soprc_jax._internal import stored, text_table
 from soprc_jax.training import methods
 from soprc_jax.training import workdir as workdir_lib
 
@@ -82,8 +82,7 @@ def markdown(summaries: Sequence[Summary], device: str) -> str:
     "step, ms",
     "memory, MiB",
   ]
-  lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-  main = metrics[0]
+  rows, main = [], metrics[0]
   for summary in sorted(summaries, key=lambda summary: -np.nan_to_num(summary.values[main].mean())):
     cells = [
       methods.label(summary.row.method),
@@ -93,9 +92,10 @@ def markdown(summaries: Sequence[Summary], device: str) -> str:
       f"{1e3 * summary.cost.step_seconds:.0f}",
       f"{summary.cost.peak_bytes / 2**20:.0f}",
     ]
-    lines.append(f"| {' | '.join(cells)} |")
+    rows.append(cells)
   count = len(summaries[0].row.runs)
-  lines += [
+  lines = [
+    text_table.markdown(header, rows),
     "",
     f"Test, mean ± standard deviation over {count} seed{'s' if count > 1 else ''}; learning rate picked on val at the first seed"
     f" (* at the edge of its grid). Difference of {main} paired by seed, ± standard error.",

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from experiments.stability import stability, stability_slopes, stability_sweeps
 from experiments.stability.stability_slopes import Compared, Estimate, Results
 from experiments.stability.stability_sweeps import CONSTANT, THEOREM, Sweep
+from soprc_jax._internal import text_table
 
 LABELS = {"epsilon_positive": "eps+", "epsilon_negative": "eps-", "gap": "gap"}
 AGREES, DISAGREES, OPEN = "agrees", "does not agree", "not resolved"
@@ -217,5 +218,4 @@ def _times(ratio: Estimate | None) -> str:
 
 
 def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-  lines = [f"**{title}**", "", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
-  return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+  return f"**{title}**\n\n{text_table.markdown(heads, rows)}"

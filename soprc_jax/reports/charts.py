@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import math
 from typing import NamedTuple
 
+from markupsafe import Markup
 from matplotlib import ticker
 import numpy as np
 
-from soprc_jax.reports.markup import Markup, join, tag
+from soprc_jax.reports import page
 
 WIDTH, HEIGHT = 400, 250
 # Plot area: left, right, top, bottom.
@@ -85,38 +86,46 @@ def line_chart(
   drawn = [(one, _finite(one)) for one in series]
   points = [found for _, found in drawn if found[0].size]
   if not points:
-    return _figure(title, tag("p", "No value has been logged.", class_="note"))
+    return empty(title, "No value has been logged.")
   x = Scale(*(x_range or _range([found[0] for found in points])), LEFT, RIGHT)
   y = Scale(*(y_range or _range([found[1] for found in points], room=0.05)), BOTTOM, TOP)
-  curves = [_curve(one, x, y) for one, found in drawn if found[0].size]
-  description = f"{title}: {y_label} against {x_label}; " + "; ".join(_in_words(one) for one, _ in drawn)
-  svg = _svg(description, _axes(x, y, x_label, y_label), _mark(x, marked), *curves)
-  return _figure(
+  legend = [(_classes(one), one.name if found[0].size else f"{one.name} (no values)") for one, found in drawn]
+  return _draw(
     title,
-    svg,
-    _legend(series, marked) if len(series) > 1 or marked else None,
-    tag("p", note, class_="note") if note else None,
+    x,
+    y,
+    (x_label, y_label),
+    f"{title}: {y_label} against {x_label}; {'; '.join(_in_words(one) for one in series)}",
+    curves=[_curve(one, x, y) for one, found in drawn if found[0].size],
+    mark=(_px(x.at(marked[0])), marked[1]) if marked and x.low <= marked[0] <= x.high else None,
+    legend=legend + ([("mark", marked[1])] if marked else []) if len(series) > 1 or marked else [],
+    note=note,
   )
 
 
 def histogram(title: str, values: np.ndarray, *, edges: np.ndarray, x_label: str, y_label: str) -> Markup:
-  """Bars of how many values lie between edges ``[B + 1]``, ascending; each bar tells its number where the pointer rests on it."""
+  """Draws bars of how many values lie between ascending edges ``[B + 1]``."""
   values = values[np.isfinite(values)]
   counts, _ = np.histogram(values, edges)
   if not counts.any():
-    return _figure(title, tag("p", "There is no value to show.", class_="note"))
+    return empty(title, "There is no value to show.")
   x = Scale(float(edges[0]), float(edges[-1]), LEFT, RIGHT)
   y = Scale(0.0, float(counts.max()) * 1.05, BOTTOM, TOP)
   parts = zip(edges[:-1], edges[1:], counts, strict=True)
   bars = [_bar(x, y, float(low), float(high), int(count)) for low, high, count in parts if count]
-  description = (
-    f"{title}: {len(values)} values from {values.min():.3g} to {values.max():.3g}, median {np.median(values):.3g}"
-  )
-  return _figure(title, _svg(description, _axes(x, y, x_label, y_label), *bars))
+  told = f"{title}: {len(values)} values from {values.min():.3g} to {values.max():.3g}, median {np.median(values):.3g}"
+  return _draw(title, x, y, (x_label, y_label), told, bars=bars)
+
+
+def empty(title: str, reason: str) -> Markup:
+  """Returns the frame of a chart with the reason why it is empty."""
+  return page.render("chart.html", title=title, axes=None, legend=(), note=reason)
 
 
 def thinned(x: np.ndarray, y: np.ndarray, most: int = _MAX_POINTS) -> tuple[np.ndarray, np.ndarray, int]:
-  """Means of neighbouring points, so that no more than ``most`` are left, and how many points each stands for; NaN is left out of a mean.
+  """Averages neighboring points to at most ``most``; returns x, y and the points of each mean.
+
+  NaN is left out of a mean.
 
   >>> thinned(np.arange(4.0), np.array([1.0, 3.0, np.nan, 5.0]), most=2)
   (array([0.5, 2.5]), array([2., 5.]), 2)
@@ -161,31 +170,33 @@ def _px(value: float) -> str:
   return f"{value:.1f}".rstrip("0").rstrip(".")
 
 
-def _axes(x: Scale, y: Scale, x_label: str, y_label: str) -> Markup:
-  parts = []
-  for value in _ticks(y.low, y.high):
-    at = _px(y.at(value))
-    parts.append(tag("line", class_="grid", x1=LEFT, x2=RIGHT, y1=at, y2=at))
-    parts.append(tag("text", _number(value), x=LEFT - 6, y=at, dy="0.32em", text_anchor="end"))
-  for value in _ticks(x.low, x.high):
-    at = _px(x.at(value))
-    # The outermost label must not leave the picture.
-    anchor = "end" if x.at(value) > RIGHT - 12 else "middle"
-    parts.append(tag("line", class_="axis", x1=at, x2=at, y1=BOTTOM, y2=BOTTOM + 4))
-    parts.append(
-      tag("text", _number(value), x=_px(min(float(at) + 10 * (anchor == "end"), WIDTH)), y=BOTTOM + 18, text_anchor=anchor)
-    )
-  parts.append(tag("line", class_="axis", x1=LEFT, x2=RIGHT, y1=BOTTOM, y2=BOTTOM))
-  parts.append(tag("text", x_label, class_="label", x=(LEFT + RIGHT) // 2, y=HEIGHT - 6, text_anchor="middle"))
-  parts.append(tag("text", y_label, class_="label", x=2, y=12))
-  return join(parts)
+def _draw(
+  title: str,
+  x: Scale,
+  y: Scale,
+  labels: tuple[str, str],
+  description: str,
+  *,
+  curves: Sequence[dict[str, object]] = (),
+  bars: Sequence[dict[str, str]] = (),
+  mark: tuple[str, str] | None = None,
+  legend: Sequence[tuple[str, str]] = (),
+  note: str = "",
+) -> Markup:
+  frame = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
+  axes = {
+    "x": [_x_tick(_px(x.at(value)), value) for value in _ticks(x.low, x.high)],
+    "y": [(_px(y.at(value)), _number(value)) for value in _ticks(y.low, y.high)],
+  }
+  drawn = {"curves": curves, "bars": bars, "mark": mark, "legend": legend, "note": note}
+  texts = {"title": title, "x_label": labels[0], "y_label": labels[1], "description": description}
+  return page.render("chart.html", axes=axes, **frame, **drawn, **texts)
 
 
-def _mark(x: Scale, marked: tuple[float, str] | None) -> Markup | None:
-  if marked is None or not x.low <= marked[0] <= x.high:
-    return None
-  at = _px(x.at(marked[0]))
-  return tag("line", tag("title", marked[1]), class_="mark", x1=at, x2=at, y1=TOP, y2=BOTTOM)
+def _x_tick(at: str, value: float) -> tuple[str, str, str, str]:
+  """Place of a tick, its label, and the label's place and anchor: the outermost one must not leave the picture."""
+  is_last = float(at) > RIGHT - 12
+  return at, _number(value), _px(min(float(at) + 10 * is_last, WIDTH)), "end" if is_last else "middle"
 
 
 def _classes(one: Series) -> str:
@@ -195,53 +206,26 @@ def _classes(one: Series) -> str:
   return f"curve c{one.style % _COLOURS}" + (f" d{dash}" if dash else "") + (" faint" if one.faint else "")
 
 
-def _curve(one: Series, x: Scale, y: Scale) -> Markup:
-  pieces, marks, gap = [], [], True
+def _curve(one: Series, x: Scale, y: Scale) -> dict[str, object]:
+  pieces, places, gap = [], [], True
   for a, b in zip(one.x, one.y, strict=True):
     if not (np.isfinite(a) and np.isfinite(b)):
       gap = True
       continue
-    place = f"{_px(x.at(float(a)))} {_px(y.at(float(b)))}"
+    place = (_px(x.at(float(a))), _px(y.at(float(b))))
     # A point between two gaps has a length of 0, which round ends show as a dot.
-    pieces.append(f"M{place}h0" if gap else f"L{place}")
-    if one.marks:
-      marks.append(tag("circle", class_=_classes(one), cx=place.split()[0], cy=place.split()[1], r=2))
+    pieces.append(f"M{' '.join(place)}h0" if gap else f"L{' '.join(place)}")
+    places.append(place)
     gap = False
-  path = tag("path", tag("title", one.name), class_=_classes(one), d="".join(pieces))
-  return join([path, *marks])
+  return {"name": one.name, "classes": _classes(one), "path": "".join(pieces), "marks": places if one.marks else ()}
 
 
-def _bar(x: Scale, y: Scale, low: float, high: float, count: int) -> Markup:
+def _bar(x: Scale, y: Scale, low: float, high: float, count: int) -> dict[str, str]:
   top, left, right = y.at(count), x.at(low) + 0.5, x.at(high) - 0.5
-  return tag(
-    "rect",
-    tag("title", f"{low:.3g} to {high:.3g}: {count}"),
-    class_="bar",
-    x=_px(left),
-    y=_px(top),
-    width=_px(right - left),
-    height=_px(BOTTOM - top),
-  )
+  place = {"x": _px(left), "y": _px(top), "width": _px(right - left), "height": _px(BOTTOM - top)}
+  return place | {"text": f"{low:.3g} to {high:.3g}: {count}"}
 
 
 def _in_words(one: Series) -> str:
   _, y = _finite(one)
   return f"{one.name} from {y[0]:.3g} to {y[-1]:.3g}" if y.size else f"{one.name} without a value"
-
-
-def _svg(description: str, *children: Markup | None) -> Markup:
-  return tag("svg", *children, viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=description)
-
-
-def _legend(series: Sequence[Series], marked: tuple[float, str] | None) -> Markup:
-  entries = [(_classes(one), one.name + ("" if _finite(one)[0].size else " (no values)")) for one in series]
-  items = []
-  for classes, name in entries + ([("mark", marked[1])] if marked else []):
-    line = tag("line", class_=classes, x1=1, x2=25, y1=6, y2=6)
-    sample = tag("svg", line, class_="sample", viewBox="0 0 26 12", aria_hidden="true")
-    items.append(tag("li", sample, tag("span", name, class_="name")))
-  return tag("ul", *items, class_="legend")
-
-
-def _figure(title: str, *children: Markup | None) -> Markup:
-  return tag("figure", tag("figcaption", title), *children, class_="chart")

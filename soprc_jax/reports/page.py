@@ -1,59 +1,54 @@
-"""The parts of a page: sections with an index, tables in boxes of their own, cards, the whole document."""
+"""Fills the templates of the reports, and writes what their tables are made of."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 import datetime
-from typing import Any, NamedTuple
+
+import jinja2
+from markupsafe import Markup
 
 from soprc_jax._internal.strings import printable
-from soprc_jax.reports.markup import Markup, join, paragraph, raw, tag
-from soprc_jax.reports.style import CSS
 
 # By this a program knows a page that it may replace.
 GENERATOR = "soprc_jax experiments.report"
 
 
-class Section(NamedTuple):
-  """A part of the page.
+class Number(str):
+  """A cell that holds a number as text: it is aligned to the right."""
 
-  Attributes:
-    key: of the link to it.
-    title: heading.
-    body: content.
+  __slots__ = ()
+
+
+Cell = str | float | None
+
+
+def render(template: str, **values: object) -> Markup:
+  """Fills values, escaped unless they are `Markup`, into a file of the folder ``templates``."""
+  return Markup(_ENVIRONMENT.get_template(template).render(values))
+
+
+def document(template: str, **values: object) -> str:
+  """Fills a template that extends ``page.html``: the page needs no other file and no network."""
+  return str(render(template, generator=GENERATOR, made=datetime.datetime.now().astimezone(), **values))
+
+
+def markup(html: str, *values: object) -> Markup:
+  """Fills values, escaped unless they are `Markup`, into a piece of HTML.
+
+  >>> print(markup("<b>{}</b>", "< & \\x07"))
+  <b>&lt; &amp; \\x07</b>
   """
-
-  key: str
-  title: str
-  body: Markup
+  return Markup(html).format(*map(_clean, values))
 
 
-class Cell(NamedTuple):
-  """A cell of a table that is more than text: content, and whether it is a number."""
-
-  content: Any
-  number: bool = False
-
-
-def number(value: Any, digits: int = 4) -> Cell:
-  """A cell with a number: a float of so many digits, an integer with commas; a dash for None."""
-  if value is None:
-    return Cell("-", True)
-  return Cell(f"{value:.{digits}f}" if isinstance(value, float) else f"{value:,}", True)
-
-
-def name(value: Any, most: int = 60) -> Cell:
-  """A cell with a name of somebody else, of any length."""
-  return Cell(label(str(value), most))
-
-
-def label(value: str, most: int) -> Markup:
-  """A name of somebody else: a long one loses its middle, and is told in full where the pointer rests on it."""
-  value = printable(value)
-  short = shorten(value, most)
-  return tag("span", short, class_="name", title=None if short == value else value)
+def name(value: object, most: int = 60) -> Markup:
+  """Returns a name from outside; a long one loses its middle and has the whole as its tooltip."""
+  whole = printable(value)
+  short = shorten(whole, most)
+  return markup('<span class="name"{}>{}</span>', "" if short == whole else markup(' title="{}"', whole), short)
 
 
 def shorten(value: str, most: int) -> str:
-  """A text of at most so many characters, its middle left out.
+  """Returns a text of at most ``most`` characters, its middle left out.
 
   >>> shorten("abcdefghij", 7)
   'abc...j'
@@ -64,77 +59,43 @@ def shorten(value: str, most: int) -> str:
   return f"{value[: most - 3 - end]}...{value[len(value) - end :]}"
 
 
-def table(caption: str, header: Sequence[Any], rows: Sequence[Sequence[Any]], *, own: Sequence[int] = ()) -> Markup:
-  """A table in a box that scrolls by itself where it is too wide.
+def number(value: float | None, digits: int = 4) -> Number:
+  """Returns a cell: a float with ``digits`` digits, an integer with commas, a dash for None."""
+  if value is None:
+    return Number("-")
+  return Number(f"{value:.{digits}f}" if isinstance(value, float) else f"{value:,}")
+
+
+def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, own: Collection[int] = ()) -> Markup:
+  """Returns a table in a box that scrolls by itself where it is too wide.
 
   Args:
     caption: what it shows.
     header: one text a column.
-    rows: cells; the first of each row is its heading.
+    rows: cells; the first of each row is its heading. `number` writes numbers and None.
     own: numbers of rows that stand out.
   """
-  first = rows[0] if rows else ()
-  is_number = [isinstance(cell, Cell) and cell.number for cell in first] or [False] * len(header)
-  head = [tag("th", title, scope="col", class_="number" if wide else None) for title, wide in zip(header, is_number)]
-  body = [
-    tag(
-      "tr", _cell("th", row[0], scope="row"), *(_cell("td", cell) for cell in row[1:]), class_="own" if i in own else None
-    )
-    for i, row in enumerate(rows)
-  ]
-  content = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body), aria_label=caption)
-  # The caption stays where it is while the table scrolls.
-  box = tag("div", content, class_="scroll", tabindex="0", role="region", aria_label=caption)
-  return tag("figure", tag("figcaption", caption), box, class_="table")
-
-
-def cards(values: Sequence[tuple[str, str]]) -> Markup:
-  """Headline figures."""
-  return tag("dl", *(tag("div", tag("dt", title), tag("dd", value)) for title, value in values), class_="cards")
-
-
-def details(summary: str, *children: Any) -> Markup:
-  """Content that a reader opens."""
-  return tag("details", tag("summary", summary), *children)
-
-
-def document(title: str, intro: Markup, sections: Sequence[Section]) -> str:
-  """The page, complete and on its own: it asks the network for nothing."""
-  index = [tag("li", tag("a", section.title, href=f"#{section.key}")) for section in sections]
-  body = [
-    tag("header", tag("h1", title), intro),
-    tag("nav", tag("ul", *index), aria_label="Contents"),
-    tag(
-      "main",
-      *(
-        tag(
-          "section",
-          tag("h2", section.title, id=f"{section.key}-title"),
-          section.body,
-          id=section.key,
-          aria_labelledby=f"{section.key}-title",
-        )
-        for section in sections
-      ),
-    ),
-    tag("footer", paragraph(f"Made by {GENERATOR} on {datetime.datetime.now().astimezone():%Y-%m-%d %H:%M %Z}.")),
-  ]
-  head = [
-    tag("meta", charset="utf-8"),
-    tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-    tag("meta", name="generator", content=GENERATOR),
-    tag("meta", name="color-scheme", content="light dark"),
-    tag("title", title),
-    tag("style", raw(CSS)),
-  ]
-  return "<!DOCTYPE html>\n" + tag("html", tag("head", *head), "\n", tag("body", join(body, "\n")), lang="en") + "\n"
+  cells = [[cell if isinstance(cell, str) else number(cell) for cell in row] for row in rows]
+  return render("table.html", caption=caption, header=header, rows=cells, own=own)
 
 
 def is_own(text: str) -> bool:
-  """Whether a page has been made here."""
+  """Returns whether a page was made here."""
   return f'<meta name="generator" content="{GENERATOR}"/>' in text[:2000]
 
 
-def _cell(kind: str, cell: Any, **attributes: str) -> Markup:
-  content, is_number = (cell.content, cell.number) if isinstance(cell, Cell) else (cell, False)
-  return tag(kind, content, class_="number" if is_number else None, **attributes)
+def _clean(value: object) -> object:
+  """Escapes what no HTML document may hold: control characters, bytes that are no UTF-8."""
+  return value if hasattr(value, "__html__") else "\n".join(map(printable, str(value).split("\n")))
+
+
+_ENVIRONMENT = jinja2.Environment(
+  loader=jinja2.PackageLoader("soprc_jax.reports"),
+  autoescape=True,
+  undefined=jinja2.StrictUndefined,
+  finalize=_clean,
+  trim_blocks=True,
+  lstrip_blocks=True,
+)
+_ENVIRONMENT.filters |= {"name": name, "commas": lambda count: f"{count:,}"}
+_ENVIRONMENT.tests["numeric"] = lambda cell: isinstance(cell, Number)

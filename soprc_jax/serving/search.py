@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from soprc_jax._internal import text_table
 from soprc_jax._internal.strings import printable
 from soprc_jax.data import decoding
 from soprc_jax.serving import image_inputs
@@ -159,13 +160,9 @@ def _by_faiss(gallery: np.ndarray, queries: np.ndarray, top: int) -> list[np.nda
 
 def table(found: Sequence[Neighbour], *, classes: bool) -> str:
   """Returns lines of similarity, class (where any is known) and image, each name on its line."""
-  names = [printable(neighbour.class_name) for neighbour in found]
-  width = max(len("class"), *map(len, names)) if classes else 0
-  lines = [f"similarity  {'class':<{width}}  image" if classes else "similarity  image"]
-  for neighbour, class_name in zip(found, names, strict=True):
-    name = f"{class_name:<{width}}  " if classes else ""
-    lines.append(f"{neighbour.similarity:10.4f}  {name}{printable(neighbour.id)}")
-  return "\n".join(lines)
+  rows = [("similarity", "class", "image")]
+  rows += [(f"{one.similarity:10.4f}", printable(one.class_name), printable(one.id)) for one in found]
+  return "\n".join(text_table.aligned(rows if classes else [(score, image) for score, _, image in rows]))
 
 
 def to_json(

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 import numpy as np
 import optax
 
-from soprc_jax._internal import stored
+from soprc_jax._internal import stored, text_table
 from soprc_jax._internal.strings import printable
 from soprc_jax.training import build, checkpoints, nonfinite, parallel
 from soprc_jax.training import config as config_lib
@@ -210,12 +210,11 @@ def describe(workdir: Path, step: int | None = None, *, trusted: Collection[str]
 
 
 def _table(title: str, tree: Any) -> list[str]:
-  rows = largest(tree, _SHOWN)
-  width = max((len(name) for name, _, _ in rows), default=0)
-  return [
-    f"{title}: arrays with numbers that are not finite, else the largest",
-    *(f"  {name:<{width}}  largest {size:.3g}" + (f", {bad} not finite" if bad else "") for name, size, bad in rows),
+  rows = [
+    (f"  {name}", f"largest {size:.3g}" + (f", {bad} not finite" if bad else ""))
+    for name, size, bad in largest(tree, _SHOWN)
   ]
+  return [f"{title}: arrays with numbers that are not finite, else the largest", *text_table.aligned(rows)]
 
 
 def _embeddings(found: Found) -> list[str]:

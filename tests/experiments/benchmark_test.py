@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import runs
 
-from experiments.benchmark import harness, report
+from experiments.benchmark import harness, speed_tables
 
 
 def _row(ratio, *, case="triplet", target=2.0, suffices=False, note=""):
@@ -49,13 +49,13 @@ def test_ratio_is_that_of_the_medians():
   ],
 )
 def test_a_case_is_reached_by_one_row_that_suffices_or_by_all_others(rows, enough):
-  assert report.reached(rows) is enough
-  assert ("| yes |" in report.markdown(rows)) is enough
+  assert speed_tables.reached(rows) is enough
+  assert ("| yes |" in speed_tables.markdown(rows)) is enough
 
 
 def test_table_has_a_line_a_case_and_its_notes_once():
   rows = [_row(2.5, note="this is said"), _row(150.0), _row(1.0, case="other", note="this is said")]
-  lines = report.markdown(rows).splitlines()
+  lines = speed_tables.markdown(rows).splitlines()
   assert len(lines) == 2 + 2 + 1 + 1
   assert lines[2].count("[1]") == 1
   assert "**150**" in lines[2]
@@ -65,10 +65,10 @@ def test_table_has_a_line_a_case_and_its_notes_once():
 def test_json_comes_back():
   rows = [_row(2.5, note="this"), _row(0.7, suffices=True)]
   curves = [harness.Curve("loss", "triplet", "batch size", [1, 2], "seconds", [0.1, 0.4])]
-  content = json.loads(json.dumps(report.as_json(rows, curves, {"date": "today"})))
+  content = json.loads(json.dumps(speed_tables.as_json(rows, curves, {"date": "today"})))
   assert content["date"] == "today"
   assert content["rows"][0]["ratio"] == 2.5
-  back, curves_back = report.from_json(content)
+  back, curves_back = speed_tables.from_json(content)
   assert back == rows
   assert [list(curve) for curve in curves_back] == [list(curve) for curve in curves]
 
@@ -79,7 +79,7 @@ def test_exponent_and_plots(tmp_path):
   curves.append(curves[0]._replace(name="linear", costs=sizes * 1.0))
   curves.append(curves[0]._replace(cost="MiB"))
   assert curves[0].exponent == pytest.approx(3.0)
-  names = report.plot_growth(tmp_path, curves)
+  names = speed_tables.plot_growth(tmp_path, curves)
   assert sorted(names) == ["growth_loss_batch_size_MiB.png", "growth_loss_batch_size_seconds.png"]
   assert all((tmp_path / name).stat().st_size > 5000 for name in names)
 

@@ -9,6 +9,7 @@ import pathlib
 import re
 import shutil
 
+import jinja2
 import numpy as np
 from PIL import Image
 import pytest
@@ -19,10 +20,8 @@ from experiments.compare import comparison_page as comparison
 from experiments.report import writing
 from soprc_jax import metrics
 from soprc_jax.data import sources
-from soprc_jax.reports import about, charts, curves, markup, page, panel, paper, ranking, reading
-from soprc_jax.reports import results as results_part
+from soprc_jax.reports import charts, page, panel, paper, ranking, run_charts, run_tables
 from soprc_jax.reports import run as run_report
-from soprc_jax.reports import tracking as tracking_part
 from soprc_jax.training import build, checkpoints, classes, evaluation, methods, results, v_history, workdir
 
 _CHROMIUM = pathlib.Path("/usr/bin/chromium")
@@ -162,17 +161,28 @@ def markup_free(text):
   return html.unescape(re.sub(r"<.*?>", "", text))
 
 
-class TestMarkup:
+class TestTemplates:
   def test_text_and_attributes_are_escaped(self):
-    assert markup.tag("a", "<b>&", href='"x"') == '<a href="&quot;x&quot;">&lt;b&gt;&amp;</a>'
+    attack = """"'><script>"""
+    assert _Page(page.markup('<a href="{}">{}</a>', attack, attack)).elements == [("a", {"href": attack})]
+    found = _Page(page.table(attack, ["", attack], [[attack, attack], [page.name(attack), page.name(attack, 5)]]))
+    assert found.text == " ".join([attack] * 5) + " \"'..."
+    assert not {tag for tag, _ in found.elements} & {"a", "script"}
+    assert found.all("span") == [{"class": "name"}, {"class": "name", "title": attack}]
+    assert found.all("table") == [{"aria-label": attack}]
 
   def test_elements_are_not_escaped_twice(self):
-    assert markup.tag("p", markup.tag("b", "x"), None, class_=None) == "<p><b>x</b></p>"
-    assert markup.join(["<", markup.tag("b")], ",") == "&lt;,<b></b>"
+    assert page.markup("<p>{}</p>", page.markup("<b>{}</b>", "x")) == "<p><b>x</b></p>"
+    assert "<td><b>&lt;</b></td>" in page.table("t", ["", ""], [["x", page.markup("<b>{}</b>", "<")]])
 
   def test_what_no_document_may_hold_is_shown(self):
     name = os.fsdecode(b"\xff\x00") + "é"
-    assert markup.text(name).encode() == "\\udcff\\x00é".encode()
+    assert page.markup("{}", name).encode() == "\\udcff\\x00é".encode()
+    assert page.table(name, [], []).encode().count("\\udcff\\x00é".encode()) == 3
+
+  def test_a_template_without_its_values_is_an_error(self):
+    with pytest.raises(jinja2.UndefinedError, match="'rows' is undefined"):
+      page.render("table.html", caption="", header=["x"])
 
 
 class TestCharts:
@@ -377,7 +387,7 @@ class TestPageOfARun:
       assert f" {sum(kind == 'right' for kind, _ in classes_of)} of its " in query
 
   def test_config_and_versions(self, finished, whole_page):
-    own = about.flat(workdir.read_config(finished))
+    own = run_tables.flat(workdir.read_config(finished))
     for key in own:
       assert f"<code>{key}</code>" in whole_page
     assert _cells(whole_page, "model.width") == ["4", "64"]
@@ -477,7 +487,7 @@ class TestRunsOfOtherKinds:
   def test_kept_steps(self, folder):
     (folder / "diverged" / "4").mkdir(parents=True)
     (folder / "diverged" / "4" / "report.json").write_text("{}")
-    assert "in diverged/: step 4" in curves.convergence(reading.read(folder))
+    assert "in diverged/: step 4" in run_report.make(folder)
 
   def test_long_runs_stay_small(self, folder):
     lines = [
@@ -489,18 +499,18 @@ class TestRunsOfOtherKinds:
 
   def test_a_class_that_was_not_seen_has_no_v(self):
     unseen = _v(3, 0, "x", visits=0)
-    assert np.isnan(tracking_part.distance(unseen))
-    assert tracking_part.distance(_v(3, 0, "x")) == pytest.approx(0.1)
-    assert "v, median (no values)" in tracking_part._over_time("x", [{"step": 3, **unseen}], 6.0)
-    assert "v (no values)" in tracking_part._profile("x", [{"step": 3, **unseen}])
+    assert np.isnan(run_charts.v_distance(unseen))
+    assert run_charts.v_distance(_v(3, 0, "x")) == pytest.approx(0.1)
+    assert "v, median (no values)" in run_charts._over_time("x", [{"step": 3, **unseen}], 6.0)
+    assert "v (no values)" in run_charts._profile("x", [{"step": 3, **unseen}])
 
   def test_classes_of_one_name_stay_apart(self):
-    found = tracking_part.by_class([{"step": 1, "classes": [_v(1, 0, "x"), _v(1, 7, "x")]}])
+    found = run_charts.v_by_class([{"step": 1, "classes": [_v(1, 0, "x"), _v(1, 7, "x")]}])
     assert list(found) == ["x (row 0)", "x (row 7)"]
 
   def test_method_that_the_paper_has(self, folder):
     _change(folder / workdir.CONFIG, lambda content: content["data"].update(source="sop"))
-    text = results_part.section(reading.read(folder))
+    text = run_report.make(folder)
     assert "no numbers" not in text
     assert _cells(text, "paper: SOPRC (the same loss)")[0] == "62.75"
     assert "Not computed by this run (eval.ks): recall@100, recall@1000" in text
@@ -575,7 +585,7 @@ class TestRefusals:
 
 def _comparison(folder, *, with_runs=True):
   """A finished comparison of two methods over two seeds; SmoothAP broke down at one."""
-  shared = about.defaults("default")
+  shared = run_tables.defaults("default")
   config = {key: shared[key] for key in ("data", "train", "model", "eval")} | {"data": shared["data"] | {"source": "sop"}}
   entries = []
   for method, values in (("soprc", [0.6, 0.7]), ("smooth_ap", [0.5, None])):
@@ -627,6 +637,14 @@ class TestPageOfAComparison:
     assert note not in comparison.make(_comparison(tmp_path))
     _change(tmp_path / "table.json", lambda content: content.update(seen_classes=f"{note}."))
     assert note in comparison.make(tmp_path)
+
+  def test_names_show_as_text(self, tmp_path):
+    folder = _comparison(tmp_path)
+    label = _NAMES[0] + _NAMES[1]
+    _change(folder / "table.json", lambda content: content["methods"][1].update(label=label))
+    found = _Page(comparison.make(folder))
+    assert label in found.text
+    assert found.all("script") + found.all("img") == []
 
   def test_curves_are_those_of_the_runs(self, tmp_path):
     text = comparison.make(_comparison(tmp_path))
@@ -680,11 +698,11 @@ class TestThumbnails:
 
 def test_f64_names_in_a_page_stay_on_their_line():
   name, shown = "a\n\x1b[31m\u2028b\u202e", r"a\n\x1b[31m\u2028b\u202e"
-  assert markup_free(page.label(name, 60)) == shown
+  assert markup_free(page.name(name, 60)) == shown
   example = sources.Example(np.zeros((2, 2, 3), np.uint8), 0, name, name)
   assert f'alt="class {shown}, image {shown}"' in panel._thumbnail(example)
   lines = [{"step": 1, "classes": [_v(1, 0, name), _v(1, 1, shown)]}]
-  assert list(tracking_part.by_class(lines)) == [f"{shown} (row 0)", f"{shown} (row 1)"]  # what looks the same has its row
+  assert list(run_charts.v_by_class(lines)) == [f"{shown} (row 0)", f"{shown} (row 1)"]  # what looks the same has its row
 
 
 # What a reader would trip over, in the page's own words.

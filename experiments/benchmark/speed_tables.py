@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from experiments.benchmark import harness
+from soprc_jax._internal import text_table
 from soprc_jax.training import plots
 
 
@@ -44,11 +45,8 @@ def markdown(rows: Sequence[harness.Row]) -> str:
   >>> print(markdown([row]).splitlines()[2])
   | loss | triplet | 500 ms | torch: **2.00** ± 0.00 (2.00) | yes |
   """
-  lines = [
-    "| benchmark | case | ours | peer: time / ours ± half the quartile range (target) | reached |",
-    "|---|---|---|---|---|",
-  ]
-  notes: dict[str, int] = {}
+  header = ["benchmark", "case", "ours", "peer: time / ours ± half the quartile range (target)", "reached"]
+  lines, notes = [], dict[str, int]()
   for group in cases(rows):
     cells = []
     for row in group:
@@ -56,9 +54,9 @@ def markdown(rows: Sequence[harness.Row]) -> str:
       cells.append(f"{row.peer}: **{_number(row.ratio)}** ± {_number(row.spread)} ({_number(row.target)}){mark}")
     first = group[0]
     answer = "yes" if reached(group) else "**no**"
-    lines.append(f"| {first.benchmark} | {first.case} | {_seconds(first.ours)} | {'; '.join(cells)} | {answer} |")
-  lines += ["", *(f"[{number}] {note[0].upper()}{note[1:]}.  " for note, number in notes.items())]
-  return "\n".join(lines).rstrip() + "\n"
+    lines.append([first.benchmark, first.case, _seconds(first.ours), "; ".join(cells), answer])
+  told = [f"[{number}] {note[0].upper()}{note[1:]}.  " for note, number in notes.items()]
+  return "\n".join([text_table.markdown(header, lines), "", *told]).rstrip() + "\n"
 
 
 def _number(value: float) -> str:

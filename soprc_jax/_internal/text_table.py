@@ -1,0 +1,25 @@
+"""Tables of text: Markdown, and aligned columns for a terminal."""
+
+from collections.abc import Iterable, Sequence
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+  """Returns a Markdown table, without a line end after its last row.
+
+  >>> print(markdown(["loss", "mAUPRC"], [["SOPRC", "0.62"]]))
+  | loss | mAUPRC |
+  |---|---|
+  | SOPRC | 0.62 |
+  """
+  first, *others = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+  return "\n".join([first, "|---" * len(header) + "|", *others])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+  """Returns a line for each row, its columns two blanks apart and as wide as their longest cell.
+
+  >>> aligned([["a", "1"], ["long", "2"]])
+  ['a     1', 'long  2']
+  """
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return ["  ".join([*map(str.ljust, row[:-1], widths), row[-1]]) for row in rows]

@@ -1,0 +1,186 @@
+"""Tables of a run: results next to the paper's, tracked scores, time, config, software."""
+
+from collections.abc import Collection, Mapping
+import json
+from typing import Any
+
+from markupsafe import Markup
+import numpy as np
+
+from soprc_jax.reports import page, paper, reading, run_charts
+from soprc_jax.reports.tested import Tested
+from soprc_jax.training import config as config_lib
+from soprc_jax.training import methods
+from soprc_jax.training import results as results_lib
+
+_COUNTS = {
+  "num_queries": "queries",
+  "num_skipped": "queries without a positive, skipped",
+  "num_broken": "broken images, left out",
+  "num_repeats": "random galleries",
+}
+
+
+def headline(run: reading.Run) -> list[tuple[str, str]]:
+  """Returns name and value of the most important metrics."""
+  test, val = run.results["test"], run.results["val"]
+  shown = [("test mAUPRC", f"{test['mAUPRC']:.4f}")]
+  shown += [(f"test {name}", f"{value:.4f}") for name, value in test.items() if name.startswith("recall@")][:2]
+  shown += [("val mAUPRC", f"{val['mAUPRC']:.4f}")] if "mAUPRC" in val else []
+  if "num_queries" in test:
+    shown.append(("test queries", f"{test['num_queries']:,}"))
+  return shown
+
+
+def metrics(run: reading.Run) -> Markup:
+  """Tabulates all metrics of all splits."""
+  found = run.results
+  names = reading.splits(found)
+  keys = dict.fromkeys(key for name in names for key, value in found[name].items() if isinstance(value, float))
+  titles = {key: key for key in keys}
+  titles |= {key: title for key, title in _COUNTS.items() if any(key in found[name] for name in names)}
+  rows = [[title, *(found[name].get(key) for name in names)] for key, title in titles.items()]
+  return page.table("Every metric of every evaluation (values from 0 to 1)", ["metric", *names], rows)
+
+
+def beside(run: reading.Run) -> list[tuple[Markup, str, list[str]]]:
+  """Tabulates the paper's results with the run in the first row.
+
+  Where the paper has no numbers for the data, it is the table of Stanford Online Products.
+
+  Returns:
+    Tables, each with its note (may be empty) and the names of the metrics that the run lacks.
+  """
+  source = run.config.data.source
+  if not paper.has(source):
+    return [_beside(paper.reported("sop", trainval=False), run, "test", compares=False)]
+  splits = reading.splits(run.results)
+  tables = {split: paper.reported(source, trainval=run.config.data.trainval, split=split) for split in splits}
+  return [_beside(table, run, split, compares=True) for split, table in tables.items() if table is not None]
+
+
+def _beside(table: paper.Reported | None, run: reading.Run, split: str, *, compares: bool) -> tuple[Markup, str, list[str]]:
+  assert table is not None
+  own, values = run.config.loss.name, run.results[split]
+  mine = page.name(f"this run: {methods.label(own)} on {run.config.data.source}, {split}")
+  rows: list[list[page.Cell]] = [[mine, *(percent(values.get(metric)) for metric in table.metrics)]]
+  marked = {0}
+  for method, reported in table.rows.items():
+    same = compares and method == own
+    if same:
+      marked.add(len(rows))
+    title = f"paper: {methods.label(method)}{' (the same loss)' if same else ''}"
+    rows.append([title, *(page.number(value, 2) for value in reported)])
+  caption = f"The paper's results in percent (Table 1 and its appendix): {table.title}"
+  missing = [metric for metric in table.metrics if metric not in values]
+  return page.table(caption, ["", *map(_title, table.metrics)], rows, own=marked), table.note, missing
+
+
+def percent(value: float | None) -> page.Number:
+  """Returns a share as a cell in percent."""
+  return page.number(None if value is None else 100.0 * value, 2)
+
+
+def _title(metric: str) -> str:
+  """A metric's name that may break after its @, so that the table fits a phone."""
+  name, at, k = metric.partition("@")
+  return page.markup("{}<wbr/>{}", name + at, k) if at else name
+
+
+def v(history: run_charts.History) -> Markup:
+  """Tabulates the last state of v of the logged classes."""
+  rows = []
+  for name, entries in history.items():
+    last = entries[-1]
+    apart = run_charts.v_distance(last)
+    cells = [last["visits"], last["last_visit"] or None, float(last["weight"]), None if np.isnan(apart) else apart]
+    rows.append([page.name(name), *cells])
+  header = ["class", "batches that held a pair of it", "the last of them at step", "weight of v", "mean of |v - true|"]
+  return page.table("State of the logged classes at the last evaluation", header, rows)
+
+
+def time(run: reading.Run, found: Tested | None) -> Markup:
+  """Tabulates the speed of training, of loading, and of the evaluation if there was one."""
+  seconds = run.column("seconds")[1]
+  kept = seconds[np.isfinite(seconds)]
+  speed = float(run.results.get("images_per_second", np.nan))
+  rows: list[list[page.Cell]] = [["images per second (median step)", page.number(speed, 1)]]
+  if "data_wait_share" in run.results:
+    rows.append(["share of the time waiting for images", page.Number(f"{run.results['data_wait_share']:.1%}")])
+  if kept.size:
+    rows += [
+      ["seconds of a step, median", float(np.median(kept))],
+      ["seconds of a step, 95th percentile", float(np.quantile(kept, 0.95))],
+      ["seconds of the slowest step (the first compiles)", float(kept.max())],
+      ["minutes of all steps together, without evaluation and checkpoints", page.number(float(kept.sum() / 60), 1)],
+    ]
+  if found is not None:
+    embedding = f"seconds to embed {len(found.labels):,} test images, for this report, with start-up"
+    rows += [
+      [embedding, page.number(found.embedding_seconds, 1)],
+      [f"seconds to rank them, for this report on {found.device}", page.number(found.ranking_seconds, 1)],
+    ]
+  return page.table("Time", ["", "value"], rows)
+
+
+def changed_keys(run: reading.Run) -> Markup:
+  """Tabulates the keys of the config that differ from the defaults."""
+  preset = run.config.loss.preset
+  own, default = flat(run.config.to_dict()), flat(defaults(preset))
+  changed = changes(own, default)
+  rows = [[_key(key), _value(value), _value(default[key]) if key in default else "-"] for key, value in changed.items()]
+  caption = f"The {len(changed)} of {len(own)} keys that differ from the defaults (of the preset {preset})"
+  return page.table(caption, ["key", "value", "default"], rows)
+
+
+def all_keys(own: Mapping[str, Any], changed: Collection[str]) -> Markup:
+  """Tabulates all keys of a flat config, the changed ones marked."""
+  marked = [i for i, key in enumerate(own) if key in changed]
+  rows = [[_key(key), _value(value), "changed" if key in changed else ""] for key, value in own.items()]
+  return page.table("Every key of the config, with its value", ["key", "value", "from the default"], rows, own=marked)
+
+
+def changes(own: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the keys of a flat config whose values are not the defaults."""
+  return {key: value for key, value in own.items() if default.get(key, object()) != value}
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Flattens a config: keys with dots -> values, in order, tuples as lists.
+
+  >>> flat({"b": {"c": (1, 2)}, "a": 0})
+  {'a': 0, 'b.c': [1, 2]}
+  """
+  found: dict[str, Any] = {}
+  for key in sorted(tree):
+    value = tree[key]
+    if isinstance(value, dict) and value:
+      found |= flat(value, f"{prefix}{key}.")
+    else:
+      found[prefix + key] = json.loads(json.dumps(value, default=list))
+  return found
+
+
+def defaults(preset: str) -> dict[str, Any]:
+  """Returns the resolved default config with a preset."""
+  config = config_lib.default_config()
+  config.loss.preset = preset
+  found: dict[str, Any] = config_lib.resolve(config).to_dict()
+  return found
+
+
+def versions(then: Mapping[str, str] | None) -> Markup:
+  """Tabulates the software of the run (None: not noted) and of this report."""
+  before, now = then or {}, results_lib.software()
+  names = dict.fromkeys([*before, *now])
+  rows = [[name, page.name(before.get(name, "-")), page.name(now.get(name, "-"))] for name in names]
+  return page.table("Versions", ["package", "of the run", "of this report"], rows)
+
+
+def _key(key: str) -> Markup:
+  return page.markup("<code>{}</code>", key)
+
+
+def _value(value: Any) -> Markup:
+  text = value if isinstance(value, str) and value else json.dumps(value)
+  return page.markup('<code class="name">{}</code>', text)
