@@ -369,6 +369,13 @@ def config_arguments() -> list[str]:
   return [argument for argument in arguments.split(",") if argument]
 
 
+def config_name() -> str:
+  """The config file that was named, with its argument: ``folder:small`` for those of this project, else the path."""
+  path, colon, argument = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
+  ours = Path(path).resolve().parent == _CONFIGS.resolve()
+  return f"{Path(path).stem if ours else path}{colon}{argument}"
+
+
 def config_overrides() -> dict[str, Any]:
   """Keys that the command line overrides, with their values."""
   return config_flags.get_override_values(flags.FLAGS["config"])

@@ -32,6 +32,7 @@ _SPLIT = absl_flags.DEFINE_string(
 _INDEX = absl_flags.DEFINE_string("index", None, "File of experiments.embed to search in, instead of a split.")
 _CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
 _TOP = absl_flags.DEFINE_integer("top", 10, "Number of images to show.", lower_bound=1)
+_SKIP_QUERY = absl_flags.DEFINE_bool("skip_query", False, "Leave the file of the query itself out of what is found.")
 _FORMAT = absl_flags.DEFINE_enum("format", "table", ["table", "json"], "What is printed.")
 _CONTACT_SHEET = absl_flags.DEFINE_string("contact_sheet", None, "Picture to write, FILE.png; must not exist.")
 _BACKEND = absl_flags.DEFINE_enum(
@@ -82,7 +83,9 @@ def main(argv: Sequence[str]) -> None:
       seen = search.check_unseen(found, _SPLIT.value, names, allow_seen_classes=_ALLOW_SEEN.value)
       gallery = embed.make_index(found, source, split=_SPLIT.value, root=found.config.data.root, embed=embedder)
     vectors = search.embed_queries(found, paths, embedder)
-    rows = search.nearest(gallery, vectors, top=_TOP.value, backend=_BACKEND.value)
+    rows = search.nearest(gallery, vectors, top=_TOP.value + _SKIP_QUERY.value, backend=_BACKEND.value)
+    if _SKIP_QUERY.value:
+      rows = search.without_query(gallery, paths, rows, top=_TOP.value)
     if picture is not None:
       sheet.write(picture, sheet.draw(gallery, paths, rows, sheet.loader(gallery, found.config)))
   if _FORMAT.value == "json":

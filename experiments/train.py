@@ -34,7 +34,8 @@ def main(argv: Sequence[str]) -> None:
     if unused:
       raise ValueError("\n".join(unused))
     flags.prepare_jax()
-    results = loop.train(run.config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
+    command = {"config": flags.config_name(), "overrides": flags.config_overrides()}
+    results = loop.train(run.config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value, command=command)
   if not parallel.is_main():
     return
   print(flags.metrics_line("test", results["test"]))

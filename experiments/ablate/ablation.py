@@ -14,8 +14,6 @@ from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
 _log = logging.getLogger(__name__)
-# Without the backward pass an image costs about a third of a training step's share.
-_FORWARD_SHARE = 1 / 3
 # The config as it is.
 BASE = Option("soprc", {})
 WRITES = (
@@ -119,22 +117,9 @@ def _options(plan: Plan) -> Iterator[tuple[str, Option, tuple[float, ...]]]:
 
 
 def seconds_a_run(plan: Plan, make_config: MakeConfig) -> Callable[[Option], float]:
-  """A function that tells about how long a run of an option takes here, by steps of the config that it measures now."""
-  base = run_config(plan, make_config, BASE, None, plan.seeds[0])
-  began = time.perf_counter()
-  step = step_cost.measure({"soprc": base}, rounds=2)["soprc"].step_seconds
-  starting = time.perf_counter() - began
-  sizes = {name: len(split) for name, split in build.make_data(base).splits.items()}
-
-  def seconds(option: Option) -> float:
-    config = run_config(plan, make_config, option, None, plan.seeds[0])
-    an_image = step / base.train.batch_size
-    trained = config.train.batch_size * config.train.steps
-    evaluations = 1 + (config.train.steps // config.eval.every if config.eval.every else 0)
-    evaluated = sizes["val"] * evaluations + sizes["test"]
-    return starting + an_image * (trained + _FORWARD_SHARE * evaluated)
-
-  return seconds
+  """Returns a function that estimates the seconds of a run of an option, from steps of the config measured now."""
+  estimate = step_cost.run_seconds(run_config(plan, make_config, BASE, None, plan.seeds[0]))
+  return lambda option: estimate(run_config(plan, make_config, option, None, plan.seeds[0]))
 
 
 def planned(plan: Plan, folder: Path) -> dict[str, list[tuple[Option, bool]]]:

@@ -47,6 +47,7 @@ _ALLOW_SEEN = absl_flags.DEFINE_bool(
   False,
   "Start from networks also if they were trained on classes of val or test: a warning and a note in the results instead of an error.",
 )
+_LIST = absl_flags.DEFINE_bool("list", False, "Print the runs and the estimated time, and start none.")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -58,9 +59,34 @@ def main(argv: Sequence[str]) -> None:
     _refuse_lost_overrides()
     comparison.check(plan, _make_config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
     first = plans.run_config(plan, _make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
+    if _LIST.value:
+      _print_plan(plan, first, run)
+      return
     comparison.claim(plans.shared(first), plan.starts(), run.workdir, data=first.data)
     _logger().info("%s; into %s.", plans.describe(plan), run.workdir)
     _compare(plan, run)
+
+
+def _print_plan(plan: Any, first: Any, run: flags.Run) -> None:
+  """Prints the runs of each method and the time that is left, measured on a few steps of the first method."""
+  from experiments.compare import comparison, plans, step_cost
+  from soprc_jax._internal import text_table
+  from soprc_jax.training import parallel, progress
+
+  seconds = step_cost.run_seconds(first)(first)
+  rows, left = [], 0
+  for method in plan.methods:
+    names = plans.possible_runs(plan, method)
+    total = len(plans.rates_of(plan, method)) + len(plan.seeds) - 1
+    ended = min(sum(comparison.finished(run.workdir, name) is not None for name in names), total)
+    left += total - ended
+    rates = ", ".join(f"{rate:g}" for rate in plans.rates_of(plan, method))
+    rows.append([method, rates, str(total), str(ended)])
+  print(text_table.markdown(["method", "learning rates", "runs", "finished"], rows))
+  print(
+    f"{left} runs are left, about {progress.duration(left * seconds)} on {parallel.describe()} "
+    f"({progress.duration(seconds)} a run, measured on {plan.methods[0]}). Nothing was started."
+  )
 
 
 def _compare(plan: Any, run: flags.Run) -> None:

@@ -54,7 +54,7 @@ def make(folder: Path) -> str:
     methods=_methods(table, entries),
     broken=[entry["label"] for entry in entries if None in entry["test"]["mAUPRC"]["values"]],
     in_paper=paper.has(source),
-    paper=_paper(table, entries),
+    paper=_paper(table, entries) if paper.has(source) else None,
     curves=_curves(folder, table),
     rates=_rates(entries),
     costs=_costs(table, entries),
@@ -98,10 +98,9 @@ def _methods(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> 
 
 
 def _paper(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> tuple[Markup, str]:
-  """The table next to the paper's numbers, or next to those of other data, and its note."""
+  """The table next to the paper's numbers on the same data, and its note."""
   data = table["config"]["data"]
-  known = paper.has(data["source"])
-  reported = paper.reported(data["source"] if known else "sop", trainval=known and bool(data.get("trainval")))
+  reported = paper.reported(data["source"], trainval=bool(data.get("trainval")))
   assert reported is not None
   metrics = [metric for metric in reported.metrics if metric in entries[0]["test"]]
   header = ["method", *(f"{metric}, here" for metric in metrics), *(f"{metric}, paper" for metric in metrics)]

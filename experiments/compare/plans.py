@@ -168,6 +168,11 @@ def num_runs(plan: Plan) -> int:
   return sum(len(rates_of(plan, method)) + len(plan.seeds) - 1 for method in plan.methods)
 
 
+def possible_runs(plan: Plan, method: str) -> list[RunName]:
+  """Returns every run that a method may make: its rates at the first seed, and each rate at the others."""
+  return [RunName(method, rate, seed) for seed in plan.seeds for rate in rates_of(plan, method)]
+
+
 def _by_sgd(plan: Plan, method: str) -> bool:
   return plan.soprc_with_sgd and method in methods.METHODS and methods.METHODS[method].loss == "soprc"
 

@@ -1,13 +1,17 @@
 """What a training step costs by the method: time, measured side by side, and memory, as XLA plans it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import time
 from typing import Any, NamedTuple
 
 import jax
+from ml_collections import ConfigDict
 import numpy as np
 
 from soprc_jax.training import build, parallel
+
+# Without the backward pass an image costs about a third of a training step's share.
+_FORWARD_SHARE = 1 / 3
 
 
 class Cost(NamedTuple):
@@ -38,6 +42,26 @@ def measure(configs: Mapping[str, Any], *, rounds: int = 7) -> dict[str, Cost]:
     for name, step in steps.items():
       seconds[name].append(step.time_one())
   return {name: Cost(float(np.median(seconds[name][1:])), step.peak_bytes) for name, step in steps.items()}
+
+
+def run_seconds(base: ConfigDict) -> Callable[[ConfigDict], float]:
+  """Measures steps of a config, and returns a function that estimates the seconds of a run of a config like it.
+
+  Args:
+    base: resolved.
+  """
+  began = time.perf_counter()
+  step = measure({"base": base}, rounds=2)["base"].step_seconds
+  starting = time.perf_counter() - began
+  sizes = {name: len(split) for name, split in build.make_data(base).splits.items()}
+
+  def seconds(config: ConfigDict) -> float:
+    trained = config.train.batch_size * config.train.steps
+    evaluations = 1 + (config.train.steps // config.eval.every if config.eval.every else 0)
+    evaluated = sizes.get("val", 0) * evaluations + sum(size for name, size in sizes.items() if name.startswith("test"))
+    return starting + step / base.train.batch_size * (trained + _FORWARD_SHARE * evaluated)
+
+  return seconds
 
 
 class _Step:

@@ -17,6 +17,7 @@ _RESULTS = {"steps": int, "val": dict, "test": _METRICS}
 _NOTED = {
   "seen_classes": classes.SEEN,
   "tested_step": int,
+  "command": {"config": str, "overrides": dict},
   "versions": {str: str},
   "device": str,
   "images_per_second": float,

@@ -31,7 +31,7 @@ def make(workdir: Path, *, data_root: Path | None = None) -> str:
   found, missing = _rank(run, data_root)
   return page.document(
     "run.html",
-    title=f"{methods.label(config.loss.name)} on {config.data.source}",
+    title=f"{run.workdir.name}: {methods.label(config.loss.name)} on {run_tables.data_name(config)}",
     run=run,
     tables=run_tables,
     charts=run_charts,
@@ -43,7 +43,7 @@ def make(workdir: Path, *, data_root: Path | None = None) -> str:
     skipped=[line["step"] for line in run.lines if line.get("skipped")],
     history=run_charts.v_by_class(run.v or []),
     keys=own,
-    changed_keys=run_tables.changes(own, run_tables.flat(run_tables.defaults(config.loss.preset))),
+    changed_keys=run_tables.changed(run, own),
     noted_versions=results.get("versions"),
     missing=missing,
     tested=found,

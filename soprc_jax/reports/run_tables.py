@@ -2,9 +2,11 @@
 
 from collections.abc import Collection, Mapping
 import json
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from ml_collections import ConfigDict
 import numpy as np
 
 from soprc_jax.reports import page, paper, reading, run_charts
@@ -44,29 +46,26 @@ def metrics(run: reading.Run) -> Markup:
 
 
 def beside(run: reading.Run) -> list[tuple[Markup, str, list[str]]]:
-  """Tabulates the paper's results with the run in the first row.
-
-  Where the paper has no numbers for the data, it is the table of Stanford Online Products.
+  """Tabulates the paper's results on the same data, with the run in the first row.
 
   Returns:
-    Tables, each with its note (may be empty) and the names of the metrics that the run lacks.
+    Tables, each with its note (may be empty) and the names of the metrics that the run lacks; none for other data.
   """
   source = run.config.data.source
   if not paper.has(source):
-    return [_beside(paper.reported("sop", trainval=False), run, "test", compares=False)]
+    return []
   splits = reading.splits(run.results)
   tables = {split: paper.reported(source, trainval=run.config.data.trainval, split=split) for split in splits}
-  return [_beside(table, run, split, compares=True) for split, table in tables.items() if table is not None]
+  return [_beside(table, run, split) for split, table in tables.items() if table is not None]
 
 
-def _beside(table: paper.Reported | None, run: reading.Run, split: str, *, compares: bool) -> tuple[Markup, str, list[str]]:
-  assert table is not None
+def _beside(table: paper.Reported, run: reading.Run, split: str) -> tuple[Markup, str, list[str]]:
   own, values = run.config.loss.name, run.results[split]
   mine = page.name(f"this run: {methods.label(own)} on {run.config.data.source}, {split}")
   rows: list[list[page.Cell]] = [[mine, *(percent(values.get(metric)) for metric in table.metrics)]]
   marked = {0}
   for method, reported in table.rows.items():
-    same = compares and method == own
+    same = method == own
     if same:
       marked.add(len(rows))
     title = f"paper: {methods.label(method)}{' (the same loss)' if same else ''}"
@@ -123,13 +122,29 @@ def time(run: reading.Run, found: Tested | None) -> Markup:
   return page.table("Time", ["", "value"], rows)
 
 
+def data_name(config: ConfigDict) -> str:
+  """Returns what names the data for people: the folder or file of the user's own images, else the data source."""
+  own = config.data.source in ("folder", "csv") and config.data.root
+  return Path(config.data.root).name or config.data.source if own else config.data.source
+
+
+def changed(run: reading.Run, own: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the keys that were set beside the config file; of older runs, those that differ from the defaults."""
+  command = run.results.get("command")
+  if command is None:
+    return changes(own, flat(defaults(run.config.loss.preset)))
+  return {key: own[key] for key in command["overrides"] if key in own}
+
+
 def changed_keys(run: reading.Run) -> Markup:
-  """Tabulates the keys of the config that differ from the defaults."""
+  """Tabulates the keys of `changed`, with the defaults of the preset."""
   preset = run.config.loss.preset
   own, default = flat(run.config.to_dict()), flat(defaults(preset))
-  changed = changes(own, default)
-  rows = [[_key(key), _value(value), _value(default[key]) if key in default else "-"] for key, value in changed.items()]
-  caption = f"The {len(changed)} of {len(own)} keys that differ from the defaults (of the preset {preset})"
+  found = changed(run, own)
+  rows = [[_key(key), _value(value), _value(default[key]) if key in default else "-"] for key, value in found.items()]
+  command = run.results.get("command")
+  what = "differ from the defaults" if command is None else f"were set beside the config {command['config']}"
+  caption = f"The {len(found)} of {len(own)} keys that {what} (defaults: of the preset {preset})"
   return page.table(caption, ["key", "value", "default"], rows)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,6 +112,25 @@ def nearest(index: index_lib.Index, queries: np.ndarray, *, top: int, backend: s
   queries = np.ascontiguousarray(queries, np.float32)
   shortlists = (_by_faiss if backend == "faiss" else _by_products)(index.embeddings, queries, top)
   return [_ranked(index, query, places, top) for query, places in zip(queries, shortlists, strict=True)]
+
+
+def without_query(
+  index: index_lib.Index, paths: Sequence[str], found: Sequence[list[Neighbour]], *, top: int
+) -> list[list[Neighbour]]:
+  """Leaves out of each row the neighbor that is the file of the query itself.
+
+  Args:
+    index: where was searched.
+    paths: files of the queries.
+    found: of each query its nearest ``top + 1`` images, see `nearest`.
+    top: number of images to keep.
+  """
+  rows = []
+  for path, row in zip(paths, found, strict=True):
+    place = os.path.realpath(path)
+    others = [one for one in row if os.path.realpath(Path(index.root) / one.id) != place]
+    rows.append(others[:top])
+  return rows
 
 
 def _ranked(index: index_lib.Index, query: np.ndarray, places: np.ndarray, top: int) -> list[Neighbour]:

@@ -50,12 +50,12 @@ def draw(
   pen = ImageDraw.Draw(sheet)
   for row, (path, neighbours) in enumerate(zip(paths, found, strict=True)):
     top = _GAP + row * _ROW
-    _tile(sheet, pen, (_GAP, top), _thumbnail(path), [("query", _INK), (Path(path).name, _SOFT)])
+    _tile(sheet, pen, (_GAP, top), _thumbnail(path), [("query", _INK), (_last_parts(path), _SOFT)])
     line = 2 * _GAP + _TILE + _GAP // 2
     pen.line([(line, top), (line, top + _ROW - 2 * _GAP)], fill=_EDGE, width=2)
     for column, one in enumerate(neighbours):
       left = 4 * _GAP + _TILE + column * (_TILE + _GAP)
-      lines = [(f"{one.similarity:.4f}", _INK), (one.class_name, _INK), (one.id.rsplit("/", 1)[-1], _SOFT)]
+      lines = [(f"{one.similarity:.4f}", _INK), (one.class_name, _INK), (_last_parts(one.id), _SOFT)]
       _tile(sheet, pen, (left, top), load(one.place), [(text, colour) for text, colour in lines if text])
   return sheet
 
@@ -118,6 +118,11 @@ def _tile(
   for number, (text, colour) in enumerate(lines):
     shown = _fitted(_drawable(text), _TILE)
     pen.text((left, top + _TILE + 4 + (number + 1) * _LINE - 5), shown, fill=colour, font=_font(shown), anchor="ls")
+
+
+def _last_parts(path: str) -> str:
+  """The folder and the name of a file: names such as ``0.png`` alone would be the same in every folder."""
+  return "/".join(Path(path).parts[-2:])
 
 
 def _fitted(text: str, width: int) -> str:

@@ -40,7 +40,13 @@ _log = logging.getLogger(__name__)
 DivergedError = nonfinite.DivergedError
 
 
-def train(config: ConfigDict, workdir: Path, *, allow_seen_classes: bool = False) -> dict[str, Any]:
+def train(
+  config: ConfigDict,
+  workdir: Path,
+  *,
+  allow_seen_classes: bool = False,
+  command: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
   """Trains by a resolved config, or goes on with the run in ``workdir``; returns what ``results.json`` holds.
 
   At a kill at any moment, the same call goes on from the newest checkpoint and ends with the same bits.
@@ -50,6 +56,8 @@ def train(config: ConfigDict, workdir: Path, *, allow_seen_classes: bool = False
     workdir: of the run.
     allow_seen_classes: log a warning instead of an error if the network of ``model.init_from`` was trained on
       classes of val or test; the results then have ``"seen_classes"``, see `classes.seen`.
+    command: ``{"config": str, "overrides": {key: value}}``, the config file that was named and the keys that were set
+      beside it; kept in the results for the report.
 
   Raises:
     ValueError: the config does not fit the data, the devices, or the run in ``workdir``; another process is at it; its files are damaged;
@@ -64,7 +72,7 @@ def train(config: ConfigDict, workdir: Path, *, allow_seen_classes: bool = False
   with _disk_errors(workdir), contextlib.ExitStack() as opened:  # closing writes too
     run = _Run(config, workdir, opened, allow_seen_classes=allow_seen_classes)
     run.train()
-    return run.finish()
+    return run.finish(command)
 
 
 @contextlib.contextmanager
@@ -397,8 +405,8 @@ class _Run:
       f"--workdir={self.workdir}{own}; try a lower optim.learning_rate" + ("" if skips else ", or train.on_nonfinite=skip")
     )
 
-  def finish(self) -> dict[str, Any]:
-    """Test metrics of the best checkpoint on val, pictures, ``results.json``."""
+  def finish(self, command: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Test metrics of the best checkpoint on val, pictures, ``results.json``; ``command`` as in `train`."""
     state: TrainState
     if self.best.latest_step() is None:
       state, which = parallel.unreplicate(self.state), "last"
@@ -408,7 +416,8 @@ class _Run:
     splits = self.data.splits
     tested = {name for split in splits for name in sources.shown_classes(splits[split]) if split != "train"}
     seen = classes.seen(self.meta["started_from"], tested, data_source=self.config.data.source)
-    return results.write(self.workdir, self.config, splits, self.embed, state, self.records.lines, seen_classes=seen)
+    notes = {"seen_classes": seen, "command": command}
+    return results.write(self.workdir, self.config, splits, self.embed, state, self.records.lines, notes=notes)
 
 
 def _trailing_skips(lines: list[dict[str, Any]]) -> int:

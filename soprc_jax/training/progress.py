@@ -41,6 +41,11 @@ class Progress:
     self._line_every, self._num_steps = config.log.line_every, num_steps
     self._batch_size = config.train.batch_size
     self._start = start
+    prior = config.loss.prior
+    self._anneals = config.loss.name == "soprc" and prior.start > 0
+    self._explanation = (
+      f"The prior falls from {prior.start:g}: the loss may rise while the ranking improves. Watch val_mAUPRC."
+    )
     self._after_first = 0.0
     self._recent: collections.deque[dict[str, Any]] = collections.deque(maxlen=self._line_every)
     self._bar = bar(config, total=num_steps, initial=start, unit="step", leave=True) if on_terminal(config) else None
@@ -56,7 +61,11 @@ class Progress:
     left = (now - self._after_first) / (done - 1) * (self._num_steps - step) if done > 1 else None
     if done == _MEASURED and left is not None and step < self._num_steps:
       self._announce(left)
-    shown = {name: f"{line[name]:.4g}" for name in ("loss", "val_mAUPRC", "val_recall@1") if name in line}
+    names = ("loss", *(["prior"] if self._anneals else []), "val_mAUPRC", "val_recall@1")
+    shown = {name: f"{line[name]:.4g}" for name in names if name in line}
+    if "prior" in shown and self._explanation:
+      self._write(self._explanation)
+      self._explanation = ""
     if self._bar is not None:
       waited = f"{workdir.data_wait_share(self._recent):.0%}"
       self._bar.set_postfix(shown | {"images/s": f"{self._rate():.0f}", "data wait": waited}, refresh=False)
@@ -72,7 +81,9 @@ class Progress:
   def _announce(self, left: float) -> None:
     """When the result will be there, as far as the first steps can tell."""
     at = time.strftime("%H:%M", time.localtime(time.time() + left))
-    message = f"{self._rate():.0f} images/s: the last step in about {duration(left)}, at {at}; evaluations come on top."
+    self._write(f"{self._rate():.0f} images/s: the last step in about {duration(left)}, at {at}; evaluations come on top.")
+
+  def _write(self, message: str) -> None:
     if self._bar is not None:
       self._bar.write(message, file=sys.stderr)
     else:

@@ -1,5 +1,6 @@
 """The end of a run: test metrics, pictures, ``results.json``."""
 
+from collections.abc import Mapping
 import importlib.metadata
 from pathlib import Path
 import platform
@@ -25,7 +26,7 @@ def write(
   state: TrainState,
   lines: list[dict[str, Any]],
   *,
-  seen_classes: dict[str, Any] | None = None,
+  notes: Mapping[str, Any],
 ) -> dict[str, Any]:
   """Tests a network on every test split, writes pictures and ``results.json``, and returns what that holds.
 
@@ -36,7 +37,8 @@ def write(
     embed: of `evaluation.make_embed`.
     state: whose network is tested; numpy leaves.
     lines: of ``metrics.jsonl``.
-    seen_classes: classes of val and test that the network had been trained on, see `classes.seen`.
+    notes: further entries, left out where they are None: ``"seen_classes"``, classes of val and test that the network
+      had been trained on, see `classes.seen`; ``"command"``, see `loop.train`.
 
   Raises:
     DivergedError: an embedding is not finite.
@@ -61,8 +63,7 @@ def write(
     "val": _val_at(lines, int(state.step)),
     **values,
   }
-  if seen_classes is not None:
-    found["seen_classes"] = seen_classes
+  found |= {name: value for name, value in notes.items() if value is not None}
   if parallel.is_main():
     workdir_lib.write_results(workdir, found)
   parallel.wait_for_all("the results are written")

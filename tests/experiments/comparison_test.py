@@ -492,6 +492,13 @@ class TestCommand:
     ]
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/*")} == before
 
+  def test_the_plan_alone(self, tmp_path):
+    done = runs.call(_COMPARE, *_flags(tmp_path / "new"), "--list")
+    assert done.returncode == 0, done.stderr
+    assert "| soprc | 0.01, 1e+30 | 2 | 0 |\n| xbm | 0.01, 1e+30 | 2 | 0 |\n4 runs are left, about " in done.stdout
+    assert done.stdout.endswith("Nothing was started.\n")
+    assert not (tmp_path / "new").exists()
+
   @pytest.mark.parametrize(
     ("flag", "message"),
     [

@@ -118,7 +118,7 @@ def finished(tmp_path_factory):
   lines = _lines(config)
   (folder / workdir.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
   embed = evaluation.make_embed(parts.model, config)
-  results.write(folder, config, data.splits, embed, state, lines)
+  results.write(folder, config, data.splits, embed, state, lines, notes={})
   for kind in (checkpoints.BEST, checkpoints.NEWEST):
     store = checkpoints.Store(folder / kind)
     store.save(state, classes.describe(data.splits, data_source=config.data.source))
@@ -366,10 +366,10 @@ class TestPageOfARun:
     assert _cells(whole_page, "mAUPRC") == [f"{there[split]['mAUPRC']:.4f}" for split in ("val", "test")]
     assert _cells(whole_page, "queries without a positive, skipped") == ["-", str(there["test"]["num_skipped"])]
     assert "have changed since" not in whole_page
-    mine = _cells(whole_page, "this run: SOPRC on folder, test")
-    assert mine[0] == f"{100 * there['test']['mAUPRC']:.2f}"
-    assert _cells(whole_page, "paper: SmoothAP")[0] == "61.65"
-    assert "The paper has no numbers for these data" in whole_page
+    assert "paper: SmoothAP" not in whole_page  # it has no numbers for these data
+    assert "Do not compare val with test" in whole_page
+    data_name = pathlib.Path(there["config"]["data"]["root"]).name
+    assert f"<h1>{finished.name}: SOPRC on {data_name}</h1>" in whole_page
 
   def test_panel_frames_right_and_wrong(self, whole_page):
     found = _Page(whole_page)
@@ -392,6 +392,14 @@ class TestPageOfARun:
       assert f"<code>{key}</code>" in whole_page
     assert _cells(whole_page, "model.width") == ["4", "64"]
     assert _cells(whole_page, "optax") == [results.software()["optax"]] * 2
+
+  def test_keys_that_were_set_beside_the_config(self, folder):
+    command = {"config": "folder:small", "overrides": {"model.width": 4, "data.root": "/x"}}
+    _change(folder / workdir.RESULTS, lambda content: content.update(command=command))
+    text = run_report.make(folder)
+    assert "keys that were set beside the config folder:small" in text
+    table = text[text.index("were set beside the config") :].split("</table>")[0]
+    assert re.findall(r"<code>([\w.]+)</code>", table) == ["model.width", "data.root"]
 
   def test_incidents(self, whole_page):
     assert "1 of 6 steps were not finite and left out" in whole_page
@@ -511,7 +519,9 @@ class TestRunsOfOtherKinds:
   def test_method_that_the_paper_has(self, folder):
     _change(folder / workdir.CONFIG, lambda content: content["data"].update(source="sop"))
     text = run_report.make(folder)
-    assert "no numbers" not in text
+    there = json.loads((folder / workdir.RESULTS).read_text())
+    assert _cells(text, "this run: SOPRC on sop, test")[0] == f"{100 * there['test']['mAUPRC']:.2f}"
+    assert _cells(text, "paper: SmoothAP")[0] == "61.65"
     assert _cells(text, "paper: SOPRC (the same loss)")[0] == "62.75"
     assert "Not computed by this run (eval.ks): recall@100, recall@1000" in text
 

@@ -218,6 +218,25 @@ def test_table_and_json():
   assert (second["class"], second["similarity"]) == (None, float(np.float32(0.6)))
 
 
+def test_the_query_itself_is_left_out(tmp_path, monkeypatch):
+  """By its file, however it is spelled; an equal image in another file stays."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "photos").mkdir()
+  for place in range(4):
+    (tmp_path / "photos" / f"{place}.png").write_bytes(b"")
+  (tmp_path / "link.png").symlink_to("photos/2.png")
+  gallery = _index(np.ones((4, 1)), root=str(tmp_path))
+  found = search.nearest(gallery, np.ones((3, 1), np.float32), top=3)
+  paths = ["photos/../photos/0.png", "link.png", "elsewhere.png"]
+  rows = search.without_query(gallery, paths, found, top=2)
+  assert [[one.place for one in row] for row in rows] == [[1, 2], [0, 1], [0, 1]]
+
+
+def test_names_on_a_contact_sheet_have_their_folder():
+  assert sheet._last_parts("photos/cat/0.png") == "cat/0.png"
+  assert sheet._last_parts("0.png") == "0.png"
+
+
 def test_contact_sheet(tmp_path):
   (tmp_path / "photos").mkdir()
   colours = [(200, 30, 30), (30, 200, 30), (30, 30, 200)]

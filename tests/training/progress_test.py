@@ -81,3 +81,12 @@ def test_a_bar_has_the_same(monkeypatch):
   assert found[0] == {"loss": "0.25", "images/s": "8", "data wait": "50%"}
   assert found.count("step") == 6
   assert sum("8 images/s: the last step in about" in str(entry) for entry in found) == 1
+
+
+def test_an_annealed_prior_is_shown_and_explained_once(caplog, monkeypatch):
+  lines = [_line(1, 50.0), *(_line(step, prior=0.5 / step) for step in range(2, 5))]
+  messages = _show(caplog, monkeypatch, lines, num_steps=4, **{"log.line_every": 2, "loss.prior.start": 0.5})
+  why = "The prior falls from 0.5: the loss may rise while the ranking improves. Watch val_mAUPRC."
+  assert messages[0] == why
+  assert [message for message in messages if message == why] == [why]
+  assert messages[-1].startswith("step 4/4: loss 0.25, prior 0.125, 16 images/s")
