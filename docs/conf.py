@@ -15,7 +15,10 @@ author = "the authors of soprc_jax"
 release = runpy.run_path(str(_ROOT / "soprc_jax" / "version.py"))["__version__"]
 version = release
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb", "sphinx_copybutton"]
+# Examples are copied without their prompts and without what they print.
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 exclude_patterns = ["_build"]
 # Formulas as MathML, which browsers draw themselves: MathJax would be fetched from the network.
 html_math_renderer = "mathml"

@@ -37,8 +37,10 @@ def one_sided_huber(margin: ArrayLike, *, tau: ArrayLike) -> jax.Array:
   tau = jnp.asarray(tau, margin.dtype)
   scaled = margin / tau
   negative = scaled < 0
-  # The inner `where` keeps the square from overflowing in the branch that is not taken; relu covers x >= tau.
-  inside = jnp.square(jax.nn.relu(1.0 - jnp.where(negative, jnp.zeros_like(scaled), scaled)))
+  # The inner `where` keeps the square from overflowing in the branch that is not taken. Not relu: on CPUs XLA's
+  # maximum drops a NaN in some sums.
+  zero = jnp.zeros_like(scaled)
+  inside = jnp.square(jnp.where(scaled >= 1, zero, 1.0 - jnp.where(negative, zero, scaled)))
   return jnp.where(negative, 1.0 - 2.0 * scaled, inside)
 
 
@@ -64,5 +66,5 @@ def one_sided_sigmoid(margin: ArrayLike, *, tau: ArrayLike) -> jax.Array:
   (margin,) = masks.promote(margin, names=("margin",))
   checks.check_width("tau", tau)
   tau = jnp.asarray(tau, margin.dtype)
-  # tanh saturates where exp would overflow; relu has derivative 0 at the kink, as for x > 0.
-  return jnp.tanh(jax.nn.relu(-margin) / (2.0 * tau))
+  # tanh saturates where exp would overflow; the derivative at the kink is 0, as for x > 0. Not relu, as above.
+  return jnp.tanh(jnp.where(margin >= 0, jnp.zeros_like(margin), -margin) / (2.0 * tau))
