@@ -80,7 +80,7 @@ _OPTIMIZED = {"readme_test.py", "golden_test.py", "metrics_test.py"}
 
 @pytest.fixture(autouse=True)
 def _as_for_a_user(request):
-  if request.path.name not in _OPTIMIZED:
+  if request.path.name not in _OPTIMIZED and not request.node.get_closest_marker("optimized"):
     yield
     return
   jax.config.update("jax_disable_most_optimizations", False)

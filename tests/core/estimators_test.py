@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import mapping
 import numpy as np
+import pytest
 import reference
 
 from soprc_jax import ap_loss, metrics, semi_variance, soprc_loss
@@ -754,3 +755,15 @@ class DevicesTest(chex.TestCase):
     local = functools.partial(_soprc, reduce_fn=None, axis_name=mapping.AXIS)
     got = mapping.on_devices(local, kind)(*map(mapping.split, arrays))
     np.testing.assert_allclose(np.reshape(got, -1), expected, rtol=1e-6)
+
+
+# Shapes of which XLA's maximum dropped the NaN in the fused sum over v, and one of which it did not.
+@pytest.mark.optimized
+@pytest.mark.parametrize(("num_lists", "num_positives", "num_negatives"), [(32, 31, 32), (32, 8, 8), (2, 3, 2)])
+def test_a_nan_in_v_reaches_the_loss_under_jit(num_lists, num_positives, num_negatives):
+  """A wrong row of v (a list id out of range, under jit) must not pass for a finite loss."""
+  rng = np.random.default_rng(0)
+  positive, negative = (np.float32(rng.random((num_lists, size))) for size in (num_positives, num_negatives))
+  loss = jax.jit(lambda v: soprc_loss(positive, negative, v, prior=0.1, reduce_fn=None))
+  assert np.isnan(loss(jnp.full((num_lists, 20), jnp.nan))).all()
+  assert np.isfinite(loss(jnp.full((num_lists, 20), 0.5))).all()
