@@ -79,8 +79,8 @@ class Key(NamedTuple):
     """Whether a value of the right type is allowed."""
     if value is None and self.default is None:
       return True
-    if self.holds is not None:
-      return self.holds(value)
+    if self.must:
+      return self.holds is None or self.holds(value)
     if self.choices:
       return value in self.choices
     if self._kind not in (int, float):

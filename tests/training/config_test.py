@@ -178,6 +178,7 @@ _BAD = [
   ("loss.prior.value", 0.0, "> 0"),
   ("loss.prior.start", 1.5, "<= 1"),
   ("loss.triplet.margin", -0.1, ">= 0"),
+  ("loss.blackbox.margin", -0.1, ">= 0"),
   ("optim.name", "lion", "sgd, adam"),
   ("optim.learning_rate", -0.1, ">= 0"),
   ("optim.learning_rate", math.nan, ">= 0"),

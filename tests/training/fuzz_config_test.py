@@ -134,6 +134,7 @@ class TestResolve:
       ({"data.workers": 10**6}, "data.workers must be >= 0 and <= 1024"),
       ({"model.embedding_dim": 10**9}, "model.embedding_dim must be >= 1 and <= 1048576"),
       ({"loss.tau2": 1e-40}, "loss.tau2 must be a number; it must be 0, or of a size from 1e-30 to 1e\\+30"),
+      ({"data.augmentation": "crop", "data.resize": 0}, "data.resize, .* must be at least 224, the crop; got 0"),
       ({"train": 3}, "train must be a group of keys: batch_size"),
       ({"train.steps": {"a": 1}}, "train.steps must be a single value"),
       ({"loss.custom": {"a": object()}}, "loss.custom.a must be a finite number"),
