@@ -11,7 +11,8 @@ from soprc_jax.training.config_keys import Key
 # Beyond them float32 has no steps, or no numbers.
 _RATES = (1e-12, 1e12)
 _WIDEST = 2**14
-_SOPRC, _RANKING = ("soprc",), ("soprc", "ap", "auroc")
+_SURROGATES = ("logistic", "huber")
+_SOPRC, _RANKING, _WEIGHTED = ("soprc",), ("soprc", "ap", "auroc"), ("weighted_cross_entropy",)
 
 KEYS = (
   Key(
@@ -52,57 +53,17 @@ KEYS = (
     must=f"integers >= 1 and <= {_WIDEST}",
     holds=lambda widths: all(1 <= width <= _WIDEST for width in widths),
   ),
-  Key(
-    "loss.scores",
-    "sigmoid",
-    "scores of the logits, for the losses of ranking; tau1 is in their units",
-    choices=binary_losses.SCORES,
-    losses=_RANKING,
-  ),
+  Key("loss.scores", "sigmoid", "scores of the logits, in units of tau1", choices=binary_losses.SCORES, losses=_RANKING),
   Key("loss.tau1", 0.1, "width of l1 (Eq. 7)", above=0, losses=_SOPRC, often=True),
   Key("loss.tau2", 0.001, "width of l2 (Eq. 7)", above=0, losses=("soprc", "ap")),
   Key("loss.beta", 0.1, "step of v (Eq. 10)", above=0, high=1, losses=_SOPRC),
-  Key(
-    "loss.num_points",
-    100,
-    "M; 0: N+, a v as long as the training data have positives, as in the paper",
-    high=10**6,
-    losses=_SOPRC,
-  ),
-  Key(
-    "loss.prior_start",
-    0.5,
-    "> 0: the prior goes from here to the data's, log-linear over the run; 0: it is the data's",
-    low=0,
-    high=1,
-    losses=_SOPRC,
-  ),
-  Key(
-    "loss.self_weight",
-    None,
-    "weight of a positive itself in its T; None: 1 / (M + 1)",
-    low=0,
-    high=1,
-    kind=float,
-    losses=_SOPRC,
-  ),
+  Key("loss.num_points", 100, "M; 0: the positives of the training data, as in the paper", high=10**6, losses=_SOPRC),
+  Key("loss.prior_start", 0.5, "> 0: the prior goes from here to the data's, log-linear", low=0, high=1, losses=_SOPRC),
+  Key("loss.self_weight", None, "weight of a positive in its T; None: 1/(M+1)", low=0, high=1, kind=float, losses=_SOPRC),
   Key("loss.tpr_gradient", False, "the gradient passes through T too", losses=_SOPRC),
-  Key(
-    "loss.weighted_cross_entropy.share",
-    0.5,
-    "share of positives that the weights make; 0: the data's",
-    low=0,
-    high=0.99,
-    losses=("weighted_cross_entropy",),
-  ),
+  Key("loss.weighted_cross_entropy.share", 0.5, "positives' share; 0: the data's", low=0, high=0.99, losses=_WEIGHTED),
   Key("loss.focal.gamma", 2.0, "exponent of the focal loss", low=0, losses=("focal",)),
-  Key(
-    "loss.auroc.surrogate",
-    "logistic",
-    "logistic: of the logits; huber: of the scores",
-    choices=("logistic", "huber"),
-    losses=("auroc",),
-  ),
+  Key("loss.auroc.surrogate", "logistic", "of the logits; huber: of the scores", choices=_SURROGATES, losses=("auroc",)),
   Key("loss.auroc.tau", 0.1, "width of the surrogate huber", above=0, losses=("auroc",)),
   Key("loss.ap.tau1", 0.1, "width of l1 of the AP loss", above=0, losses=("ap",)),
   Key("loss.libauc.gamma", 0.9, "gamma of APLoss, its default", above=0, high=1, losses=(binary_losses.PEER,)),
