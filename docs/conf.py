@@ -1,5 +1,8 @@
 """The documentation: ``python -m sphinx -W --keep-going -b html docs docs/_build/html``, without a network connection."""
 
+import functools
+import importlib
+import operator
 from pathlib import Path
 import re
 import runpy
@@ -56,12 +59,16 @@ _PAGES = {"results": "results/README.md"}
 
 
 def _from_repository(app: Any, page: str, source: list[str]) -> None:
-  """Puts a file of the repository in the place of its page, and the modules of a package where ``[modules NAME]`` stands."""
+  """Puts a file of the repository in the place of its page, and what code tells of itself in the place of its mark.
+
+  Marks: ``[modules PACKAGE]``, ``[keys MODULE]``.
+  """
   del app
   if page in _PAGES:
     path = _ROOT / _PAGES[page]
     source[0] = _moved(path.read_text(), path.parent)
   source[0] = re.sub(r"^\[modules (\w+)\]$", lambda match: _modules(match[1]), source[0], flags=re.M)
+  source[0] = re.sub(r"^\[keys ([\w.]+)\]$", lambda match: _keys(match[1]), source[0], flags=re.M)
 
 
 def _modules(package: str) -> str:
@@ -69,6 +76,22 @@ def _modules(package: str) -> str:
   names = sorted(path.stem for path in (_ROOT / "soprc_jax" / package).glob("[!_]*.py"))
   section = "## {name}\n\n```{{eval-rst}}\n.. automodule:: soprc_jax.{package}.{name}\n   :members:\n```\n"
   return "\n".join(section.format(name=name, package=package) for name in names)
+
+
+def _keys(name: str) -> str:
+  """A table of the config keys in ``KEYS`` of a module, with what each preset sets where the module has ``PRESETS``."""
+  module = importlib.import_module(name)
+  presets = getattr(module, "PRESETS", {})
+  rows = ["| key | default | must be | meaning |", "|---|---|---|---|"]
+  for key in module.KEYS:
+    default = f"`{key.default!r}`"
+    if key.default is None and presets:
+      path = key.name.removeprefix("loss.").split(".")
+      values = {name: functools.reduce(operator.getitem, path, preset) for name, preset in presets.items()}
+      default = ", ".join(f"{name}: `{value!r}`" for name, value in values.items())
+    marks = [f"used by {', '.join(key.losses)}"] * bool(key.losses) + ["may change on resume"] * key.on_resume
+    rows.append(f"| `{key.name}` | {default} | {key.allowed} | {'; '.join([key.meaning, *marks])} |")
+  return "\n".join(rows) + "\n"
 
 
 def _moved(text: str, folder: Path) -> str:

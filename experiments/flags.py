@@ -5,6 +5,7 @@ import contextlib
 import difflib
 import errno
 import functools
+import importlib
 import io
 import logging
 import os
@@ -23,9 +24,8 @@ _CONFIG = config_flags.DEFINE_config_file(
   "config",
   None,
   "Config file, with an argument after a colon: configs/glyphs.py or configs/glyphs.py:triplet. "
-  "Any key can be overridden: --config.optim.learning_rate=0.002. The keys, with their meaning, are in "
-  "soprc_jax/training/config.py (of comparisons in experiments/compare/plans.py, of experiments.train_binary in "
-  "experiments/binary/binary_config.py).",
+  "Any key can be overridden: --config.optim.learning_rate=0.002. The most used keys stand below; --helpfull "
+  "and docs/config.md list all.",
 )
 _WORKDIR = flags.DEFINE_string(
   "workdir", None, "Folder of the run. Programs that train: new, or of the same config to go on with."
@@ -77,10 +77,15 @@ class Run(NamedTuple):
   workdir: Path
 
 
-def parse(argv: Sequence[str]) -> list[str]:
-  """Flags parser for ``app.run``: mistakes in flags, config files and overrides end with a message, not a traceback."""
+def parse(argv: Sequence[str], *, config: str = "soprc_jax.training.config") -> list[str]:
+  """Flags parser for ``app.run``: mistakes in flags, config files and overrides end with a message, not a traceback.
+
+  Args:
+    argv: arguments of the process.
+    config: module whose ``KEYS`` the config of the program has, for its help.
+  """
   _prepare_streams()
-  _show_help(argv)
+  _show_help(argv, config)
   argv = [_with_path(argument) for argument in argv]
   try:
     rest = flags.FLAGS(argv)
@@ -107,13 +112,22 @@ def _with_path(argument: str) -> str:
   return f"--config={os.path.expanduser(given)}"
 
 
-def _show_help(argv: Sequence[str]) -> None:
+def _show_help(argv: Sequence[str], config: str) -> None:
   """Prints the help that is asked for, whatever else is given, and ends the process; absl would end it with status 1."""
   for argument in argv[1 : argv.index("--") if "--" in argv else None]:
     if argument.lstrip("-") in _HELP and argument.startswith("-"):
       with contextlib.suppress(SystemExit):
         flags.FLAGS([argv[0], argument])
+      if "config" in {flag.name for flag in flags.FLAGS.get_key_flags_for_module(argv[0])} and "xml" not in argument:
+        print(f"\n{_help_on_keys(config, every='full' in argument)}")
       sys.exit(0)
+
+
+def _help_on_keys(config: str, *, every: bool) -> str:
+  """The keys of a config with default, allowed values and meaning: all of them, or those that are used most."""
+  keys = [key for key in importlib.import_module(config).KEYS if every or key.often]
+  lines = [f"  --config.{key.name}: {key.meaning}\n    ({key.allowed}; default: {key.default!r})" for key in keys]
+  return "\n".join([f"{'All' if every else 'Often used'} keys of the config; a config file changes defaults:", *lines])
 
 
 def _prepare_streams() -> None:

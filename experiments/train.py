@@ -27,10 +27,10 @@ _ALLOW_SEEN = absl_flags.DEFINE_bool(
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, several_processes=True)
   # Imported after the flags are checked, so that a typo costs no start-up of the device.
-  from soprc_jax.training import config_checks, loop, parallel
+  from soprc_jax.training import config, loop, parallel
 
   with flags.errors_as_messages():
-    unused = config_checks.unused_problems(run.config, flags.config_overrides())
+    unused = config.unused_problems(run.config, flags.config_overrides())
     if unused:
       raise ValueError("\n".join(unused))
     flags.prepare_jax()

@@ -1,5 +1,6 @@
 """The documentation builds without a warning, has every public name, and leads where it says."""
 
+import html
 import importlib
 import inspect
 import pkgutil
@@ -11,6 +12,8 @@ import sys
 import pytest
 import runs
 
+from experiments.binary import binary_config
+from experiments.compare import plans
 import soprc_jax
 from soprc_jax.training import config
 
@@ -95,6 +98,13 @@ def test_commands_name_what_exists(path):
     _value(config.default_config(), key)
   for name in re.findall(r"`((?:soprc_jax|tests|configs|experiments)/[\w/.]+\.\w+)`", text):
     assert (runs.ROOT / name).is_file() or name.endswith("/NAME.py"), name
+
+
+def test_every_config_key_is_on_its_page(built):
+  page = re.sub(r"<(?!/?t[dr])[^>]*>", "", (built / "config.html").read_text())
+  rows = [[html.unescape(cell) for cell in re.findall(r"<td>(.*?)</td>", row, re.S)] for row in page.split("<tr")]
+  shown = {tuple(row[::2]) for row in rows if row}
+  assert {(key.name, key.allowed) for table in (config, plans, binary_config) for key in table.KEYS} == shown
 
 
 def _value(tree, key):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from configs import common
-from soprc_jax.training import rules
+from soprc_jax.training import config_keys
 
 Values = Mapping[str, Any]
 
@@ -98,7 +98,7 @@ def make(base: Any, settings: Any) -> dict[str, Stage]:
 
 def option(base: Any, values: Values) -> Option:
   """The option of these values, named by those that are not the config's own; ``soprc`` is the config as it is."""
-  changed = {key: value for key, value in values.items() if rules.value_of(base, key) != value}
+  changed = {key: value for key, value in values.items() if config_keys.value_of(base, key) != value}
   return Option(",".join(f"{_short(key)}={_shown(value)}" for key, value in changed.items()) or "soprc", changed)
 
 
@@ -119,13 +119,13 @@ def _batch_sizes(base: Any) -> Stage:
 
 
 def _sweep(base: Any, name: str, key: str, values: tuple[Any, ...]) -> Stage:
-  own = rules.value_of(base, key)
+  own = config_keys.value_of(base, key)
   return _points(base, name, key, sorted({*values, own}), f"{_SYMBOLS.get(name, name)} of SOPRC")
 
 
 def _points(base: Any, name: str, key: str, values: Iterable[Any], title: str) -> Stage:
   """A variant for each value of a key."""
-  own, rates = rules.value_of(base, key), (base.optim.learning_rate,)
+  own, rates = config_keys.value_of(base, key), (base.optim.learning_rate,)
 
   def variant(value: Any) -> Variant:
     label = f"{value:g}" + (" (config)" if value == own else "")

@@ -114,7 +114,7 @@ def _pushes(loss: Any, prior: float, found: lists.RetrievalLists) -> tuple[np.nd
       prior=prior,
       tau1=loss.tau1,
       tau2=loss.tau2,
-      self_weight=None if loss.self_weight == -1 else loss.self_weight,
+      self_weight=loss.self_weight,
       tpr_gradient=through,
       **found.masks,
     )

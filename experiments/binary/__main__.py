@@ -3,8 +3,8 @@ r"""Imbalanced binary classification, the original AUPRC problem: SOPRC beside t
 python -m experiments.train_binary --config=configs/imbalanced.py:digits --workdir=runs/binary_digits
 
 Data sets: digits, breast_cancer, flights (see configs/imbalanced.py); they come with packages, pip install -e ".[binary]". On two idle CPU cores digits and
-breast_cancer take 25 seconds each and flights 2 minutes; with LibAUC, and other work beside, 3 and 9 minutes. Any key can be set: --config.loss.tau1=0.3; they are in
-experiments/binary/binary_config.py.
+breast_cancer take 25 seconds each and flights 2 minutes; with LibAUC, and other work beside, 3 and 9 minutes. Any key can be set: --config.loss.tau1=0.3;
+--helpfull lists them.
 
 Every method starts at a seed from the same weights and sees the same batches; its learning rate is picked from config.rates by the mean AUPRC on val over
 the seeds, and its best network on val is tested. --libauc_python=PYTHON adds LibAUC's APLoss with its optimizer SOAP, run by the interpreter of another
@@ -18,6 +18,7 @@ same command goes on where it stopped.
 """
 
 from collections.abc import Sequence
+import functools
 import logging
 import os
 from pathlib import Path
@@ -100,4 +101,4 @@ def _machine() -> str:
 
 
 if __name__ == "__main__":
-  app.run(main, flags_parser=flags.parse)
+  app.run(main, flags_parser=functools.partial(flags.parse, config="experiments.binary.binary_config"))

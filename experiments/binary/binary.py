@@ -18,6 +18,7 @@ from soprc_jax import metrics
 from soprc_jax.data import balanced, tabular
 from soprc_jax.models import mlp
 from soprc_jax.training import optimizers
+from soprc_jax.training.loss_protocol import Inputs, Objective, Setting
 
 
 class Task(NamedTuple):
@@ -77,10 +78,10 @@ def prepare(config: Any, table: tabular.Table, seed: int) -> Task:
   return Task(splits, params, batches, sampler.num_positives)
 
 
-def make_loss(config: Any, name: str, task: Task) -> binary_losses.Loss:
+def make_loss(config: Any, name: str, task: Task) -> Objective:
   """The loss of a method for tasks of this size."""
-  positives = int(task.splits.train.labels.sum())
-  setting = binary_losses.Setting(task.splits.prior, positives, task.num_positives, config.train.steps)
+  counts = np.bincount(task.splits.train.labels, minlength=2)
+  setting = Setting(counts, num_steps=config.train.steps, max_positives=task.num_positives, axis_name=None)
   return binary_losses.make(name, config.loss, setting)
 
 
@@ -136,7 +137,7 @@ def first_state(config: Any, name: str, task: Task) -> State:
   return State(task.params, tx.init(task.params), jnp.zeros([], jnp.int32))
 
 
-def make_optimizer(config: Any, loss: binary_losses.Loss, rate: Any) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(config: Any, loss: Objective, rate: Any) -> optax.GradientTransformationExtraArgs:
   """The loss's tracker, then ``config.optim`` at a learning rate that may be traced."""
   # The updates of SGD and of Adam are linear in the rate, so that one of 1 can be scaled.
   return optax.chain(loss.tracker, optimizers.make_optimizer(_at_rate_one(config)), optax.scale(rate))
@@ -163,7 +164,7 @@ def auprc(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 def _take_steps(
   network: mlp.MLP,
-  loss: binary_losses.Loss,
+  loss: Objective,
   tx: optax.GradientTransformationExtraArgs,
   features: Any,
   labels: Any,
@@ -175,7 +176,9 @@ def _take_steps(
   def step(state: State, rows: jax.Array) -> tuple[State, jax.Array]:
     def objective(params: Any) -> tuple[jax.Array, Mapping[str, Any]]:
       logits: Any = network.apply(params, features[rows])
-      return loss.compute(binary_losses.Inputs(logits, labels[rows], state.step, state.opt_state))
+      where = jnp.ones(rows.shape, bool)
+      outputs = loss.compute(Inputs(logits, labels[rows], where, state.step, state.opt_state))
+      return outputs.loss, outputs.update_args
 
     (value, seen), grads = jax.value_and_grad(objective, has_aux=True)(state.params)
     updates, opt_state = tx.update(grads, state.opt_state, state.params, **seen)

@@ -1,65 +1,86 @@
-"""The config of the study of imbalanced classification, and the checks that fail before anything is compiled."""
+"""The config of the study of imbalanced classification: its table of keys, and checks that fail before anything is compiled."""
 
 from typing import Any
 
-from ml_collections import config_dict
-
 from experiments.binary import binary_losses
-from soprc_jax._internal.strings import shown
 from soprc_jax.data import tabular
-from soprc_jax.training import optimizers
-from soprc_jax.training import rules as rules_lib
+from soprc_jax.training import config_keys, optimizers
+from soprc_jax.training.config import ConfigDict
+from soprc_jax.training.config_keys import Key
 
-# ml_collections' class is opaque to mypy: its fields are checked by `resolve` instead.
-ConfigDict: Any = config_dict.ConfigDict
-
-_SCHEDULES = ("constant", "cosine")
-_SURROGATES = ("logistic", "huber")
 # Beyond them float32 has no steps, or no numbers.
 _RATES = (1e-12, 1e12)
 _WIDEST = 2**14
+_SURROGATES = ("logistic", "huber")
+_SOPRC, _RANKING, _WEIGHTED = ("soprc",), ("soprc", "ap", "auroc"), ("weighted_cross_entropy",)
+
+KEYS = (
+  Key(
+    "seeds",
+    (0, 1, 2, 3, 4),
+    "seeds of thinning, splits, weights and batches",
+    must="different integers >= 0, one at least",
+    holds=lambda seeds: config_keys.different(seeds, lambda seed: 0 <= seed < 2**31),
+    often=True,
+  ),
+  Key(
+    "methods",
+    binary_losses.METHODS,
+    "methods; the first is compared with the others",
+    must=f"different names of {', '.join(binary_losses.METHODS)}, one at least",
+    holds=lambda names: config_keys.different(names, lambda name: name in binary_losses.METHODS),
+    often=True,
+  ),
+  Key(
+    "rates",
+    (0.001, 0.003, 0.01, 0.03),
+    "learning rates, of which val picks each method's own",
+    must=f"different numbers from {_RATES[0]:g} to {_RATES[1]:g}, one at least",
+    holds=lambda rates: config_keys.different(rates, lambda rate: _RATES[0] <= rate <= _RATES[1]),
+    often=True,
+  ),
+  Key("data.name", "digits", "data set", choices=tuple(tabular.DATA_SETS), often=True),
+  Key("data.positive", 8, "the positive class of digits and breast_cancer"),
+  Key("data.share", 0.05, "share of positives to which the data are thinned; 0: as they are", low=0, high=0.5),
+  Key("data.val_share", 0.2, "share of the data for val", above=0, high=1),
+  Key("data.test_share", 0.4, "share of the data for test", above=0, high=1),
+  Key("data.batch_size", 64, "examples of a batch", low=2, high=2**20),
+  Key("data.positive_share", 0.25, "share of positives in a batch; 0: the data's own", low=0, high=0.99),
+  Key(
+    "model.widths",
+    (64, 64),
+    "widths of the hidden layers",
+    must=f"integers >= 1 and <= {_WIDEST}",
+    holds=lambda widths: all(1 <= width <= _WIDEST for width in widths),
+  ),
+  Key("loss.scores", "sigmoid", "scores of the logits, in units of tau1", choices=binary_losses.SCORES, losses=_RANKING),
+  Key("loss.tau1", 0.1, "width of l1 (Eq. 7)", above=0, losses=_SOPRC, often=True),
+  Key("loss.tau2", 0.001, "width of l2 (Eq. 7)", above=0, losses=("soprc", "ap")),
+  Key("loss.beta", 0.1, "step of v (Eq. 10)", above=0, high=1, losses=_SOPRC),
+  Key("loss.num_points", 100, "M; 0: the positives of the training data, as in the paper", high=10**6, losses=_SOPRC),
+  Key("loss.prior_start", 0.5, "> 0: the prior goes from here to the data's, log-linear", low=0, high=1, losses=_SOPRC),
+  Key("loss.self_weight", None, "weight of a positive in its T; None: 1/(M+1)", low=0, high=1, kind=float, losses=_SOPRC),
+  Key("loss.tpr_gradient", False, "the gradient passes through T too", losses=_SOPRC),
+  Key("loss.weighted_cross_entropy.share", 0.5, "positives' share; 0: the data's", low=0, high=0.99, losses=_WEIGHTED),
+  Key("loss.focal.gamma", 2.0, "exponent of the focal loss", low=0, losses=("focal",)),
+  Key("loss.auroc.surrogate", "logistic", "of the logits; huber: of the scores", choices=_SURROGATES, losses=("auroc",)),
+  Key("loss.auroc.tau", 0.1, "width of the surrogate huber", above=0, losses=("auroc",)),
+  Key("loss.ap.tau1", 0.1, "width of l1 of the AP loss", above=0, losses=("ap",)),
+  Key("loss.libauc.gamma", 0.9, "gamma of APLoss, its default", above=0, high=1, losses=(binary_losses.PEER,)),
+  Key("loss.libauc.margin", 1.0, "margin of APLoss, its default", above=0, losses=(binary_losses.PEER,)),
+  Key("optim.name", "adam", "optimizer", choices=optimizers.OPTIMIZERS),
+  Key("optim.schedule", "cosine", "schedule of the learning rate", choices=("constant", "cosine")),
+  Key("optim.ramp_steps", 0, "steps in which the rate rises from 0"),
+  Key("optim.momentum", 0.9, "momentum of SGD", low=0, high=1),
+  Key("optim.weight_decay", 0.0, "weight decay, added to the gradient (L2)", low=0),
+  Key("train.steps", 1000, "steps, a multiple of eval.every", low=1, high=10**7, often=True),
+  Key("eval.every", 50, "steps between evaluations on val; the best of these networks is tested", low=1),
+)
 
 
 def default_config() -> Any:
-  """All keys with values that work; ``configs/imbalanced.py`` changes them by data set."""
-  config = ConfigDict()
-  config.seeds = (0, 1, 2, 3, 4)  # of thinning, splits, weights and batches
-  config.methods = binary_losses.METHODS  # the first is compared with the others
-  config.rates = (0.001, 0.003, 0.01, 0.03)  # learning rates, of which val picks each method's own
-  config.data = ConfigDict(
-    {
-      "name": "digits",  # digits | breast_cancer | flights
-      "positive": 8,  # the positive class of digits and breast_cancer
-      "share": 0.05,  # share of positives to which the data are thinned; 0: as they are
-      "val_share": 0.2,
-      "test_share": 0.4,
-      "batch_size": 64,
-      "positive_share": 0.25,  # of each batch; 0: uniform sampling, so the data's own
-    }
-  )
-  config.model = ConfigDict({"widths": (64, 64)})
-  config.loss = ConfigDict(
-    {
-      "scores": "sigmoid",  # of the logits, for the losses of ranking: none | sigmoid | tanh; tau1 is in their units
-      "tau1": 0.1,  # Eq. 7
-      "tau2": 0.001,
-      "beta": 0.1,  # Eq. 10
-      "num_points": 100,  # M; 0: N+, a v as long as the training data have positives, as in the paper
-      "prior_start": 0.5,  # > 0: the prior goes from here to the data's, log-linear over the run; 0: it is the data's throughout
-      "self_weight": -1.0,  # -1: 1 / (M + 1)
-      "tpr_gradient": False,
-      # Knobs of the other methods, each under its name.
-      "weighted_cross_entropy": ConfigDict({"share": 0.5}),  # share of positives that the weights make; 0: the data's
-      "focal": ConfigDict({"gamma": 2.0}),
-      "auroc": ConfigDict({"surrogate": "logistic", "tau": 0.1}),  # logistic (of the logits) | huber (of the scores)
-      "ap": ConfigDict({"tau1": 0.1}),
-      "libauc": ConfigDict({"gamma": 0.9, "margin": 1.0}),  # the defaults of its APLoss
-    }
-  )
-  config.optim = ConfigDict({"name": "adam", "schedule": "cosine", "ramp_steps": 0, "momentum": 0.9, "weight_decay": 0.0})
-  config.train = ConfigDict({"steps": 1000})
-  config.eval = ConfigDict({"every": 50})  # the best of these networks on val is tested
-  return config
+  """The keys of `KEYS` with their defaults; ``configs/imbalanced.py`` changes them by data set."""
+  return config_keys.default_config(KEYS)
 
 
 def resolve(config: Any) -> Any:
@@ -69,16 +90,13 @@ def resolve(config: Any) -> Any:
     ValueError: names each wrong key with its value and what is allowed.
   """
   tree, default = config.to_dict(), default_config().to_dict()
-  problems = rules_lib.key_problems(tree, default)
+  problems = config_keys.key_problems(tree, default)
   if {problem.split(" ")[0] for problem in problems} & (tree.keys() ^ default.keys()):
     problems.append("Is this the config of another program? experiments.train_binary takes configs/imbalanced.py")
-  if not problems:
-    problems = rules_lib.type_problems(tree, default)
-  if not problems:
-    problems = _value_problems(config)
-  if problems:
-    raise ValueError("the config does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
-  config = ConfigDict(config.to_dict())
+  config_keys.raise_if(problems)
+  config_keys.raise_if(config_keys.type_problems(tree, default))
+  config = ConfigDict(tree)
+  config_keys.raise_if([*config_keys.value_problems(KEYS, config), *_joint_problems(config)])
   config.lock()
   return config
 
@@ -91,60 +109,12 @@ def without_methods(config: Any) -> Any:
   return kept
 
 
-def _value_problems(config: Any) -> list[str]:
-  rules = rules_lib.Rules(config)
-  problems, choice, number = rules.problems, rules.choice, rules.number
-
-  def several(key: str, fits: Any, what: str) -> None:
-    values = rules_lib.value_of(config, key)
-    # Rates are told apart by six digits, as in results.json.
-    if not values or not all(fits(value) for value in values) or len({_shown(value) for value in values}) < len(values):
-      problems.append(f"{key} must be different {what}, one at least; got {shown(tuple(values))}")
-
-  several("seeds", lambda seed: 0 <= seed < 2**31, "integers >= 0")
-  several("rates", _usable_rate, f"numbers from {_RATES[0]:g} to {_RATES[1]:g}")
-  several("methods", lambda name: name in binary_losses.METHODS, f"names of {', '.join(binary_losses.METHODS)}")
-  choice("data.name", tuple(tabular.DATA_SETS))
-  number("data.positive", 0, rules_lib.LARGEST_COUNT)
-  number("data.share", 0, 0.5)
-  for key in ("data.val_share", "data.test_share"):
-    number(key, 0, 1, open_low=True)
+def _joint_problems(config: Any) -> list[str]:
+  """What does not go together: one line each."""
+  problems, steps, every = [], config.train.steps, config.eval.every
   if config.data.val_share + config.data.test_share >= 1:
     problems.append("data.val_share + data.test_share must be below 1, the rest is for training")
-  number("data.batch_size", 2, 2**20)
-  number("data.positive_share", 0, 0.99)
-  if any(not 1 <= width <= _WIDEST for width in config.model.widths):
-    problems.append(f"model.widths must be integers >= 1 and <= {_WIDEST}; got {shown(tuple(config.model.widths))}")
-  choice("loss.scores", binary_losses.SCORES)
-  for key in ("loss.tau1", "loss.tau2", "loss.auroc.tau", "loss.ap.tau1", "loss.libauc.margin"):
-    number(key, 0, open_low=True)
-  for key in ("loss.beta", "loss.libauc.gamma"):
-    number(key, 0, 1, open_low=True)
-  number("loss.num_points", 0, 10**6)
-  number("loss.prior_start", 0, 1)
-  if config.loss.self_weight != -1:
-    number("loss.self_weight", 0, 1)
-  number("loss.weighted_cross_entropy.share", 0, 0.99)
-  number("loss.focal.gamma", 0)
-  choice("loss.auroc.surrogate", _SURROGATES)
-  choice("optim.name", optimizers.OPTIMIZERS)
-  choice("optim.schedule", _SCHEDULES)
-  number("optim.ramp_steps", 0, rules_lib.LARGEST_COUNT)
-  number("optim.momentum", 0, 1)
-  number("optim.weight_decay", 0)
-  number("train.steps", 1, 10**7)
-  number("eval.every", 1)
-  if not problems and config.train.steps % config.eval.every:
-    near = max(config.train.steps // config.eval.every, 1) * config.eval.every
-    problems.append(
-      f"train.steps must be a multiple of eval.every={config.eval.every}, e.g. {near}; got {config.train.steps}"
-    )
+  if every > 0 and steps % every:
+    near = max(steps // every, 1) * every
+    problems.append(f"train.steps must be a multiple of eval.every={every}, e.g. {near}; got {steps}")
   return problems
-
-
-def _usable_rate(rate: Any) -> bool:
-  return _RATES[0] <= rate <= _RATES[1]
-
-
-def _shown(value: Any) -> str:
-  return f"{value:g}" if isinstance(value, float) else str(value)

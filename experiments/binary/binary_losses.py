@@ -1,7 +1,7 @@
-"""The losses that the study of imbalanced classification compares, from the logits of a batch to a number."""
+"""The losses that the study of imbalanced classification compares, as objectives of logits (soprc_jax/training/loss_protocol.py)."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,58 +9,22 @@ import optax
 
 from soprc_jax import estimators, lists, surrogates, tracking
 from soprc_jax._internal import masks
-from soprc_jax.training import objectives
+from soprc_jax.training import baselines, objectives
+from soprc_jax.training.loss_protocol import Inputs, Objective, Outputs, Setting
 
 _BOUNDS = {"none": None, "sigmoid": (0.0, 1.0), "tanh": (-1.0, 1.0)}
 SCORES = tuple(_BOUNDS)
 
 
-class Inputs(NamedTuple):
-  """What a loss sees of a batch.
+def make(name: str, config: Any, setting: Setting) -> Objective:
+  """The objective ``name`` of `LABELS` with the options of ``config.loss``, for logits ``[B]`` and labels 0 or 1.
 
-  Attributes:
-    logits: ``[B]``.
-    labels: ``[B]`` 0 or 1.
-    step: scalar int32, steps done.
-    opt_state: optimizer state, which holds what the loss carries.
+  Args:
+    name: of a method.
+    config: ``config.loss``, resolved.
+    setting: ``class_counts``: negatives and positives of the training data; ``max_positives``: only the first so many of a
+      batch may be positive.
   """
-
-  logits: jax.Array
-  labels: jax.Array
-  step: jax.Array
-  opt_state: Any
-
-
-class Setting(NamedTuple):
-  """What a loss needs to know of the run.
-
-  Attributes:
-    prior: share pi of positives in the training data.
-    train_positives: their number N+.
-    num_positives: only the first so many of a batch may be positive.
-    num_steps: of the run, for schedules.
-  """
-
-  prior: float
-  train_positives: int
-  num_positives: int
-  num_steps: int
-
-
-class Loss(NamedTuple):
-  """A loss with its carried state.
-
-  Attributes:
-    tracker: transform that carries the state; stands before the optimizer in ``optax.chain``.
-    compute: `Inputs` -> (loss, keyword arguments of ``tx.update``); pure.
-  """
-
-  tracker: optax.GradientTransformation
-  compute: Callable[[Inputs], tuple[jax.Array, Mapping[str, Any]]]
-
-
-def make(name: str, config: Any, setting: Setting) -> Loss:
-  """The loss ``name`` of `LABELS` with the options of ``config.loss``."""
   return _FACTORIES[name](config, setting)
 
 
@@ -74,19 +38,14 @@ def bound(logits: jax.Array, kind: str) -> jax.Array:
   return jax.nn.sigmoid(logits) if kind == "sigmoid" else jnp.tanh(logits)
 
 
-def num_points(config: Any, setting: Setting) -> int:
-  """M: ``loss.num_points``, or N+ for 0, the paper's own v."""
-  return config.num_points or setting.train_positives
-
-
-def _soprc(config: Any, setting: Setting) -> Loss:
+def _soprc(config: Any, setting: Setting) -> Objective:
   """SOPRC (Eq. 8, 10) at the true prior, to which it may go from a larger one."""
-  tracker = tracking.score_ema(1, num_points(config, setting), config.beta, bounds=_BOUNDS[config.scores])
-  prior = objectives.log_linear(config.prior_start, setting.prior, setting.num_steps)
-  self_weight = None if config.self_weight == -1 else config.self_weight
+  num_points = config.num_points or int(setting.class_counts[1])
+  tracker = tracking.score_ema(1, num_points, config.beta, bounds=_BOUNDS[config.scores])
+  prior = objectives.log_linear(config.prior_start, _prior(setting), setting.num_steps)
 
-  def compute(inputs: Inputs) -> tuple[jax.Array, Mapping[str, Any]]:
-    found = _lists(inputs, config, setting)
+  def compute(inputs: Inputs) -> Outputs:
+    found = _lists(inputs.embeddings, inputs.labels, config.scores, setting)
     update_args = found.update_args(jnp.zeros(1, jnp.int32))
     v = tracker.lookahead(inputs.opt_state, **update_args)
     loss = estimators.soprc_loss(
@@ -96,32 +55,32 @@ def _soprc(config: Any, setting: Setting) -> Loss:
       prior=prior(inputs.step),
       tau1=config.tau1,
       tau2=config.tau2,
-      self_weight=self_weight,
+      self_weight=config.self_weight,
       tpr_gradient=config.tpr_gradient,
       **found.masks,
     )
-    return loss, update_args
+    return Outputs(loss, update_args, {})
 
-  return Loss(tracker, compute)
+  return Objective(tracker, compute)
 
 
-def _ap(config: Any, setting: Setting) -> Loss:
+def _ap(config: Any, setting: Setting) -> Objective:
   """The AP loss of the batch (Eq. 5), whose prior is the batch's."""
 
-  def loss(inputs: Inputs) -> jax.Array:
-    found = _lists(inputs, config, setting)
+  def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:
+    found = _lists(logits, labels, config.scores, setting)
     taus = {"tau1": config.ap.tau1, "tau2": config.tau2}
     return estimators.ap_loss(found.positive_scores, found.negative_scores, **taus, **found.masks)
 
-  return _stateless(loss)
+  return baselines.stateless(loss, setting)
 
 
-def _auroc(config: Any, setting: Setting) -> Loss:
+def _auroc(config: Any, setting: Setting) -> Objective:
   """Mean over the pairs of a positive and a negative, of l1 of the scores' difference or of the logistic loss of the logits'."""
   kind = "none" if config.auroc.surrogate == "logistic" else config.scores
 
-  def loss(inputs: Inputs) -> jax.Array:
-    found = _lists(inputs, config, setting, kind)
+  def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:
+    found = _lists(logits, labels, kind, setting)
     positive_scores, positive_where = masks.masked(found.positive_scores[0], found.positive_where[0])
     negative_scores, negative_where = masks.masked(found.negative_scores[0], found.negative_where[0])
     margin = positive_scores[:, None] - negative_scores[None, :]
@@ -131,34 +90,38 @@ def _auroc(config: Any, setting: Setting) -> Loss:
       values = surrogates.one_sided_huber(margin, tau=config.auroc.tau)
     return masks.masked_mean(values, positive_where[:, None] & negative_where[None, :])
 
-  return _stateless(loss)
+  return baselines.stateless(loss, setting)
 
 
-def _cross_entropy(config: Any, setting: Setting) -> Loss:
+def _cross_entropy(config: Any, setting: Setting) -> Objective:
   """Of the batch as it comes."""
-  del config, setting
-  return _stateless(lambda inputs: jnp.mean(optax.sigmoid_binary_cross_entropy(inputs.logits, inputs.labels)))
+  del config
+
+  def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(logits, labels))
+
+  return baselines.stateless(loss, setting)
 
 
-def _weighted_cross_entropy(config: Any, setting: Setting) -> Loss:
+def _weighted_cross_entropy(config: Any, setting: Setting) -> Objective:
   """With weights that make a share of positives of any batch, or the data's for 0."""
-  share = config.weighted_cross_entropy.share or setting.prior
+  share = config.weighted_cross_entropy.share or _prior(setting)
 
-  def loss(inputs: Inputs) -> jax.Array:
-    values = optax.sigmoid_binary_cross_entropy(inputs.logits, inputs.labels)
-    positive = inputs.labels > 0
+  def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:
+    values, positive = optax.sigmoid_binary_cross_entropy(logits, labels), labels > 0
     return share * masks.masked_mean(values, positive) + (1 - share) * masks.masked_mean(values, ~positive)
 
-  return _stateless(loss)
+  return baselines.stateless(loss, setting)
 
 
-def _focal(config: Any, setting: Setting) -> Loss:
-  del setting
-  gamma = config.focal.gamma
-  return _stateless(lambda inputs: jnp.mean(optax.sigmoid_focal_loss(inputs.logits, inputs.labels, gamma=gamma)))
+def _focal(config: Any, setting: Setting) -> Objective:
+  def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:
+    return jnp.mean(optax.sigmoid_focal_loss(logits, labels, gamma=config.focal.gamma))
+
+  return baselines.stateless(loss, setting)
 
 
-_FACTORIES: Mapping[str, Callable[[Any, Setting], Loss]] = {
+_FACTORIES: Mapping[str, Callable[[Any, Setting], Objective]] = {
   "soprc": _soprc,
   "cross_entropy": _cross_entropy,
   "weighted_cross_entropy": _weighted_cross_entropy,
@@ -179,12 +142,13 @@ LABELS: Mapping[str, str] = {
 METHODS = tuple(_FACTORIES)
 
 
-def _stateless(loss: Callable[[Inputs], jax.Array]) -> Loss:
-  return Loss(optax.identity(), lambda inputs: (loss(inputs), {}))
+def _prior(setting: Setting) -> float:
+  """Share pi of positives in the training data."""
+  return float(setting.class_counts[1] / setting.class_counts.sum())
 
 
-def _lists(inputs: Inputs, config: Any, setting: Setting, kind: str | None = None) -> lists.RetrievalLists:
+def _lists(logits: jax.Array, labels: jax.Array, kind: str, setting: Setting) -> lists.RetrievalLists:
   """Makes the batch one list; positives only in the columns that may hold one."""
-  found = lists.binary_lists(bound(inputs.logits, kind or config.scores), inputs.labels)
-  columns = slice(None, setting.num_positives)
+  found = lists.binary_lists(bound(logits, kind), labels)
+  columns = slice(None, setting.max_positives)
   return found._replace(positive_scores=found.positive_scores[:, columns], positive_where=found.positive_where[:, columns])

@@ -158,7 +158,7 @@ def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path, *,
     return
   workdir_lib.refuse_links(folder, WRITES)
   there = stored.read_json(path, _NOTED, remedy="restore it from a copy, or choose another --workdir")
-  lines = config_lib.differences(json.loads(json.dumps(noted["shared"], default=list)), there["shared"])
+  lines = config_lib.differences(json.loads(json.dumps(noted["shared"], default=list)), config_lib.renewed(there["shared"]))
   if lines:
     raise ValueError(
       f"--workdir={folder} holds a comparison of another config; choose another folder:\n  " + "\n  ".join(lines)

@@ -4,11 +4,10 @@ from collections.abc import Callable, Mapping
 import math
 from typing import Any, NamedTuple, TypeVar
 
-from ml_collections import config_dict
-
 from soprc_jax._internal.strings import shown
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import methods, rules
+from soprc_jax.training import config_keys, methods
+from soprc_jax.training.config_keys import Key
 
 # What a comparison sets in every run: an override by hand would be lost.
 OWN_KEYS = {
@@ -19,7 +18,19 @@ OWN_KEYS = {
   "loss.preset": "--methods",
 }
 _LARGEST_RATE = 1e38  # of float32
-Key = TypeVar("Key")
+T = TypeVar("T")
+KEYS = (
+  Key(
+    "compare.methods",
+    tuple(name for name in methods.METHODS if name != "ap"),
+    "methods; the default is the rows of the paper's tables, SOPRC in three ways",
+  ),
+  Key("compare.rates", (0.001, 0.01, 0.1), "learning rates, of which val at the first seed picks each method's own"),
+  Key("compare.seeds", (0, 1, 2), "seeds"),
+  Key("compare.init_from", "", "workdir of the run that all start from, {seed} replaced; empty: random weights"),
+  Key("compare.soprc_with_sgd", False, "SOPRC by SGD with sgd_rates, the others by Adam, as in the paper's appendix"),
+  Key("compare.sgd_rates", (0.001, 0.01, 0.1), "learning rates of SOPRC in that case"),
+)
 # A method's name -> the config of its runs, rate and seed not yet set.
 MakeConfig = Callable[[str], Any]
 
@@ -66,18 +77,7 @@ class RunName(NamedTuple):
 
 def default_settings() -> Any:
   """Returns the group ``compare`` of a config file."""
-  return config_dict.ConfigDict(
-    {
-      "methods": tuple(
-        name for name in methods.METHODS if name != "ap"
-      ),  # the rows of the paper's tables, SOPRC in three ways
-      "rates": (0.001, 0.01, 0.1),  # learning rates, of which val at the first seed picks each method's own
-      "seeds": (0, 1, 2),
-      "init_from": "",  # workdir of the run that all start from, {seed} replaced; empty: random weights
-      "soprc_with_sgd": False,  # SOPRC by SGD with sgd_rates, the others by Adam, as in the paper's appendix
-      "sgd_rates": (0.001, 0.01, 0.1),
-    }
-  )
+  return config_keys.default_config(KEYS).compare
 
 
 def read_plan(settings: Any) -> Plan:
@@ -87,9 +87,9 @@ def read_plan(settings: Any) -> Plan:
     ValueError: names each wrong key with its value and what is allowed.
   """
   default = default_settings().to_dict()
-  _raise_if([f"compare.{problem}" for problem in rules.key_problems(settings.to_dict(), default)])
+  _raise_if([f"compare.{problem}" for problem in config_keys.key_problems(settings.to_dict(), default)])
   types = ({key: tree[key] for key in ("init_from", "soprc_with_sgd")} for tree in (settings, default))
-  problems = [f"compare.{problem}" for problem in rules.type_problems(*types)]
+  problems = [f"compare.{problem}" for problem in config_keys.type_problems(*types)]
 
   def entries(key: str, kind: type, what: str, usable: Callable[[Any], bool]) -> tuple[Any, ...]:
     values = tuple(settings[key]) if isinstance(settings[key], (tuple, list)) else (settings[key],)
@@ -138,7 +138,7 @@ def run_config(plan: Plan, make_config: MakeConfig, name: RunName) -> Any:
   return config_lib.resolve(config)
 
 
-def best(val: Mapping[Key, float]) -> Key:
+def best(val: Mapping[T, float]) -> T:
   """The key with the highest val mAUPRC, of equal ones the first; one with which training broke down (NaN) is below all."""
   return max(val, key=lambda key: -math.inf if math.isnan(val[key]) else val[key])
 

@@ -23,7 +23,7 @@ def stateless(loss_fn: LossFn, setting: Setting, **options: Any) -> Objective:
     loss = loss_fn(inputs.embeddings, inputs.labels, where=inputs.where, axis_name=setting.axis_name, **options)
     return Outputs(loss, {}, {})
 
-  return Objective(optax.identity(), compute, lambda inputs: {})
+  return Objective(optax.identity(), compute)
 
 
 def _by_options(name: str, loss_fn: LossFn, *, bounded: bool = False) -> Callable[[Any, Setting], Objective]:

@@ -1,199 +1,204 @@
-"""The config of a run: defaults, presets, and checks that fail before anything is compiled.
+"""The config of a run: one table of its keys, presets, and checks that fail before anything is compiled.
 
 Files in ``configs/`` call `default_config` and change fields. Options that a preset decides are ``None`` until
 `resolve` fills them in; a value given by hand wins over the preset.
 """
 
+from collections.abc import Iterable, Mapping
 import json
+import math
 from typing import Any
 
 from ml_collections import config_dict
 
+from soprc_jax import interpolation, losses
 from soprc_jax._internal.strings import shown
-from soprc_jax.training import config_checks, rules
+from soprc_jax.data import datasets, pipeline, sampler, transforms
+from soprc_jax.models import RESNETS, resnet
+from soprc_jax.training import config_keys, nonfinite, objectives, optimizers
+from soprc_jax.training.config_keys import LARGEST_COUNT, Key
 
-# ml_collections' class is opaque to mypy: its fields are checked by `check` instead.
+# ml_collections' class is opaque to mypy: its fields are checked by `resolve` instead.
 ConfigDict: Any = config_dict.ConfigDict
 
-PRESETS = ("default", "paper", "authors")
-# Keys that may differ when a run is resumed, since they change no result.
-# A run that goes on has met no broken image that it could not go on from, so data.on_broken is free too.
-# The same holds of what follows a step that is not finite.
-RESUME_FREE = (
-  "data.root",
-  "data.workers",
-  "data.prefetch",
-  "data.on_broken",
-  "log.progress",
-  "log.v_classes",
-  "train.on_nonfinite",
-  "train.max_skipped",
+# What a preset decides (README, errata 2 to 8). A config file may change it: config.presets.default.prior.value = 0.03.
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+  "default": {
+    "self_weight": "1/(M+1)",
+    "tpr_gradient": False,
+    "initial_v": "debiased",
+    "grid": "midpoints",
+    "average_over": "selected",
+    "pool": "batch",
+    "mean_gradient": True,
+    "prior": {"kind": "scaled", "value": 0.1, "start": 0.0},
+  },
+  "paper": {
+    "self_weight": 0.0,
+    "tpr_gradient": True,
+    "initial_v": "uniform",
+    "grid": "midpoints",
+    "average_over": "all",
+    "pool": "list",
+    "mean_gradient": True,
+    "prior": {"kind": "frequency", "value": 0.0, "start": 0.0},
+  },
+  "authors": {
+    "self_weight": "1/(M+1)",
+    "tpr_gradient": False,
+    "initial_v": "uniform",
+    "grid": "blocks",
+    "average_over": "selected",
+    "pool": "batch",
+    "mean_gradient": True,
+    "prior": {"kind": "scaled", "value": 0.1, "start": 0.0},
+  },
+}
+
+# Largest values of what takes memory: far beyond any use, and told at once instead of by a machine that stands still.
+_SIDE, _IMAGES, _POINTS, _MEMORY = 2**14, 2**20, 10**6, 2**24
+_LOSS = f"one of {', '.join(objectives.LOSSES)}, or package.module:function for your own"
+_SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX = ("soprc",), ("soprc", "ap"), ("contrastive",), ("xbm",), ("blackbox",)
+
+# Every key. The defaults are the paper's where it gives one, the authors' code where the text is silent.
+KEYS = (
+  Key("seed", 0, "seed of weights, batches and augmentation", high=2**32 - 1, often=True),
+  Key("data.source", "glyphs", "data set, or kind of files", choices=tuple(datasets.SOURCES), often=True),
+  Key("data.root", "", "folder of the data, or the CSV file; glyphs: of its cache", on_resume=True, often=True),
+  Key("data.image_size", 224, "side of a training image in pixels", low=1, high=_SIDE),
+  Key(
+    "data.augmentation", "resized_crop", "resized_crop: the authors'; crop: the paper's", choices=transforms.AUGMENTATIONS
+  ),
+  Key("data.resize", 256, "shorter side before the augmentation crop"),
+  Key("data.on_broken", "error", "an image that cannot be decoded", choices=pipeline.ON_BROKEN, on_resume=True),
+  Key("data.small_classes", "mask", "classes of fewer than per_class images", choices=sampler.SMALL_CLASS_POLICIES),
+  Key("data.train_share", 0.5, "share of the classes, where there is no official split; the rest is test", above=0, high=1),
+  Key("data.val_share", 0.1, "share of the classes for val", above=0, high=1),
+  Key("data.trainval", False, "train on val too; then there is no val, and the last network is tested"),
+  Key("data.split_seed", 0, "seed of the split of the classes"),
+  Key("data.workers", 0, "loader processes; 0: threads", high=1024, on_resume=True),
+  Key("data.prefetch", 4, "batches loaded ahead", low=1, high=10**4, on_resume=True),
+  Key("model.name", "resnet50", "backbone", choices=sorted(RESNETS), often=True),
+  Key("model.width", 64, "channels of the first layers", low=1, high=_SIDE),
+  Key("model.stem", "imagenet", "first layers: small for small images", choices=resnet.STEMS),
+  Key("model.stem_stride", 1, "stride of the stem small", choices=(1, 2)),
+  Key("model.embedding_dim", 512, "width of the embedding", low=1, high=_IMAGES),
+  Key("model.dtype", "float32", "type that the network computes in", choices=("float32", "bfloat16")),
+  Key("model.freeze_bn", True, "batch norm keeps its statistics; its scale and bias are trained"),
+  Key("model.init_from", "", "start: workdir, FILE.pth, FILE.safetensors, hf://USER/REPOSITORY; empty: random", often=True),
+  Key("loss.name", "soprc", "loss", must=_LOSS, often=True),
+  Key("loss.preset", "default", "decides what is not set", choices=tuple(PRESETS), losses=_SOPRC_AP, often=True),
+  Key("loss.tau1", 0.1, "width of l1 (Eq. 7)", above=0, losses=_SOPRC_AP),
+  Key("loss.tau1_start", 0.0, "> 0: tau1 goes from here to tau1, log-linear over the run", low=0, losses=_SOPRC),
+  Key("loss.tau2", 0.001, "width of l2 (Eq. 7)", above=0, losses=_SOPRC_AP),
+  Key("loss.beta", 0.1, "step of v at a visit of its class (Eq. 10)", above=0, high=1, losses=_SOPRC),
+  Key("loss.num_points", 100, "M, the length of v", low=1, high=_POINTS, losses=_SOPRC),
+  Key("loss.v", "carried", "v carried over the steps, or phi of the batch", choices=("carried", "batch"), losses=_SOPRC),
+  Key("loss.lambda1", 1.0, "weight of the positives' semi-variance (Eq. 9)", low=0, losses=_SOPRC),
+  Key("loss.lambda2", 5.0, "weight of the negatives' semi-variance (Eq. 9)", low=0, losses=_SOPRC),
+  Key("loss.self_weight", None, "weight of a positive itself in its T", low=0, high=1, kind=float, losses=_SOPRC),
+  Key("loss.tpr_gradient", None, "the gradient passes through T too", kind=bool, losses=_SOPRC_AP),
+  Key("loss.initial_v", None, "start of v (erratum 4)", choices=("debiased", "uniform"), kind=str, losses=_SOPRC),
+  Key("loss.grid", None, "grid of the interpolation (Alg. 2)", choices=interpolation.GRIDS, kind=str, losses=_SOPRC),
+  Key("loss.average_over", None, "scores in Eq. 9 (erratum 8)", choices=("selected", "all"), kind=str, losses=_SOPRC),
+  Key("loss.pool", None, "Eq. 9 of the batch or of each list", choices=("batch", "list"), kind=str, losses=_SOPRC),
+  Key("loss.mean_gradient", None, "the gradient passes through the means of Eq. 9 too", kind=bool, losses=_SOPRC),
+  Key("loss.prior.kind", None, "prior of a class (erratum 7)", choices=objectives.PRIOR_KINDS, kind=str, losses=_SOPRC),
+  Key("loss.prior.value", None, "prior of the kinds scaled and constant", low=0, high=1, kind=float, losses=_SOPRC),
+  Key("loss.prior.start", None, "> 0: the prior goes from here", low=0, high=1, kind=float, losses=_SOPRC),
+  Key("loss.prior.shape", "log", "way of the prior from start", choices=objectives.PRIOR_SHAPES, losses=_SOPRC),
+  Key("loss.prior.until", 1.0, "share of the run after which the prior has arrived", above=0, high=1, losses=_SOPRC),
+  Key("loss.contrastive.positive_margin", 1.0, "similarity above which a positive costs nothing", losses=_CONTRASTIVE),
+  Key("loss.contrastive.negative_margin", 0.5, "similarity below which a negative costs nothing", losses=_CONTRASTIVE),
+  Key("loss.contrastive.average_active", False, "mean over the pairs that cost something", losses=_CONTRASTIVE),
+  Key("loss.triplet.margin", 0.1, "margin between positive and negative", low=0, losses=("triplet",)),
+  Key("loss.multi_similarity.alpha", 2.0, "sharpness for positives", above=0, losses=("multi_similarity",)),
+  Key("loss.multi_similarity.beta", 40.0, "sharpness for negatives", above=0, losses=("multi_similarity",)),
+  Key("loss.multi_similarity.base", 0.5, "similarity around which pairs are weighted", losses=("multi_similarity",)),
+  Key("loss.smooth_ap.tau", 0.01, "temperature of the sigmoid", above=0, losses=("smooth_ap",)),
+  Key("loss.smooth_ap.include_self", True, "the query is relevant to itself", losses=("smooth_ap",)),
+  Key("loss.fast_ap.num_bins", 10, "bins of the histogram", low=1, high=_POINTS, losses=("fast_ap",)),
+  Key("loss.listwise_ap.num_bins", 20, "centres of the histogram", low=2, high=_POINTS, losses=("listwise_ap",)),
+  Key("loss.listwise_ap.include_self", True, "the query is relevant to itself", losses=("listwise_ap",)),
+  Key("loss.auroc.surrogate", "huber", "loss of a pair", choices=tuple(losses.auroc.SURROGATES), losses=("auroc",)),
+  Key("loss.auroc.tau", 0.1, "width of huber and sigmoid", above=0, losses=("auroc",)),
+  Key("loss.auroc.include_self", True, "the query is relevant to itself", losses=("auroc",)),
+  Key("loss.xbm.memory_size", 4096, "embeddings kept, at least train.batch_size", high=_MEMORY, losses=_XBM),
+  Key("loss.xbm.start_after", 0, "steps in which the memory stays empty", losses=_XBM),
+  Key("loss.xbm.negative_margin", 0.5, "similarity below which a negative costs nothing", losses=_XBM),
+  Key("loss.xbm.include_self", False, "the query is relevant to itself", losses=_XBM),
+  Key("loss.xbm.overflow", "ring", "a full memory drops the oldest, or the tail", choices=("ring", "tail"), losses=_XBM),
+  Key("loss.blackbox.lambda_", 5.0, "width of the interpolation", above=0, losses=_BLACKBOX),
+  Key("loss.blackbox.margin", 0.0, "scale of the random shift of the scores", low=0, losses=_BLACKBOX),
+  Key("loss.blackbox.interclass_coef", 0.9, "share of the ranking of all pairs", low=0, high=1, losses=_BLACKBOX),
+  Key("loss.blackbox.memory_size", 1024, "embeddings kept, at least train.batch_size", high=_MEMORY, losses=_BLACKBOX),
+  Key("loss.blackbox.include_self", True, "the query is relevant to itself", losses=_BLACKBOX),
+  Key("loss.custom", {}, "options of a loss of your own", losses=("your own",)),
+  Key("optim.name", "sgd", "optimizer", choices=optimizers.OPTIMIZERS),
+  Key("optim.learning_rate", 0.01, "learning rate of the main phase", low=0, often=True),
+  Key("optim.schedule", "step", "schedule of the learning rate", choices=optimizers.SCHEDULES),
+  Key(
+    "optim.milestones",
+    (15_000, 30_000),
+    "steps of the main phase at which the schedule step multiplies the rate by decay_factor",
+    must="steps >= 1 that ascend",
+    holds=lambda steps: list(steps) == sorted(set(steps)) and all(0 < step <= LARGEST_COUNT for step in steps),
+  ),
+  Key("optim.decay_factor", 0.1, "factor at each milestone", low=0),
+  Key("optim.ramp_steps", 0, "steps of the main phase in which the rate rises from 0"),
+  Key("optim.momentum", 0.9, "momentum of SGD", low=0, high=1),
+  Key("optim.weight_decay", 4e-4, "weight decay, added to the gradient (L2)", low=0),
+  Key("optim.head_multiplier", 1.0, "learning rate of the head relative to the backbone's", low=0),
+  Key("warmup.steps", 0, "steps of the warm-up, before the main phase"),
+  Key("warmup.loss", "triplet", "loss of the warm-up, without a state of its own", must=_LOSS),
+  Key("warmup.learning_rate", 1e-3, "learning rate of the warm-up", low=0),
+  Key("warmup.freeze_bn", False, "model.freeze_bn in the warm-up"),
+  Key("train.steps", 50_000, "steps after the warm-up", often=True),
+  Key("train.batch_size", 224, "images of a batch, of all devices", high=_IMAGES, often=True),
+  Key(
+    "train.per_class",
+    4,
+    "images of a class in a batch, K",
+    must="at least 2, a query needs a positive",
+    holds=lambda count: 2 <= count <= LARGEST_COUNT,
+  ),
+  Key("train.microbatch", 0, "images that pass the network at a time", must="0, or a divisor of train.batch_size"),
+  Key("train.on_nonfinite", "stop", "a step with a NaN or an infinity", choices=nonfinite.POLICIES, on_resume=True),
+  Key("train.max_skipped", 10, "steps in a row that may be skipped", low=1, on_resume=True),
+  Key("eval.every", 1000, "steps between evaluations on val; 0: none"),
+  Key("eval.image_size", 224, "side of the middle crop of a test image", low=1, high=_SIDE),
+  Key("eval.resize", 0, "shorter side before that crop; 0: image_size"),
+  Key("eval.batch_size", 224, "images embedded at a time", low=1, high=_IMAGES),
+  Key("eval.block_size", 1024, "queries ranked at a time", low=1, high=_IMAGES),
+  Key(
+    "eval.ks",
+    (1, 10, 100, 1000),
+    "k of recall@k",
+    must="different numbers >= 1, one at least",
+    holds=lambda ks: config_keys.different(ks, lambda k: 1 <= k <= LARGEST_COUNT),
+  ),
+  Key("eval.one_per_class", 0, "> 0: test also with so many random galleries of one image a class (VehicleID)"),
+  Key("checkpoint.every", 1000, "steps between checkpoints; 0: at the end alone"),
+  Key("checkpoint.keep", 2, "checkpoints kept", low=1),
+  Key("log.progress", True, "progress bar", on_resume=True),
+  Key("log.line_every", 50, "steps between lines of the log", low=1),
+  Key("log.v_classes", 4, "training classes whose v is kept at each evaluation (v.jsonl); 0: none", on_resume=True),
 )
+# Keys that may differ when a run is resumed.
+# A run that goes on has met no broken image and no step that is not finite that it could not go on from.
+RESUME_FREE = tuple(key.name for key in KEYS if key.on_resume)
 
 # Groups that a config file may hold for experiments.compare and experiments.ablate, which check them.
 _OF_OTHER_PROGRAMS = ("compare",)
 # Groups in which any keys may stand.
-_FREE = ("loss.custom",)
+_FREE = tuple(key.name for key in KEYS if key.default == {})
 
 
 def default_config() -> Any:
-  """The paper's setting where it gives one, the authors' code where the text is silent; see each file in ``configs/``."""
-  none = config_dict.placeholder
-  config = ConfigDict()
-  config.seed = 0
-  config.data = ConfigDict(
-    {
-      "source": "glyphs",  # what each reads: soprc_jax/data/datasets.py
-      "root": "",  # folder of the data, or the CSV file (glyphs: folder of its cache, which has a default)
-      "image_size": 224,
-      "augmentation": "resized_crop",  # the authors' code; "crop": the paper's text; see soprc_jax/data/transforms.py
-      "resize": 256,  # shorter side before the augmentation "crop"
-      "on_broken": "error",  # an image that cannot be decoded: error | skip
-      "small_classes": "mask",  # classes with fewer than per_class images: mask | repeat | drop
-      "train_share": 0.5,  # shares of the classes; the rest is for test; unused where there is an official test split
-      "val_share": 0.1,
-      "trainval": False,  # train on the classes of val too; then there is no val, and the last network is tested
-      "split_seed": 0,
-      "workers": 0,  # loader processes; 0: threads
-      "prefetch": 4,
-    }
-  )
-  config.model = ConfigDict(
-    {
-      "name": "resnet50",
-      "width": 64,
-      "stem": "imagenet",
-      "stem_stride": 1,  # of the small stem
-      "embedding_dim": 512,
-      "dtype": "float32",
-      "freeze_bn": True,
-      "init_from": "",  # network to start from: workdir of a run, FILE.pth, FILE.safetensors or hf://USER/REPOSITORY; empty: random weights
-    }
-  )
-  config.loss = ConfigDict(
-    {
-      "name": "soprc",
-      "preset": "default",
-      "tau1": 0.1,  # Eq. 7
-      "tau1_start": 0.0,  # > 0: tau1 goes from here to tau1, log-linear over the run
-      "tau2": 0.001,
-      "beta": 0.1,  # Eq. 10
-      "num_points": 100,  # M
-      "v": "carried",  # carried | batch (ablation: phi of the batch itself)
-      "lambda1": 1.0,  # Eq. 9; 0 and 0 leave the term out
-      "lambda2": 5.0,
-      # Decided by the preset unless set here (README, errata 2 to 8).
-      "self_weight": none(float),
-      "tpr_gradient": none(bool),
-      "initial_v": none(str),  # debiased | uniform
-      "grid": none(str),
-      "average_over": none(str),
-      "pool": none(str),
-      "mean_gradient": none(bool),
-      "prior": ConfigDict(
-        {
-          "kind": none(str),
-          "value": none(float),
-          "start": none(float),
-          "shape": "log",  # of the way from start: log | linear | cosine
-          "until": 1.0,  # share of the run after which it has arrived
-        }
-      ),
-      # Options of the other losses, each under its name; the reference hyperparameters.
-      "contrastive": ConfigDict({"positive_margin": 1.0, "negative_margin": 0.5, "average_active": False}),
-      "triplet": ConfigDict({"margin": 0.1}),
-      "multi_similarity": ConfigDict({"alpha": 2.0, "beta": 40.0, "base": 0.5}),
-      "smooth_ap": ConfigDict({"tau": 0.01, "include_self": True}),
-      "fast_ap": ConfigDict({"num_bins": 10}),
-      "listwise_ap": ConfigDict({"num_bins": 20, "include_self": True}),
-      "auroc": ConfigDict({"surrogate": "huber", "tau": 0.1, "include_self": True}),
-      "xbm": ConfigDict(
-        {"memory_size": 4096, "start_after": 0, "negative_margin": 0.5, "include_self": False, "overflow": "ring"}
-      ),
-      "blackbox": ConfigDict(
-        {"lambda_": 5.0, "margin": 0.0, "interclass_coef": 0.9, "memory_size": 1024, "include_self": True}
-      ),
-      "custom": ConfigDict(),  # options of a loss of your own, loss.name=package.module:function
-    }
-  )
-  config.presets = ConfigDict(
-    {
-      "default": _preset(-1.0, False, "debiased", "midpoints", "selected", "batch", "scaled", 0.1),
-      "paper": _preset(0.0, True, "uniform", "midpoints", "all", "list", "frequency", 0.0),
-      "authors": _preset(-1.0, False, "uniform", "blocks", "selected", "batch", "scaled", 0.1),
-    }
-  )
-  config.optim = ConfigDict(
-    {
-      "name": "sgd",
-      "learning_rate": 0.01,
-      "schedule": "step",
-      "milestones": (15_000, 30_000),  # steps of the main phase at which the rate is multiplied by decay_factor
-      "decay_factor": 0.1,
-      "ramp_steps": 0,  # linear ramp from 0 at the start of the main phase
-      "momentum": 0.9,
-      "weight_decay": 4e-4,
-      "head_multiplier": 1.0,  # learning rate of the head relative to the backbone's
-    }
-  )
-  config.warmup = ConfigDict({"steps": 0, "loss": "triplet", "learning_rate": 1e-3, "freeze_bn": False})
-  config.train = ConfigDict(
-    {
-      "steps": 50_000,  # after the warm-up
-      "batch_size": 224,  # of all devices
-      "per_class": 4,  # K
-      # > 0: so many of the batch's images (of all devices) go through the network at a time: less memory, the same gradient. Divides
-      # batch_size; batch norm must be frozen.
-      "microbatch": 0,
-      # A NaN or an infinity in a step, which the state never takes: stop | skip (leave the step out and go on; by max_skipped of them in a row it stops).
-      "on_nonfinite": "stop",
-      "max_skipped": 10,
-    }
-  )
-  config.eval = ConfigDict(
-    {
-      "every": 1000,
-      "image_size": 224,  # side of the middle crop of the test transform
-      "resize": 0,  # shorter side before that crop; 0: image_size
-      "batch_size": 224,
-      "block_size": 1024,
-      "ks": (1, 10, 100, 1000),
-      "one_per_class": 0,  # > 0: test also with this many random galleries of one image a class (VehicleID)
-    }
-  )
-  config.checkpoint = ConfigDict({"every": 1000, "keep": 2})
-  config.log = ConfigDict(
-    {
-      "progress": True,
-      "line_every": 50,
-      "v_classes": 4,  # training classes whose v is kept at each evaluation, beside the scores that it follows (v.jsonl); 0: none
-    }
-  )
+  """The keys of `KEYS` with their defaults, and `PRESETS` as ``config.presets``."""
+  config = config_keys.default_config(KEYS)
+  config.presets = ConfigDict(PRESETS)
   return config
-
-
-def _preset(
-  self_weight: float,
-  tpr_gradient: bool,
-  initial_v: str,
-  grid: str,
-  average_over: str,
-  pool: str,
-  prior_kind: str,
-  prior_value: float,
-) -> Any:
-  return ConfigDict(
-    {
-      "self_weight": self_weight,  # -1: 1 / (M + 1)
-      "tpr_gradient": tpr_gradient,
-      "initial_v": initial_v,
-      "grid": grid,
-      "average_over": average_over,
-      "pool": pool,
-      "mean_gradient": True,
-      "prior": {"kind": prior_kind, "value": prior_value, "start": 0.0},  # start > 0: from there, see loss.prior.shape
-    }
-  )
 
 
 def resolve(config: Any) -> Any:
@@ -211,16 +216,11 @@ def resolve(config: Any) -> Any:
       f"the config has no {', '.join(missing)}: a retrieval run needs the keys of soprc_jax.training.config.default_config() "
       "(configs/imbalanced.py is for experiments.train_binary)"
     )
-  _raise_if(rules.key_problems(tree, default, free=_FREE))
-  if tree["loss"]["preset"] not in PRESETS:
-    raise ValueError(f"loss.preset must be one of {PRESETS}, got {shown(tree['loss']['preset'])}")
+  config_keys.raise_if(config_keys.key_problems(tree, default, free=_FREE))
+  config_keys.raise_if(config_keys.value_problems([key for key in KEYS if key.name == "loss.preset"], tree))
   for filled in (default, tree):
     _fill(filled)
-  _raise_if([*rules.type_problems(tree, default), *config_checks.custom_problems(tree["loss"]["custom"])])
-  config = ConfigDict(tree)
-  _raise_if(config_checks.check(config))
-  config.lock()
-  return config
+  return _checked(tree, default)
 
 
 def _fill(tree: dict[str, Any]) -> None:
@@ -228,11 +228,114 @@ def _fill(tree: dict[str, Any]) -> None:
   preset, loss = tree.pop("presets")[tree["loss"]["preset"]], tree["loss"]
   for there, here in ((preset, loss), (preset["prior"], loss["prior"])):
     here |= {key: value for key, value in there.items() if here[key] is None}
+  if loss["self_weight"] == "1/(M+1)":
+    loss["self_weight"] = _self_weight(loss["num_points"])
 
 
-def _raise_if(problems: list[str]) -> None:
-  if problems:
-    raise ValueError("the config does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
+def _self_weight(num_points: Any) -> float:
+  """1 / (M + 1): a positive counts itself once beside M points."""
+  return 1 / (num_points + 1) if isinstance(num_points, int) and num_points > 0 else 0.0  # else it is told by the checks
+
+
+def _checked(tree: dict[str, Any], expected: dict[str, Any], *, imports: bool = True) -> Any:
+  """The locked config of a dict that has every key and no preset, after all checks."""
+  config_keys.raise_if([*config_keys.type_problems(tree, expected), *_custom_problems(tree["loss"]["custom"])])
+  config = ConfigDict(tree)
+  config_keys.raise_if([*config_keys.value_problems(KEYS, config), *_joint_problems(config, imports=imports)])
+  config.lock()
+  return config
+
+
+def unused_problems(config: Any, given: Iterable[str]) -> list[str]:
+  """Which keys of ``loss`` the losses of a run do not use: one line each.
+
+  Args:
+    config: resolved.
+    given: keys that the user has set, with dots.
+  """
+  names = [config.loss.name] + ([config.warmup.loss] if config.warmup.steps else [])
+  if any(":" in name for name in names):  # a loss of one's own may use any
+    return []
+  return [
+    f"{key} is not used by loss.name={config.loss.name}: leave it out, or choose a loss that uses it"
+    for key in config_keys.unused(KEYS, names, given)
+  ]
+
+
+def _joint_problems(config: Any, *, imports: bool) -> list[str]:
+  """What does not go together in a resolved config, and names of losses: one line each.
+
+  Args:
+    config: resolved.
+    imports: whether a loss of one's own may be imported: not for a config that a folder has brought.
+  """
+  names = {key: config_keys.value_of(config, key) for key in ("loss.name", "warmup.loss")}
+  told = {key: objectives.name_problem(name, imports=imports) for key, name in names.items()}
+  problems = [f"{key} {problem}" for key, problem in told.items() if problem]
+  if config.warmup.loss in objectives.CARRIED:
+    problems.append(
+      f"warmup.loss must not carry a state of its own (as {', '.join(objectives.CARRIED)}); got {config.warmup.loss!r}"
+    )
+  loss, size, per_class = config.loss, config.train.batch_size, config.train.per_class
+  if loss.name in ("xbm", "blackbox") and loss[loss.name].memory_size < size:
+    problems.append(
+      f"loss.{loss.name}.memory_size must be >= train.batch_size={size}; got {shown(loss[loss.name].memory_size)}"
+    )
+  if loss.prior.kind in ("scaled", "constant") and loss.prior.value == 0:
+    problems.append(f"loss.prior.value must be > 0 with loss.prior.kind={loss.prior.kind}; got {loss.prior.value!r}")
+  if config.data.train_share + config.data.val_share >= 1:
+    problems.append("data.train_share + data.val_share must be below 1, the rest of the classes is for test")
+  if config.train.steps + config.warmup.steps < 1:
+    problems.append("train.steps + warmup.steps must be at least 1")
+  for key, side, resize in (
+    ("data.resize", config.data.image_size, config.data.resize if config.data.augmentation == "crop" else math.inf),
+    ("eval.resize", config.eval.image_size, config.eval.resize or math.inf),
+  ):
+    if resize < side:
+      problems.append(f"{key}, the shorter side before the crop, must be at least {side}, the crop; got {resize}")
+  if per_class >= 2 and (size < 2 * per_class or size % per_class):
+    lower = max(size // per_class, 2) * per_class
+    problems.append(
+      f"train.batch_size must be a multiple of train.per_class={per_class} with at least two classes, "
+      f"e.g. {lower} or {lower + per_class}; got {size}"
+    )
+  return problems + _microbatch_problems(config)
+
+
+def _custom_problems(custom: dict[str, Any]) -> list[str]:
+  """What is wrong with the options of a loss of one's own: anything that config.json cannot hold."""
+  return [
+    f"loss.custom.{key} must be a finite number, a text, True, False, None, or a tuple of such; got {shown(value)}"
+    for key, value in config_keys.leaves(custom)
+    if not _is_plain(value)
+  ]
+
+
+def _is_plain(value: Any) -> bool:
+  if isinstance(value, (tuple, list)):
+    return all(map(_is_plain, value))
+  return value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _microbatch_problems(config: Any) -> list[str]:
+  """What is wrong with ``train.microbatch``: whole microbatches, and none whose gradient is not that of the batch."""
+  size, batch_size = config.train.microbatch, config.train.batch_size
+  if size in (0, batch_size):
+    return []
+  if size < 0 or batch_size % size:
+    fitting = [n for n in range(1, min(batch_size, _IMAGES) + 1) if batch_size % n == 0]
+    near = sorted(sorted(fitting, key=lambda n: abs(n - size))[:3])
+    return [
+      f"train.microbatch must divide train.batch_size={batch_size}, e.g. {', '.join(map(str, near))}, or be 0; got {size}"
+    ]
+  phases = [("model.freeze_bn", config.model.freeze_bn, config.train.steps)]
+  phases.append(("warmup.freeze_bn", config.warmup.freeze_bn, config.warmup.steps))
+  return [
+    f"train.microbatch must be 0 with {key}=False: batch norm in training mode takes its statistics over the whole batch, so that "
+    f"the gradient by microbatches would be another one; got {size}. Freeze it (from a trained network, model.init_from)"
+    for key, frozen, steps in phases
+    if steps and not frozen
+  ]
 
 
 def to_json(config: Any) -> str:
@@ -249,16 +352,22 @@ def from_json(tree: dict[str, Any]) -> Any:
   config = default_config()
   del config.presets
   try:
-    config.update(_as_tuples(tree))
+    config.update(_as_tuples(renewed(tree)))
   except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
     raise ValueError(f"this is no config of a run: {error}") from error
   expected, found = default_config().to_dict(), config.to_dict()
   _fill(expected)
-  _raise_if(rules.key_problems(found, expected, free=_FREE))
-  _raise_if([*rules.type_problems(found, expected), *config_checks.custom_problems(found["loss"]["custom"])])
-  _raise_if(config_checks.check(config, imports=False))
-  config.lock()
-  return config
+  config_keys.raise_if(config_keys.key_problems(found, expected, free=_FREE))
+  return _checked(found, expected, imports=False)
+
+
+def renewed(tree: dict[str, Any]) -> dict[str, Any]:
+  """The dict of a ``config.json`` as it is written now: older versions wrote -1 for a self weight of 1 / (M + 1)."""
+  loss = tree.get("loss")
+  if not isinstance(loss, dict) or loss.get("self_weight") != -1:
+    return tree
+  is_binary = "preset" not in loss  # there None stands for it
+  return tree | {"loss": loss | {"self_weight": None if is_binary else _self_weight(loss.get("num_points"))}}
 
 
 def _as_tuples(tree: Any) -> Any:

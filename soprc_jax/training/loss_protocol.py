@@ -12,8 +12,8 @@ class Inputs(NamedTuple):
   """What an objective sees of a batch.
 
   Attributes:
-    embeddings: ``[B, D]`` unit norm, float32.
-    labels: ``[B]`` rows of the classes.
+    embeddings: ``[B, D]`` unit norm, float32; of the binary study the logits ``[B]``.
+    labels: ``[B]`` rows of the classes; of the binary study 0 or 1.
     where: ``[B]`` valid images.
     step: scalar int32, steps done in this phase.
     opt_state: optimizer state, which holds the carried state.
@@ -46,12 +46,12 @@ class Objective(NamedTuple):
   Attributes:
     tracker: transform that carries the state; stands before the optimizer in ``optax.chain``.
     compute: `Inputs` -> `Outputs`; pure.
-    idle_args: `Inputs` -> arguments of ``tx.update`` that leave the carried state alone, for a warm-up with another loss.
+    idle_args: `Inputs` -> arguments of ``tx.update`` that leave the carried state alone, for a warm-up with another loss; by default there are none.
   """
 
   tracker: optax.GradientTransformation
   compute: Callable[[Inputs], Outputs]
-  idle_args: Callable[[Inputs], dict[str, Any]]
+  idle_args: Callable[[Inputs], dict[str, Any]] = lambda inputs: {}
 
 
 class Setting(NamedTuple):

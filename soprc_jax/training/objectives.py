@@ -120,7 +120,6 @@ def _soprc(config: Any, setting: Setting) -> Objective:
   tracker = _tracker(config, setting)
   prior_fn = make_prior(config.prior, setting)
   tau1_fn = log_linear(config.tau1_start, config.tau1, setting.num_steps)
-  self_weight = None if config.self_weight == -1 else config.self_weight
 
   def compute(inputs: Inputs) -> Outputs:
     found = lists.retrieval_lists(
@@ -149,7 +148,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       prior=prior,
       tau1=tau1_fn(inputs.step),
       tau2=config.tau2,
-      self_weight=self_weight,
+      self_weight=config.self_weight,
       tpr_gradient=config.tpr_gradient,
       reduce_fn=None,
       axis_name=setting.axis_name,

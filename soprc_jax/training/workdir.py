@@ -147,7 +147,7 @@ def config_differences(workdir: Path, config: ConfigDict) -> list[str]:
   Raises:
     ValueError: as `read_config`.
   """
-  there = read_config(workdir)
+  there = config_lib.renewed(read_config(workdir))
   # What an older version did not note takes its default; what is no config at all is told as it stands.
   with contextlib.suppress(ValueError):
     there = json.loads(config_lib.to_json(config_lib.from_json(there)))

@@ -20,6 +20,7 @@ from experiments.compare import plans
 import soprc_jax
 from soprc_jax.data import tabular
 from soprc_jax.models import mlp
+from soprc_jax.training.loss_protocol import Inputs, Setting
 
 CONFIG = str(runs.ROOT / "configs" / "imbalanced.py")
 _SMALL = {
@@ -122,7 +123,7 @@ class TestTraining:
 class TestLosses:
   _LABELS = jnp.array([1, 1, 0, 0, 0, 0, 0, 0])
   _LOGITS = jnp.array([0.3, -1.0, 0.5, -0.2, -0.4, -1.5, 0.0, -2.0])
-  _SETTING = binary_losses.Setting(prior=0.02, train_positives=30, num_positives=2, num_steps=10)
+  _SETTING = Setting(np.array([1470, 30]), num_steps=10, max_positives=2, axis_name=None)
 
   def _compute(self, name, steps=(0,), setting=_SETTING, **values):
     """The loss of the batch at each step."""
@@ -131,7 +132,7 @@ class TestLosses:
 
     @jax.jit
     def compute(step):
-      return loss.compute(binary_losses.Inputs(self._LOGITS, self._LABELS, step, state))[0]
+      return loss.compute(Inputs(self._LOGITS, self._LABELS, jnp.ones(8, bool), step, state)).loss
 
     return np.array([compute(step) for step in steps]).squeeze()
 
@@ -148,7 +149,7 @@ class TestLosses:
 
   def test_only_what_may_be_positive_is_looked_at_as_one(self):
     # Uniform sampling: any example may be positive, at the same loss.
-    anywhere = self._SETTING._replace(num_positives=8)
+    anywhere = self._SETTING._replace(max_positives=8)
     for name in ("soprc", "auroc"):
       assert self._compute(name, setting=anywhere) == pytest.approx(float(self._compute(name)), rel=1e-6)
 

@@ -12,8 +12,10 @@ import pytest
 import runs
 
 from experiments.ablate import ablation
+from experiments.binary import binary_config
 from experiments.compare import comparison, plans
 from soprc_jax.training import build, checkpoints, loop, optimizers, workdir
+from soprc_jax.training import config as config_lib
 
 _TRAIN, _EVALUATE = "experiments.train", "experiments.evaluate"
 
@@ -65,13 +67,23 @@ class TestMistakes:
     ],
   )
   def test_f67_help_is_a_success(self, tmp_path, module, flags):
-    # Without any package of a run, so that help is there soon.
     done = runs.call(module, *flags)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--workdir" in done.stdout
     assert f"python -m {module}" in done.stdout
     # Programs of one process do not list the flags of several.
     assert ("--[no]distributed" in done.stdout) == (module in (_TRAIN, _EVALUATE) or "--helpfull" in flags)
+
+  @pytest.mark.parametrize(
+    ("module", "table"), [(_TRAIN, config_lib), ("experiments.train_binary", binary_config)], ids=["train", "binary"]
+  )
+  def test_help_lists_the_config_keys(self, module, table):
+    short, full = (runs.call(module, flag).stdout for flag in ("--help", "--helpfull"))
+    for key in table.KEYS:
+      line = f"  --config.{key.name}: {key.meaning}\n    ({key.allowed}; default: {key.default!r})\n"
+      assert line in full
+      assert (line in short) == key.often
+    assert "--config." not in runs.call("experiments.simulate", "--help").stdout
 
   def test_f67_text_after_two_dashes_is_no_call_for_help(self):
     assert "unexpected argument '--help'" in _fails(_TRAIN, "--", "--help")
@@ -90,12 +102,14 @@ class TestMistakes:
       ("--config.train.batch_size=18", ["train.batch_size", "16 or 20"]),
       ("--config.loss.preset=papr", ["loss.preset", "paper", "authors"]),
       ("--config.loss.smooth_ap.tau=0.1", ["loss.smooth_ap.tau is not used by loss.name=soprc"]),
+      (":ap --config.loss.lambda2=5", ["loss.lambda2 is not used by loss.name=ap: leave it out"]),
       ("--wrkdir=runs/x", ["wrkdir"]),
       ("runs/x", ["unexpected argument 'runs/x'"]),
     ],
   )
   def test_wrong_flag(self, tmp_path, flag, hints):
-    message = _fails(_TRAIN, f"--config={runs.GLYPHS}", f"--workdir={tmp_path / 'new'}", flag)
+    argument, *flag = flag.split(" ") if flag[0] == ":" else ("", flag)
+    message = _fails(_TRAIN, f"--config={runs.GLYPHS}{argument}", f"--workdir={tmp_path / 'new'}", *flag)
     assert [hint for hint in hints if hint not in message] == []
     assert not (tmp_path / "new").exists()  # refused before anything is written
 

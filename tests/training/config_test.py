@@ -1,15 +1,19 @@
 """Configs: every file and argument resolves, bad values are named, presets are those of the design."""
 
+import functools
 import json
 import math
 import runpy
 
+import jax
+import jax.numpy as jnp
 import pytest
 import runs
 
-from experiments.binary import binary_config
+from experiments.binary import binary_config, binary_losses
+from soprc_jax import soprc_loss
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import config_checks
+from soprc_jax.training import config_keys, objectives, workdir
 
 _FILES = sorted(path for path in (runs.ROOT / "configs").glob("[!_]*.py") if path.stem != "common")
 # Everything but retrieval has keys of its own.
@@ -57,7 +61,8 @@ class TestConfigFiles:
     resolve = _RESOLVE.get(file.stem, config_lib.resolve)
     config = resolve(runpy.run_path(str(file))["get_config"](argument))
     assert "presets" not in config
-    assert None not in list(_leaves(config.to_dict()))
+    # The study of binary classification has no presets: None stands for 1 / (M + 1) there.
+    assert list(_leaves(config.to_dict())).count(None) == (file.stem == "imbalanced")
     assert json.loads(config_lib.to_json(config))["train"]["steps"] == config.train.steps
     with pytest.raises(AttributeError):
       config.optim.learning_rat = 0.1
@@ -99,6 +104,35 @@ class TestConfigFiles:
     assert config.optim.name == optimizer
 
 
+class TestTable:
+  @pytest.mark.parametrize("module", [config_lib, binary_config], ids=["retrieval", "binary"])
+  def test_every_key_has_a_meaning_and_a_default_that_works(self, module):
+    assert len({key.name for key in module.KEYS}) == len(module.KEYS)
+    assert [key.name for key in module.KEYS if len(key.meaning) < 4 or not key.allowed] == []
+    config = module.resolve(module.default_config())
+    assert config_keys.value_problems(module.KEYS, config) == []
+    assert {name for name, _ in config_keys.leaves(config.to_dict())} | {"loss.custom"} == (
+      {key.name for key in module.KEYS} | {"loss.custom"}
+    )
+    # A key without a default has a type, which is that of what takes its place.
+    assert all((key.default is None) == (key.kind is not None) for key in module.KEYS)
+
+  def test_presets_decide_the_keys_without_a_default(self):
+    open_keys = {key.name for key in config_lib.KEYS if key.default is None}
+    for preset in config_lib.PRESETS.values():
+      assert {f"loss.{name}" for name, _ in config_keys.leaves(preset)} == open_keys
+
+  def test_keys_name_losses_that_there_are(self):
+    named = {name for key in config_lib.KEYS for name in key.losses} - {"your own"}
+    assert named == objectives.LOSSES.keys()
+    named = {name for key in binary_config.KEYS for name in key.losses}
+    assert named <= binary_losses.LABELS.keys()
+    # The options of a loss are its own.
+    for key in config_lib.KEYS:
+      group = key.name.removeprefix("loss.").partition(".")[0]
+      assert group not in objectives.LOSSES or key.losses == (group,), key.name
+
+
 # key, bad value, what the message must name beside both.
 _BAD = [
   ("seed", -1, ">= 0"),
@@ -112,6 +146,7 @@ _BAD = [
   ("data.val_share", 0.0, "> 0"),
   ("data.val_share", 0.5, "below 1"),
   ("data.workers", -1, ">= 0"),
+  ("data.split_seed", 2**31, "<= 2147483647"),
   ("data.prefetch", 0, ">= 1"),
   ("model.name", "resnet9", "resnet50"),
   ("model.stem", "tiny", "small"),
@@ -133,6 +168,7 @@ _BAD = [
   ("loss.lambda2", math.nan, ">= 0"),
   ("loss.self_weight", -0.5, ">= 0"),
   ("loss.self_weight", 2.0, "<= 1"),
+  ("loss.self_weight", -1.0, ">= 0"),
   ("loss.initial_v", "ones", "debiased, uniform"),
   ("loss.grid", "blok", "blocks"),
   ("loss.average_over", "active", "selected, all"),
@@ -142,6 +178,7 @@ _BAD = [
   ("loss.prior.value", 0.0, "> 0"),
   ("loss.prior.start", 1.5, "<= 1"),
   ("loss.triplet.margin", -0.1, ">= 0"),
+  ("loss.blackbox.margin", -0.1, ">= 0"),
   ("optim.name", "lion", "sgd, adam"),
   ("optim.learning_rate", -0.1, ">= 0"),
   ("optim.learning_rate", math.nan, ">= 0"),
@@ -246,7 +283,7 @@ def _numbers(tree, prefix=""):
 _PRESETS = {
   "default": {
     "tpr_gradient": False,
-    "self_weight": -1,
+    "self_weight": 1 / 101,
     "initial_v": "debiased",
     "grid": "midpoints",
     "average_over": "selected",
@@ -265,7 +302,7 @@ _PRESETS = {
   },
   "authors": {
     "tpr_gradient": False,
-    "self_weight": -1,
+    "self_weight": 1 / 101,
     "initial_v": "uniform",
     "grid": "blocks",
     "average_over": "selected",
@@ -318,6 +355,40 @@ class TestPresets:
     assert config.to_dict() == before
 
 
+class TestSelfWeight:
+  @pytest.mark.parametrize("points", [1, 20, 100])
+  def test_of_a_preset_is_one_of_the_points_and_the_positive(self, points):
+    assert _resolved(loss__num_points=points).loss.self_weight == 1 / (points + 1)
+    assert _resolved(loss__num_points=points, loss__preset="paper").loss.self_weight == 0
+    assert _resolved(loss__num_points=points, loss__self_weight=0.3).loss.self_weight == 0.3
+
+  @pytest.mark.parametrize("points", [1, 20, 100])
+  def test_is_the_librarys_to_the_last_bit(self, points):
+    positive, negative = jnp.array([[0.9, 0.6]]), jnp.array([[0.55, 0.7]])
+    v = jnp.linspace(0.5, 0.8, points)[None]
+    losses = [
+      jax.jit(functools.partial(soprc_loss, prior=0.1, tau2=0.1, self_weight=weight))(positive, negative, v)
+      for weight in (None, _resolved(loss__num_points=points).loss.self_weight)
+    ]
+    assert losses[0] == losses[1] > 0
+
+  def test_what_older_versions_wrote_reads_as_it_is_written_now(self, tmp_path):
+    config = _resolved(loss__num_points=20)
+    old = json.loads(config_lib.to_json(config))
+    old["loss"]["self_weight"] = -1.0
+    assert config_lib.from_json(old).to_dict() == config.to_dict()
+    workdir.write_atomically(tmp_path / workdir.CONFIG, json.dumps(old))
+    assert workdir.config_differences(tmp_path, config) == []
+    assert not workdir.check(tmp_path, config)  # the run goes on
+
+  def test_of_the_binary_study(self, tmp_path):
+    config = binary_config.resolve(binary_config.default_config())
+    old = json.loads(config_lib.to_json(config))
+    assert old["loss"]["self_weight"] is None
+    workdir.write_atomically(tmp_path / workdir.CONFIG, json.dumps(old | {"loss": old["loss"] | {"self_weight": -1.0}}))
+    assert not workdir.check(tmp_path, config)
+
+
 class TestDifferences:
   def _dicts(self, **values):
     return json.loads(config_lib.to_json(_resolved())), json.loads(config_lib.to_json(_resolved(**values)))
@@ -346,7 +417,7 @@ class TestDifferences:
     (
       "soprc",
       ["loss.lambda2", "loss.prior.start", "loss.preset", "optim.name"],
-      ["loss.ap.x", "loss.triplet.margin", "loss.custom.a"],
+      ["loss.smooth_ap.tau", "loss.triplet.margin", "loss.custom.a"],
     ),
     ("ap", ["loss.name", "loss.tau1", "loss.tpr_gradient"], ["loss.lambda2", "loss.prior.kind", "loss.beta"]),
     ("triplet", ["loss.triplet.margin"], ["loss.tau1", "loss.preset", "loss.smooth_ap.tau"]),
@@ -356,8 +427,8 @@ class TestDifferences:
 def test_keys_that_a_loss_does_not_use_are_told(name, used, unused):
   config = config_lib.default_config()
   config.loss.name = name
-  assert config_checks.unused_problems(config, used) == []
-  told = config_checks.unused_problems(config, unused)
+  assert config_lib.unused_problems(config, used) == []
+  told = config_lib.unused_problems(config, unused)
   assert [line.split(" is not used by")[0] for line in told] == unused
   assert all(f"loss.name={name}: leave it out" in line for line in told)
 
@@ -367,6 +438,4 @@ def test_keys_of_the_loss_of_the_warm_up_are_used():
   config.warmup.loss = "triplet"
   for steps in (0, 5):
     config.warmup.steps = steps
-    assert len(config_checks.unused_problems(config, ["loss.triplet.margin", "loss.xbm.memory_size"])) == (
-      1 if steps else 2
-    )
+    assert len(config_lib.unused_problems(config, ["loss.triplet.margin", "loss.xbm.memory_size"])) == (1 if steps else 2)

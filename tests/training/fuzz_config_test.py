@@ -18,7 +18,7 @@ from experiments.binary import binary_config
 from experiments.compare import plans
 from soprc_jax._internal import strings
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import rules
+from soprc_jax.training import config_keys
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = {"retrieval": config_lib, "binary": binary_config}
@@ -71,7 +71,7 @@ def _check(name, changes):
   # What is taken is what stands in config.json, of the types that the computations expect.
   text = json.dumps(resolved.to_dict(), default=list)
   assert json.loads(text) == json.loads(config_lib.to_json(resolved))
-  assert not rules.type_problems(resolved.to_dict(), FILLED[name])
+  assert not config_keys.type_problems(resolved.to_dict(), FILLED[name])
   return resolved
 
 
@@ -107,7 +107,7 @@ class TestResolve:
   @hypothesis.given(data=st.data())
   def test_numbers_and_names_of_the_right_kind(self, name, data):
     """As above, but mostly beyond the check of types."""
-    found = rules.leaves(DEFAULTS[name])
+    found = config_keys.leaves(DEFAULTS[name])
     like = {key: value for key, value in found if not isinstance(value, (str, dict)) and value is not None}
     kinds = {
       bool: st.booleans(),
@@ -132,8 +132,9 @@ class TestResolve:
       ({"optim.milestones": (10, 10)}, "optim.milestones must be steps >= 1 that ascend"),  # one decay would be lost
       ({"eval.ks": (1, 10, 1)}, "eval.ks must be different numbers >= 1"),
       ({"data.workers": 10**6}, "data.workers must be >= 0 and <= 1024"),
-      ({"model.embedding_dim": 10**9}, "model.embedding_dim must be >= 0 and <= 1048576"),
+      ({"model.embedding_dim": 10**9}, "model.embedding_dim must be >= 1 and <= 1048576"),
       ({"loss.tau2": 1e-40}, "loss.tau2 must be a number; it must be 0, or of a size from 1e-30 to 1e\\+30"),
+      ({"data.augmentation": "crop", "data.resize": 0}, "data.resize, .* must be at least 224, the crop; got 0"),
       ({"train": 3}, "train must be a group of keys: batch_size"),
       ({"train.steps": {"a": 1}}, "train.steps must be a single value"),
       ({"loss.custom": {"a": object()}}, "loss.custom.a must be a finite number"),
@@ -156,7 +157,7 @@ class TestResolve:
       st.none() | st.integers() | st.floats() | st.text() | st.just([])
     )
     config, told = _tried(config_lib.from_json, tree)
-    assert told or (not rules.type_problems(config.to_dict(), FILLED["retrieval"]) and "more" not in node)
+    assert told or (not config_keys.type_problems(config.to_dict(), FILLED["retrieval"]) and "more" not in node)
 
   def test_options_of_a_loss_of_ones_own_may_be_negative(self):
     assert config_lib.resolve(_changed("retrieval", {"loss.custom": {"a": -3, "b": (1.5, "x")}})).loss.custom.a == -3

@@ -137,7 +137,7 @@ class SoprcTest(chex.TestCase):
       tau2=config.tau2,
       positive_where=found.positive_where,
       negative_where=found.negative_where,
-      self_weight=None if config.self_weight == -1 else config.self_weight,
+      self_weight=config.self_weight,
       tpr_gradient=config.tpr_gradient,
     )
 

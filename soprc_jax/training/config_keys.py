@@ -1,0 +1,227 @@
+"""A key of a config, described once: its default, checks, error messages, ``--help`` and page of the docs come from one `Key`."""
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+import math
+from typing import Any, NamedTuple
+
+from ml_collections import config_dict
+
+from soprc_jax._internal.strings import shown
+
+# What float32 has left for products and quotients of a setting: 0, or of a size between these.
+SIZES = (1e-30, 1e30)
+# Counts become int32 on the devices.
+LARGEST_COUNT = 2**31 - 1
+_WHAT = {
+  bool: "True or False",
+  int: "an integer",
+  float: "a number",
+  str: "a text",
+  tuple: "a tuple",
+  dict: "a group of any keys",
+}
+
+
+class Key(NamedTuple):
+  """A key of a config.
+
+  Attributes:
+    name: dotted name.
+    default: value, whose type is that of the key. None: a preset or the program decides, see ``kind``.
+      {}: a group in which any keys may stand.
+    meaning: what it does, for the user.
+    low: smallest number allowed. None: 0 for an integer, any for another number.
+    high: largest number allowed. None: `LARGEST_COUNT` for an integer, any finite one for another number.
+    above: number that the value must exceed, in place of ``low``.
+    choices: values of which it must be one; empty: no such rule.
+    must: what must hold in other cases, as messages tell it.
+    holds: function of the value, whether ``must`` holds. None: it is checked elsewhere.
+    kind: type of a key whose default is None.
+    losses: names of the losses that use it; empty: it does not depend on the loss.
+    on_resume: whether it may change when a run goes on, since it changes no result.
+    often: whether ``--help`` shows it; ``--helpfull`` shows every key.
+  """
+
+  name: str
+  default: Any
+  meaning: str
+  low: float | None = None
+  high: float | None = None
+  above: float | None = None
+  choices: Sequence[Any] = ()
+  must: str = ""
+  holds: Callable[[Any], bool] | None = None
+  kind: type | None = None
+  losses: Sequence[str] = ()
+  on_resume: bool = False
+  often: bool = False
+
+  @property
+  def allowed(self) -> str:
+    """What the value must be: what follows "KEY must be" in a message.
+
+    >>> Key("loss.beta", 0.1, "step", above=0, high=1).allowed
+    '> 0 and <= 1'
+    """
+    if self.must:
+      return self.must
+    if self.choices:
+      return f"one of {', '.join(map(str, self.choices))}"
+    if self._kind in (int, float):
+      low, high = self._limits
+      limits = [f"> {self.above:g}"] if self.above is not None else [f">= {low:g}"] if math.isfinite(low) else []
+      # That counts become int32 is told where it matters alone.
+      limits += [f"<= {high if isinstance(high, int) else f'{high:g}'}"] if self.high is not None else []
+      return " and ".join(limits) or "a finite number"
+    return _WHAT[self._kind]
+
+  def allows(self, value: Any) -> bool:
+    """Whether a value of the right type is allowed."""
+    if value is None and self.default is None:
+      return True
+    if self.must:
+      return self.holds is None or self.holds(value)
+    if self.choices:
+      return value in self.choices
+    if self._kind not in (int, float):
+      return True
+    low, high = self._limits
+    # NaN is in no interval; math.isfinite would not take an integer of 400 digits.
+    inside = low <= value <= high if self.above is None else self.above < value <= high
+    return inside and abs(value) != math.inf
+
+  @property
+  def _kind(self) -> type:
+    return self.kind or type(self.default)
+
+  @property
+  def _limits(self) -> tuple[float, float]:
+    low, high = (0, LARGEST_COUNT) if self._kind is int else (-math.inf, math.inf)
+    return low if self.low is None else self.low, high if self.high is None else self.high
+
+
+def default_config(keys: Iterable[Key]) -> Any:
+  """The ``ConfigDict`` of the keys with their defaults."""
+  tree: dict[str, Any] = {}
+  for key in keys:
+    *groups, last = key.name.split(".")
+    node = tree
+    for group in groups:
+      node = node.setdefault(group, {})
+    node[last] = config_dict.placeholder(key.kind) if key.default is None else key.default
+  return config_dict.ConfigDict(tree)
+
+
+def value_of(config: Any, key: str) -> Any:
+  """The value of a dotted key."""
+  for part in key.split("."):
+    config = config[part]
+  return config
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+  """(dotted key, value) of each leaf of a nested dict."""
+  for key, value in tree.items():
+    if isinstance(value, dict):
+      yield from leaves(value, f"{prefix}{key}.")
+    else:
+      yield f"{prefix}{key}", value
+
+
+def different(values: Sequence[Any], fits: Callable[[Any], bool]) -> bool:
+  """Whether there are values, all fit, and no two are equal to six digits, by which results and folders name them."""
+  names = {f"{value:g}" if isinstance(value, float) else str(value) for value in values}
+  return 0 < len(names) == len(values) and all(map(fits, values))
+
+
+def raise_if(problems: Sequence[str]) -> None:
+  """Raises a ValueError with a line for each problem of a config, if there are any."""
+  if problems:
+    raise ValueError("the config does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
+
+
+def value_problems(keys: Iterable[Key], config: Any) -> list[str]:
+  """Values that are not allowed: a line each, with the key, what is allowed, and the value."""
+  problems = []
+  for key in keys:
+    value = value_of(config, key.name)
+    if not key.allows(value):
+      is_large = key.high is None and isinstance(value, int) and value > LARGEST_COUNT
+      allowed = f"<= {LARGEST_COUNT}" if is_large and not key.must else key.allowed
+      problems.append(f"{key.name} must be {allowed}; got {shown(value)}")
+  return problems
+
+
+def unused(keys: Iterable[Key], names: Iterable[str], given: Iterable[str]) -> list[str]:
+  """Which of the keys that a user has given none of the losses uses.
+
+  Args:
+    keys: table of the keys.
+    names: losses of the run.
+    given: dotted keys, also of groups in which any keys may stand.
+  """
+  losses = {key.name: key.losses for key in keys}
+  used_by = ((key, losses.get(key) or losses.get(key.rpartition(".")[0])) for key in given)
+  return [key for key, by in used_by if by and not set(by) & set(names)]
+
+
+def key_problems(
+  here: Mapping[str, Any], expected: Mapping[str, Any], *, free: Container[str] = (), prefix: str = ""
+) -> list[str]:
+  """What is missing, unknown, or a value in place of a group of keys: a line each, sorted.
+
+  Args:
+    here: nested dict of a config.
+    expected: the one that it must have the keys of.
+    free: groups in which any keys may stand.
+    prefix: of the dotted keys.
+  """
+  names = ", ".join(map(str, expected))
+  problems = [f"{prefix}{key} is unknown; keys here: {names}" for key in here.keys() - expected.keys()]
+  problems += [f"{prefix}{key} is missing" for key in expected.keys() - here.keys()]
+  for key in expected.keys() & here.keys():
+    name, value, group = f"{prefix}{key}", here[key], expected[key]
+    if isinstance(group, Mapping) != isinstance(value, Mapping):
+      what = f"a group of keys: {', '.join(group) or 'any'}" if isinstance(group, Mapping) else "a single value"
+      problems.append(f"{name} must be {what}; got {shown(value)}")
+    elif isinstance(group, Mapping) and name not in free:
+      problems += key_problems(value, group, free=free, prefix=f"{name}.")
+  return sorted(problems)
+
+
+def type_problems(here: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+  """Values of another type than those of a config that works, or of a size that no computation can take: a line each.
+
+  Args:
+    here: nested dict of a config with the keys of ``expected``.
+    expected: nested dict whose values have the right types. A tuple stands for any number of entries like its own,
+      None for None or a number.
+  """
+  problems = []
+  for key, like in leaves(expected):
+    value = value_of(here, key)
+    if isinstance(like, (tuple, list)):
+      what, entries = f"a tuple, each entry {_WHAT[type(like[0])]}", value if isinstance(value, (tuple, list)) else None
+    elif like is None:
+      like, entries = 0.0, () if value is None else (value,)
+      what = "a number or None"
+    else:
+      what, entries = _WHAT[type(like)], (value,)
+    found = [_type_problem(entry, like[0] if isinstance(like, (tuple, list)) else like) for entry in entries or ()]
+    if entries is None or any(found):
+      problem = next(filter(None, found), f"got {shown(value)} ({type(value).__name__})")
+      problems.append(f"{key} must be {what}; {problem}")
+  return problems
+
+
+def _type_problem(value: Any, like: Any) -> str:
+  """What is wrong with the type, or the size, of a single value; empty if nothing is."""
+  kind = type(like)
+  allowed = (int, float) if kind is float else (kind,)
+  if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+    return f"got {shown(value)} ({type(value).__name__})"
+  if kind is int and abs(value) >= 2**63:
+    return f"it must be below 2**63, got {shown(value)}"
+  # NaN and infinity have a message of their own, see `Key.allows`.
+  usable = not value or SIZES[0] <= abs(value) <= SIZES[1] if kind is float and value - value == 0 else True
+  return "" if usable else f"it must be 0, or of a size from {SIZES[0]:g} to {SIZES[1]:g}, got {shown(value)}"
