@@ -15,7 +15,8 @@ from soprc_jax import interpolation, losses
 from soprc_jax._internal.strings import shown
 from soprc_jax.data import datasets, pipeline, sampler, transforms
 from soprc_jax.models import RESNETS, resnet
-from soprc_jax.training import config_keys, nonfinite, objectives, optimizers
+from soprc_jax.training import config_keys, objectives, optimizers
+from soprc_jax.training import step as step_lib
 from soprc_jax.training.config_keys import LARGEST_COUNT, Key
 
 # ml_collections' class is opaque to mypy: its fields are checked by `resolve` instead.
@@ -163,7 +164,9 @@ KEYS = (
     holds=lambda count: 2 <= count <= LARGEST_COUNT,
   ),
   Key("train.microbatch", 0, "images that pass the network at a time", must="0, or a divisor of train.batch_size"),
-  Key("train.on_nonfinite", "stop", "a step with a NaN or an infinity", choices=nonfinite.POLICIES, on_resume=True),
+  Key(
+    "train.on_nonfinite", "stop", "a step with a NaN or an infinity", choices=step_lib.NONFINITE_POLICIES, on_resume=True
+  ),
   Key("train.max_skipped", 10, "steps in a row that may be skipped", low=1, on_resume=True),
   Key("eval.every", 1000, "steps between evaluations on val; 0: none"),
   Key("eval.image_size", 224, "side of the middle crop of a test image", low=1, high=_SIDE),

@@ -14,7 +14,7 @@ from soprc_jax import metrics
 from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import printable
 from soprc_jax.data import datasets, pipeline, sources
-from soprc_jax.training import build, checkpoints, classes, nonfinite, parallel, progress
+from soprc_jax.training import build, checkpoints, classes, parallel, progress
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -43,7 +43,7 @@ EmbedFn = Callable[[Any, sources.Source], Embedded]
 def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
   """A function ``(replicated variables, source) -> Embedded``, compiled once for one batch shape.
 
-  It raises a `nonfinite.DivergedError` if an embedding is not finite: no ranking of those means anything.
+  It raises a `step_lib.DivergedError` if an embedding is not finite: no ranking of those means anything.
 
   Args:
     model: network in evaluation mode.
@@ -74,7 +74,7 @@ def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
     bad = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
     if bad.size:
       name = printable(source[int(np.flatnonzero(good)[bad[0]])].id)
-      raise nonfinite.DivergedError(
+      raise step_lib.DivergedError(
         f"training broke down: the network embeds {bad.size} of {len(embeddings)} images as numbers that are not finite, e.g. {name}; "
         "try a lower optim.learning_rate"
       )

@@ -24,7 +24,6 @@ from soprc_jax.training import (
   classes,
   evaluation,
   interrupts,
-  nonfinite,
   parallel,
   replay,
   results,
@@ -32,12 +31,13 @@ from soprc_jax.training import (
 )
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import progress as progress_lib
+from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 from soprc_jax.training.step import TrainState
 
 _log = logging.getLogger(__name__)
 
-DivergedError = nonfinite.DivergedError
+DivergedError = step_lib.DivergedError
 
 
 def train(
@@ -359,7 +359,7 @@ class _Run:
     """
     if step.fetched is None:
       scalars = {name: float(value) for name, value in parallel.unreplicate(step.scalars).items()}
-      parts = nonfinite.names(scalars.pop("nonfinite"))
+      parts = step_lib.nonfinite_names(scalars.pop("nonfinite"))
       if self.config.train.on_nonfinite == "skip":
         scalars["skipped"] = float(bool(parts))
       if parts:
@@ -400,7 +400,7 @@ class _Run:
       return
     before = f" after {in_a_row - 1} skipped steps in a row (train.max_skipped)" if skips else ""
     own = "".join(f" --own_loss={name}" for name in replay.own_losses(self.config))
-    raise nonfinite.DivergedError(
+    raise step_lib.DivergedError(
       f"training broke down{before} at {found}. No checkpoint holds it; see it again with: python -m experiments.replay "
       f"--workdir={self.workdir}{own}; try a lower optim.learning_rate" + ("" if skips else ", or train.on_nonfinite=skip")
     )

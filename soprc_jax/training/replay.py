@@ -13,8 +13,9 @@ import optax
 
 from soprc_jax._internal import stored, text_table
 from soprc_jax._internal.strings import printable
-from soprc_jax.training import build, checkpoints, nonfinite, parallel
+from soprc_jax.training import build, checkpoints, parallel
 from soprc_jax.training import config as config_lib
+from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 from soprc_jax.training.step import TrainState
 
@@ -187,7 +188,7 @@ def describe(workdir: Path, step: int | None = None, *, trusted: Collection[str]
   """
   found = load(workdir, step, trusted=trusted)
   _, scalars = run(found)
-  parts = nonfinite.names(scalars["nonfinite"])
+  parts = step_lib.nonfinite_names(scalars["nonfinite"])
   gradient, carried = _broken_state(found)
   report = found.report
   lines = [

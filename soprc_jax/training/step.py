@@ -1,5 +1,6 @@
 """One step of SOPRC (Alg. 1), and of any other objective, as a pure function."""
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -10,7 +11,12 @@ import jax.numpy as jnp
 import optax
 
 from soprc_jax._internal import collectives
-from soprc_jax.training import gradients, nonfinite, objectives
+from soprc_jax.training import gradients, objectives
+
+# What follows a step that is not finite: the run stops, its state as it was before that step; or the step is left out.
+NONFINITE_POLICIES = ("stop", "skip")
+# What is looked at, in this order: bit i of the code stands for the i-th.
+NONFINITE_PARTS = ("loss", "embeddings", "gradient", "update", "carried state", "batch statistics")
 
 
 @struct.dataclass
@@ -72,10 +78,10 @@ def train_step(
     axis_name: mapped axis; the lists are over the batch of all its devices.
     microbatch: images of this device that the network takes at a time, see `gradients.by_microbatches`; 0 takes all at once. Batch norm
       must be frozen.
-    on_nonfinite: what follows a step with a NaN or an infinity in it, one of `nonfinite.POLICIES`; the state takes none of them.
+    on_nonfinite: what follows a step with a NaN or an infinity in it, one of `NONFINITE_POLICIES`; the state takes none of them.
 
   Returns:
-    The new state and scalar metrics, equal on all devices; ``nonfinite`` among them, see `nonfinite.names`.
+    The new state and scalar metrics, equal on all devices; ``nonfinite`` among them, see `nonfinite_names`.
   """
   where = batch["where"] if masked else None
   batch_stats = state.batch_stats
@@ -84,7 +90,7 @@ def train_step(
     inputs = objectives.Inputs(embeddings, batch["label"], batch["where"], state.step - first_step, state.opt_state)
     outputs = objective.compute(inputs)
     update_args = outputs.update_args if objective is carrier else carrier.idle_args(inputs)
-    return outputs.loss, (update_args, outputs.metrics, nonfinite.any_nonfinite(embeddings))
+    return outputs.loss, (update_args, outputs.metrics, any_nonfinite(embeddings))
 
   def whole(params: Any) -> tuple[jax.Array, Any]:
     variables = {"params": params, "batch_stats": batch_stats}
@@ -116,16 +122,16 @@ def train_step(
     opt_state=opt_state,
   )
   grad_norm = optax.tree.norm(grads)
-  code = nonfinite.code(
+  code = nonfinite_code(
     {
-      "loss": nonfinite.any_nonfinite(loss),
+      "loss": any_nonfinite(loss),
       "embeddings": bad_embeddings,
-      "gradient": nonfinite.any_nonfinite(grad_norm),
+      "gradient": any_nonfinite(grad_norm),
       # Its norm also overflows where parameters are about to.
-      "update": nonfinite.any_nonfinite(optax.tree.norm(updates)),
+      "update": any_nonfinite(optax.tree.norm(updates)),
       # The rest of the optimizer's state is made of finite gradients.
-      "carried state": nonfinite.any_nonfinite(opt_state[0]),
-      "batch statistics": nonfinite.any_nonfinite(batch_stats),
+      "carried state": any_nonfinite(opt_state[0]),
+      "batch statistics": any_nonfinite(batch_stats),
     },
     axis_name,
   )
@@ -143,6 +149,28 @@ def embed_step(
   embeddings: Any = model.apply(variables, batch["image"], train=False)
   found = embeddings, batch["where"]
   return found if axis_name is None else jax.lax.all_gather(found, axis_name, tiled=True)
+
+
+class DivergedError(ArithmeticError):
+  """Training has made a number that is not finite: the run cannot go on."""
+
+
+def any_nonfinite(tree: Any) -> jax.Array:
+  """Whether any number of a tree is a NaN or infinite; scalar bool."""
+  leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.inexact)]
+  return jnp.any(jnp.stack([jnp.any(~jnp.isfinite(leaf)) for leaf in leaves])) if leaves else jnp.array(False)
+
+
+def nonfinite_code(bad: Mapping[str, jax.Array], axis_name: str | None) -> jax.Array:
+  """The parts that are not finite on any device, as one int32 with a bit for each of `NONFINITE_PARTS`; 0 if all are finite."""
+  flags = jnp.stack([bad[name] for name in NONFINITE_PARTS]).astype(jnp.int32)
+  flags = (collectives.psum(flags, axis_name) > 0).astype(jnp.int32)
+  return jnp.sum(flags << jnp.arange(len(NONFINITE_PARTS)))
+
+
+def nonfinite_names(found: float) -> list[str]:
+  """The parts that a code of `nonfinite_code` stands for."""
+  return [name for bit, name in enumerate(NONFINITE_PARTS) if int(found) >> bit & 1]
 
 
 def guarded(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import runs
 
-from soprc_jax.training import build, checkpoints, interrupts, loop, nonfinite, replay, workdir
+from soprc_jax.training import build, checkpoints, interrupts, loop, replay, workdir
 from soprc_jax.training import step as step_lib
 from soprc_jax.training.step import TrainState
 
@@ -167,11 +167,11 @@ class TestGuard:
   @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
   def test_any_nonfinite(self, value, dtype):
     tree = {"a": jnp.ones(3, dtype), "b": (jnp.arange(3), jnp.array([0.0, value], dtype))}
-    assert bool(nonfinite.any_nonfinite(tree))
-    assert not bool(nonfinite.any_nonfinite({"a": jnp.array([3e38, -3e38]), "b": jnp.arange(3)}))
-    assert not bool(nonfinite.any_nonfinite({}))
+    assert bool(step_lib.any_nonfinite(tree))
+    assert not bool(step_lib.any_nonfinite({"a": jnp.array([3e38, -3e38]), "b": jnp.arange(3)}))
+    assert not bool(step_lib.any_nonfinite({}))
 
   def test_codes_name_their_parts(self):
-    flags = {name: jnp.array(name in ("gradient", "carried state")) for name in nonfinite.PARTS}
-    assert nonfinite.names(float(nonfinite.code(flags, None))) == ["gradient", "carried state"]
-    assert nonfinite.names(0.0) == []
+    flags = {name: jnp.array(name in ("gradient", "carried state")) for name in step_lib.NONFINITE_PARTS}
+    assert step_lib.nonfinite_names(float(step_lib.nonfinite_code(flags, None))) == ["gradient", "carried state"]
+    assert step_lib.nonfinite_names(0.0) == []
