@@ -67,7 +67,7 @@ def ablation_values(row: int) -> dict[str, Any]:
 
 
 def compared(config: Any, **settings: Any) -> None:
-  """Adds the settings of ``experiments.compare`` to a config: its defaults, with some replaced."""
+  """Adds the settings of ``soprc compare`` to a config: its defaults, with some replaced."""
   config.compare = plans.default_settings()
   config.compare.update(settings)
 

@@ -1,10 +1,10 @@
 r"""Your own images: a folder with one subfolder a class, or a CSV file.
 
-python -m experiments.train --config=configs/folder.py --config.data.root=IMAGES --workdir=runs/mine
-python -m experiments.train --config=configs/folder.py:csv --config.data.root=images.csv --workdir=runs/mine
+soprc train --config=folder --config.data.root=IMAGES --workdir=runs/mine
+soprc train --config=folder:csv --config.data.root=images.csv --workdir=runs/mine
 
 Half of the classes are trained on, a tenth is val, the rest is test: all classes of a split are unseen by the others. A CSV (UTF-8, a header path,label or path,label,split, paths relative to its folder) may say itself what is
-what. Start from ImageNet weights with ``--config.model.init_from=resnet18.pth`` (see ``experiments.convert_weights``); with random weights batch norm is trained and the
+what. Start from ImageNet weights with ``--config.model.init_from=resnet18.pth`` (see ``soprc convert-weights``); with random weights batch norm is trained and the
 prior is annealed from 0.5.
 
 Time to expect: 1,000 steps of ResNet-18 at 128 pixels, batch 64: an estimate of 3 minutes on a GPU, some hours on two CPU cores; ``:small`` is for CPUs.

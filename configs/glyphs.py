@@ -1,10 +1,10 @@
 r"""SOPRC on the embedded data set ``glyphs``: characters as classes, typefaces as images, from random weights.
 
-python -m experiments.train --config=configs/glyphs.py --workdir=runs/glyphs
+soprc train --config=glyphs --workdir=runs/glyphs
 
 Expected: test mAUPRC 0.83 to 0.84, recall@1 0.94 to 0.95 (seed 0; rounding differs by machine) in about 2 minutes on two CPU cores.
 
-Arguments, joined by commas, change the run: ``--config=configs/glyphs.py:authors`` or ``:finetune,triplet``.
+Arguments, joined by commas, change the run: ``--config=glyphs:authors`` or ``:finetune,triplet``.
 
 * ``soprc``: the file as it is;
 * ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``, ``smooth_ap``, ``fast_ap``, ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss
@@ -13,7 +13,7 @@ Arguments, joined by commas, change the run: ``--config=configs/glyphs.py:author
 * ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2: (1) biased prior, v of the batch; (2) unbiased prior, v of the batch;
   (3) carried v; (4) with the semi-variance term; (5) the same with Adam. Rows 1 to 4 use SGD;
 * ``finetune``: 150 steps with batch norm frozen, as in the paper, from ``--config.model.init_from=WORKDIR`` of another run;
-* ``compare``: a smaller network and 200 steps, for ``experiments.compare``, which then makes 60 runs in about 45 minutes, and ``experiments.ablate``;
+* ``compare``: a smaller network and 200 steps, for ``soprc compare``, which then makes 60 runs in about 45 minutes, and ``soprc ablate``;
 * ``smoke``: 4 steps of a tiny network, to see that everything works.
 """
 

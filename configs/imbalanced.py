@@ -1,6 +1,6 @@
-r"""Imbalanced binary classification on three data sets that come with packages, for ``experiments.train_binary``.
+r"""Imbalanced binary classification on three data sets that come with packages, for ``soprc train-binary``.
 
-python -m experiments.train_binary --config=configs/imbalanced.py:digits --workdir=runs/binary_digits
+soprc train-binary --config=imbalanced:digits --workdir=runs/binary_digits
 
 Arguments, joined by commas:
 

@@ -1,6 +1,6 @@
 r"""SOPRC on PKU VehicleID, as in the paper: ResNet-50 from ImageNet, batch norm frozen, 100,000 steps.
 
-python -m experiments.train --config=configs/vehicle_id.py --config.data.root=DATA/VehicleID_V1.0 --config.model.init_from=resnet50.pth --workdir=runs/vehicle_id
+soprc train --config=vehicle_id --config.data.root=DATA/VehicleID_V1.0 --config.model.init_from=resnet50.pth --workdir=runs/vehicle_id
 
 Expected by the paper, mAUPRC / recall@1 / @5: small 83.11 / 95.41 / 97.69, medium 79.00 / 93.67 / 96.68, large 74.92 / 92.56 / 96.43 (the appendix prints 74.95 / 92.50 / 96.44
 for the last); with ``trainval`` 83.70 / 95.41 / 97.72, 79.84 / 93.80 / 96.77, 75.56 / 92.83 / 96.48. Not run here yet. results.json has large under ``test``, and ``test_medium``,
@@ -10,7 +10,7 @@ Estimate, not measured: one A100 or H100, 16 cores for the images, 24 GB of GPU 
 The paper's text gives no tau, lambda or M: tau1 = 0.1, tau2 = 0.001, lambda = (1, 5) and M = 100 are the authors'. beta = 0.1 here, 0.001 in the paper: it counts the
 visits of a class, and a class is visited a few hundred times (README, errata 10).
 
-Arguments, joined by commas (``--config=configs/vehicle_id.py:paper,crop``):
+Arguments, joined by commas (``--config=vehicle_id:paper,crop``):
 
 * ``soprc``: the file as it is; ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``, ``smooth_ap``, ``fast_ap``, ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss;
 * ``paper``, ``authors``: the preset of that name (README, errata), with the paper's beta = 0.001;

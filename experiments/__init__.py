@@ -1,1 +1,1 @@
-"""Entry points, run from the repository root: ``python -m experiments.NAME``. Flags are defined here only."""
+"""Entry points, run from the repository root: ``soprc NAME``. Flags are defined here only."""

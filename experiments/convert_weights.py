@@ -1,6 +1,6 @@
 r"""Converts the weights of a torchvision ResNet to a checkpoint that --config.model.init_from takes.
 
-python -m experiments.convert_weights --input=resnet50.pth --output=weights/resnet50
+soprc convert-weights --input=resnet50.pth --output=weights/resnet50
 
 The input is a .pth file (needs torch; nothing in it is executed), a .safetensors file, or hf://USER/REPOSITORY[/FILE] (needs huggingface_hub), with
 the names of torchvision, timm or Hugging Face. init_from takes all of these directly too; a converted checkpoint needs neither package.

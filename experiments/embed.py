@@ -1,7 +1,7 @@
-r"""Embeds images by the network of a training run: a file of vectors that experiments.search takes, and numpy reads.
+r"""Embeds images by the network of a training run: a file of vectors that soprc search takes, and numpy reads.
 
-python -m experiments.embed --workdir=runs/mine --output=vectors.npz --images=PHOTOS
-python -m experiments.embed --workdir=runs/mine --output=vectors.npz --split=test [--config=configs/folder.py --config.data.root=IMAGES]
+soprc embed --workdir=runs/mine --output=vectors.npz --images=PHOTOS
+soprc embed --workdir=runs/mine --output=vectors.npz --split=test [--config=folder --config.data.root=IMAGES]
 
 --images is a folder (with all folders in it; no classes are needed), a CSV file with a header path or path,label, or a text file with one path a line
 (paths relative to the folder of the list; a name with blanks at its ends is taken as it stands if there is such a file). Otherwise the images are those of a --split of the data that the run was trained on, or of the data of a --config, given
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
   print(embed.summary(made, output))
   workdir, index_file = shlex.quote(str(run.workdir)), shlex.quote(str(output))
   newest = " --checkpoint=newest" if _CHECKPOINT.value == "newest" else ""
-  print(f"Search in it:\n  python -m experiments.search --workdir={workdir}{newest} --index={index_file} --query=PHOTO.jpg")
+  print(f"Search in it:\n  soprc search --workdir={workdir}{newest} --index={index_file} --query=PHOTO.jpg")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 r"""Evaluates the network of a finished or running training: retrieval metrics of one split.
 
-python -m experiments.evaluate --workdir=runs/glyphs [--split=test] [--checkpoint=best]
+soprc evaluate --workdir=runs/glyphs [--split=test] [--checkpoint=best]
 
 The config is that of the run; a --config that is given, with the same flags as in training, must agree with it, but for where the data are and the like. The metrics are printed and written to WORKDIR/evaluation_SPLIT.json.
 

@@ -1,8 +1,8 @@
 r"""Writes the network of a training run as a file for other programs, and what they need to know beside it (FILE.json).
 
-python -m experiments.export --workdir=runs/mine --format=stablehlo --output=network.stablehlo [--checkpoint=best]
-python -m experiments.export --workdir=runs/mine --format=onnx --output=network.onnx
-python -m experiments.export --workdir=runs/mine --format=safetensors --output=network.safetensors
+soprc export --workdir=runs/mine --format=stablehlo --output=network.stablehlo [--checkpoint=best]
+soprc export --workdir=runs/mine --format=onnx --output=network.onnx
+soprc export --workdir=runs/mine --format=safetensors --output=network.safetensors
 
 * stablehlo: [b, S, S, 3] uint8 RGB pixels to [b, D] embeddings, any b, for CPUs, GPUs and TPUs. jax.export.deserialize reads it; nothing of this library is needed;
 * onnx: the same function for onnxruntime; needs jax2onnx (pip install -e '.[onnx]');

@@ -178,7 +178,7 @@ def require(argv: Sequence[str], example: str, **values: Any) -> None:
     _exit(f"unexpected argument {argv[1]!r}: flags look like --workdir=DIR or --config.optim.name=adam")
   missing = [name for name, value in values.items() if not value]
   if missing:
-    _exit(f"missing {' and '.join('--' + name for name in missing)}. For example:\n  python -m {_module()} {example}")
+    _exit(f"missing {' and '.join('--' + name for name in missing)}. For example:\n  {_command()} {example}")
   _set_up_logging()
 
 
@@ -325,7 +325,7 @@ def read(argv: Sequence[str], *, several_processes: bool = False, without_config
     without_config: flags that work, of a program that takes the config of the run where none is given (`Run.config` is then None).
   """
   needed = {"workdir": _WORKDIR.value} if without_config else {"config": _CONFIG.value, "workdir": _WORKDIR.value}
-  require(argv, without_config or "--config=configs/glyphs.py --workdir=runs/glyphs", **needed)
+  require(argv, without_config or "--config=glyphs --workdir=runs/glyphs", **needed)
   with errors_as_messages():
     _join_processes(several_processes)
   if _CONFIG.value is None:
@@ -348,7 +348,7 @@ def _join_processes(allowed: bool) -> None:
   if not (named or _DISTRIBUTED.value):
     return
   if not allowed:
-    raise ValueError(f"{_module()} runs in one process: leave out --{(named or ['distributed'])[0]}")
+    raise ValueError(f"{_command()} runs in one process: leave out --{(named or ['distributed'])[0]}")
   if named and (len(named) < len(given) or _DISTRIBUTED.value):
     raise ValueError(
       "--coordinator, --num_processes and --process_id go together, without --distributed; got "
@@ -459,9 +459,11 @@ def metrics_line(split: str, values: dict[str, Any]) -> str:
   return line + ")"
 
 
-def _module() -> str:
+def _command() -> str:
+  """The command of this program, ``soprc NAME``; in a checkout ``python -m experiments.NAME`` is the same."""
   spec = getattr(sys.modules["__main__"], "__spec__", None)
-  return spec.name.removesuffix(".__main__") if spec else "experiments.train"
+  name = spec.name.removesuffix(".__main__").removeprefix("experiments.") if spec else "train"
+  return f"soprc {name.replace('_', '-')}"
 
 
 def _set_up_logging() -> None:

@@ -1,6 +1,6 @@
 r"""Makes a step again that was not finite, and shows where the first numbers broke.
 
-python -m experiments.replay --workdir=runs/glyphs [--step=N] [--own_loss=package.module:function]
+soprc replay --workdir=runs/glyphs [--step=N] [--own_loss=package.module:function]
 
 A training that meets a NaN or an infinity stops, or skips the step (train.on_nonfinite), and keeps the state before it and its batch in
 WORKDIR/diverged/N. Nothing else is needed here: neither the data nor the config file; a loss of your own must be named, since a folder alone may not run code. Exit status 0, whatever the step shows.

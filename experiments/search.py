@@ -1,11 +1,11 @@
 r"""Finds the images that are nearest to one image, or to each of several, by the network of a training run.
 
-python -m experiments.search --workdir=runs/mine --query=photo.jpg [--split=all] [--top=10] [--checkpoint=best]
-python -m experiments.search --workdir=runs/mine --query=photo.jpg --index=vectors.npz
-python -m experiments.search --workdir=runs/mine --query=PHOTOS --query='more/*.jpg' --contact_sheet=sheet.png
+soprc search --workdir=runs/mine --query=photo.jpg [--split=all] [--top=10] [--checkpoint=best]
+soprc search --workdir=runs/mine --query=photo.jpg --index=vectors.npz
+soprc search --workdir=runs/mine --query=PHOTOS --query='more/*.jpg' --contact_sheet=sheet.png
 
 Searched is a --split of the data that the run was trained on (or of the data of a --config, given with the same flags as in training), or an --index that
-experiments.embed has made with the same network, which needs no second embedding. A query may be a file, a folder, or a pattern in quotes, and --query may stand
+soprc embed has made with the same network, which needs no second embedding. A query may be a file, a folder, or a pattern in quotes, and --query may stand
 several times.
 
 Printed are the cosine similarity, the class and the image, the nearest first (the query itself, if it is among them); with --format=json the same as JSON on stdout.
@@ -29,7 +29,7 @@ _QUERY = absl_flags.DEFINE_multi_string(
 _SPLIT = absl_flags.DEFINE_string(
   "split", "all", "Images to search: all, train, val or test (VehicleID: also test_medium, test_small)."
 )
-_INDEX = absl_flags.DEFINE_string("index", None, "File of experiments.embed to search in, instead of a split.")
+_INDEX = absl_flags.DEFINE_string("index", None, "File of soprc embed to search in, instead of a split.")
 _CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
 _TOP = absl_flags.DEFINE_integer("top", 10, "Number of images to show.", lower_bound=1)
 _SKIP_QUERY = absl_flags.DEFINE_bool("skip_query", False, "Leave the file of the query itself out of what is found.")

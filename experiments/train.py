@@ -1,6 +1,6 @@
 r"""Trains an embedding network and tests it; goes on where a killed run stopped.
 
-python -m experiments.train --config=configs/glyphs.py --workdir=runs/glyphs [--config.KEY=VALUE ...]
+soprc train --config=glyphs --workdir=runs/glyphs [--config.KEY=VALUE ...]
 
 WORKDIR receives results.json (val and test metrics), metrics.jsonl (one line a step), convergence.png, pr_curve.png, tensorboard/,
 checkpoints/ (newest) and best/ (best on val). The same command on the same folder resumes, bit for bit; another config is refused, and so are data that have changed since.
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
     return
   print(flags.metrics_line("test", results["test"]))
   print(f"Results: {run.workdir / 'results.json'}; pictures: convergence.png and pr_curve.png beside it.")
-  print(f"Report: python -m experiments.report --workdir={shlex.quote(str(run.workdir))}")
+  print(f"Report: soprc report --workdir={shlex.quote(str(run.workdir))}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs `experiments.binary`, imbalanced binary classification: ``python -m experiments.train_binary --help``."""
+"""Runs `experiments.binary`, imbalanced binary classification: ``soprc train-binary --help``."""
 
 import runpy
 

@@ -1,4 +1,4 @@
-"""The command ``soprc``: ``soprc NAME ...`` runs the program that a checkout has as ``python -m experiments.NAME``."""
+"""The command ``soprc``: ``soprc NAME ...`` runs the program that a checkout has as ``soprc NAME``."""
 
 import ast
 from collections.abc import Sequence

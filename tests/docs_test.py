@@ -78,7 +78,8 @@ def test_every_program_is_named():
   text = (_DOCS / "programs.md").read_text()
   files = {path.stem for path in (runs.ROOT / "experiments").glob("[!_]*.py")}
   files |= {path.parent.name for path in (runs.ROOT / "experiments").glob("*/__main__.py")}
-  named = set(re.findall(r"experiments[./](\w+)", text)) - {"NAME"}
+  named = {name.replace("-", "_") for name in re.findall(r"`soprc ([\w-]+)`", text)}
+  named |= set(re.findall(r"`experiments[./](\w+)(?:\.py)?`", text))
   assert named == files
 
 
@@ -88,11 +89,12 @@ def test_commands_name_what_exists(path):
   text = path.read_text()
   for target in re.findall(r"\]\((?!https?:|path:)([^)#\s]+)", text):
     assert (path.parent / target).is_file(), target
-  for program in re.findall(r"python -m experiments\.(\w+)", text):
+  for program in re.findall(r"(?m)^ *(?:[\w.=]+ )*soprc ([\w-]+)|`soprc ([\w-]+)", text):
+    program = "".join(program).replace("-", "_")
     places = [runs.ROOT / "experiments" / name for name in (f"{program}.py", f"{program}/__main__.py")]
     assert program == "NAME" or any(place.is_file() for place in places), program
-  for name, arguments in re.findall(r"--config=(configs/\w+\.py)(?::([\w,]+))?", text):
-    known = runpy.run_path(str(runs.ROOT / name))["ARGUMENTS"]
+  for name, arguments in re.findall(r"--config=(?:configs/)?(\w+)(?:\.py)?(?::([\w,]+))?", text):
+    known = runpy.run_path(str(runs.ROOT / "configs" / f"{name}.py"))["ARGUMENTS"] if name != "NAME" else ()
     assert [argument for argument in filter(None, arguments.split(",")) if argument not in known] == []
   for key in re.findall(r"--config\.([\w.]+\w)[=`]", text):
     _value(config.default_config(), key)

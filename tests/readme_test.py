@@ -86,10 +86,11 @@ def _anchor(heading):
 
 @pytest.mark.parametrize("text", [_README, _RESULTS], ids=["README", "results"])
 def test_commands_name_files_and_arguments_that_exist(text):
-  for path, argument in re.findall(r"--config=(configs/\w+\.py)(?::([\w,]+))?", text):
-    assert (_ROOT / path).is_file()
-    for name in filter(None, argument.split(",")):
-      assert name in runpy.run_path(str(_ROOT / path))["ARGUMENTS"]
-  for module in re.findall(r"python -m (experiments\.\w+)", text):
-    place = _ROOT / module.replace(".", "/")
+  for name, argument in re.findall(r"--config=(\w+)(?::([\w,]+))?", text):
+    path = _ROOT / "configs" / f"{name}.py"
+    assert path.is_file()
+    for one in filter(None, argument.split(",")):
+      assert one in runpy.run_path(str(path))["ARGUMENTS"]
+  for command in re.findall(r"soprc ([\w-]+) --[a-z]", text):
+    place = _ROOT / "experiments" / command.replace("-", "_")
     assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file()

@@ -1,7 +1,7 @@
 r"""Ablations of SOPRC on any config, over seeds: the paper's Table 2, batch sizes, every hyperparameter, the prior and its schedule.
 
-python -m experiments.ablate --config=configs/glyphs.py:compare --config.optim.learning_rate=0.008 --workdir=runs/ablation
-python -m experiments.ablate --config=configs/glyphs.py:compare --workdir=runs/ablation --stages=table2 --list
+soprc ablate --config=glyphs:compare --config.optim.learning_rate=0.008 --workdir=runs/ablation
+soprc ablate --config=glyphs:compare --workdir=runs/ablation --stages=table2 --list
 
 First it tells how many runs each stage takes and how long, measured here (glyphs: 40 seconds a run on two CPU cores). A call begins no run that would
 end after --minutes; the same command goes on, also in the middle of a run that was killed. Runs that stages share are made once.

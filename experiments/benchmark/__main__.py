@@ -1,6 +1,6 @@
 r"""Speed beside other packages: tables of ratios, ours against each peer, interleaved in one run; costs against size.
 
-python -m experiments.benchmark NAME [NAME ...] [--out=FILE.json] [--workdir=DIR]
+soprc benchmark NAME [NAME ...] [--out=FILE.json] [--workdir=DIR]
 
 NAME is loss, auprc, metrics, train, input, startup, or all (one after the other, each in a process of its own). Peers: pip install -e ".[bench]". The table goes to the
 standard output. FILE.json receives the rows; DIR receives table.md, benchmark.json and log-log plots of cost against size with the fitted exponents,
@@ -73,9 +73,7 @@ def _names(given: list[str]) -> list[str]:
   """The benchmarks that are asked for; ends the process with a message where one is unknown, or none is named."""
   with flags.errors_as_messages():
     if not given:
-      raise ValueError(
-        f"missing NAME. For example:\n  python -m experiments.benchmark {_EXAMPLE}\nNames: {', '.join(NAMES)}, all"
-      )
+      raise ValueError(f"missing NAME. For example:\n  soprc benchmark {_EXAMPLE}\nNames: {', '.join(NAMES)}, all")
     names = list(NAMES) if given == ["all"] else given
     unknown = [name for name in names if name not in NAMES]
     if unknown or len(set(names)) < len(names):

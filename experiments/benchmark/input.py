@@ -147,7 +147,7 @@ def _import_torchvision() -> Any:
 def _waiting() -> harness.Row:
   """A short run of configs/glyphs.py, by the clock fields of its metrics.jsonl."""
   with tempfile.TemporaryDirectory() as folder:
-    command = ["-m", "experiments.train", "--config=configs/glyphs.py", f"--workdir={folder}/run", "--config.eval.every=0"]
+    command = ["-m", "experiments.train", "--config=glyphs", f"--workdir={folder}/run", "--config.eval.every=0"]
     command += [f"--config.train.steps={_WAIT_STEPS}", "--config.checkpoint.every=0"]
     subprocess.run([sys.executable, *command], check=True, capture_output=True)
     lines = list(workdir.read_metrics(Path(folder) / "run"))

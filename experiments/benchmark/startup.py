@@ -13,7 +13,7 @@ from experiments.benchmark import harness
 
 _IMPORT_TARGET, _WARM_TARGET = 1 / 1.5, 1.0
 _FLOOR = "import jax, optax, flax.linen, orbax.checkpoint, grain.python, tensorboardX, ml_collections"
-_RUN = ("-m", "experiments.train", "--config=configs/glyphs.py", "--config.log.line_every=1", "--config.train.steps=1000")
+_RUN = ("-m", "experiments.train", "--config=glyphs", "--config.log.line_every=1", "--config.train.steps=1000")
 _RUN_REPETITIONS = 3
 
 

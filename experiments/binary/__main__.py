@@ -1,6 +1,6 @@
 r"""Imbalanced binary classification, the original AUPRC problem: SOPRC beside the usual losses, over seeds.
 
-python -m experiments.train_binary --config=configs/imbalanced.py:digits --workdir=runs/binary_digits
+soprc train-binary --config=imbalanced:digits --workdir=runs/binary_digits
 
 Data sets: digits, breast_cancer, flights (see configs/imbalanced.py); they come with packages, pip install -e ".[binary]". On two idle CPU cores digits and
 breast_cancer take 25 seconds each and flights 2 minutes; with LibAUC, and other work beside, 3 and 9 minutes. Any key can be set: --config.loss.tau1=0.3;
@@ -35,7 +35,7 @@ absl_flags.declare_key_flag("workdir")
 _LIBAUC_PYTHON = absl_flags.DEFINE_string(
   "libauc_python", "", "Interpreter with torch and libauc: its APLoss with SOAP is compared too, in a process of its own."
 )
-_EXAMPLE = "--config=configs/imbalanced.py:digits --workdir=runs/binary_digits"
+_EXAMPLE = "--config=imbalanced:digits --workdir=runs/binary_digits"
 
 
 def main(argv: Sequence[str]) -> None:

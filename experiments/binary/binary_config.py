@@ -92,7 +92,7 @@ def resolve(config: Any) -> Any:
   tree, default = config.to_dict(), default_config().to_dict()
   problems = config_keys.key_problems(tree, default)
   if {problem.split(" ")[0] for problem in problems} & (tree.keys() ^ default.keys()):
-    problems.append("Is this the config of another program? experiments.train_binary takes configs/imbalanced.py")
+    problems.append("Is this the config of another program? soprc train-binary takes configs/imbalanced.py")
   config_keys.raise_if(problems)
   config_keys.raise_if(config_keys.type_problems(tree, default))
   config = ConfigDict(tree)

@@ -2,7 +2,7 @@
 
 PYTHON experiments/binary/libauc_peer.py TASK.npz FOUND.npz
 
-`experiments.train_binary --libauc_python=PYTHON` writes TASK.npz, calls this and reads FOUND.npz (experiments/binary/binary_peer.py). Nothing here imports
+`soprc train-binary --libauc_python=PYTHON` writes TASK.npz, calls this and reads FOUND.npz (experiments/binary/binary_peer.py). Nothing here imports
 JAX or soprc_jax, and nothing of soprc_jax imports torch or libauc.
 """
 

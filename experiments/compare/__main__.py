@@ -1,7 +1,7 @@
 r"""Compares methods under one protocol: same start, batches and budget; learning rates picked on val; over seeds.
 
-python -m experiments.compare --config=configs/glyphs.py:compare --workdir=runs/compare
-python -m experiments.compare --config=configs/glyphs.py:compare,finetune --workdir=runs/compare_finetune \
+soprc compare --config=glyphs:compare --workdir=runs/compare
+soprc compare --config=glyphs:compare,finetune --workdir=runs/compare_finetune \
     --init_from='runs/compare/triplet-lr0.008-seed{seed}'
 
 Every method of config.compare.methods runs each rate of config.compare.rates at the first of config.compare.seeds, and its best rate on val
@@ -98,7 +98,7 @@ def _compare(plan: Any, run: flags.Run) -> None:
   configs = {row.method: plans.run_config(plan, _make_config, row.runs[0]) for row in rows}
   print(report.write(run.workdir, plan, rows, configs))
   print(f"Written to {run.workdir}: table.md, table.json, pr_curves.png, convergence.png")
-  print(f"Report: python -m experiments.report --workdir={shlex.quote(str(run.workdir))}")
+  print(f"Report: soprc report --workdir={shlex.quote(str(run.workdir))}")
 
 
 def _settings() -> Any:

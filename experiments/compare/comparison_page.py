@@ -37,7 +37,7 @@ def make(folder: Path) -> str:
     OSError: a file may not be read.
   """
   path = folder / "table.json"
-  table = stored.read_json(path, _TABLE, remedy="remove it, and the command of experiments.compare writes it again")
+  table = stored.read_json(path, _TABLE, remedy="remove it, and the command of soprc compare writes it again")
   _check(path, table)
   entries = sorted(table["methods"], key=lambda entry: -_mean(entry))
   source, shared = table["config"]["data"]["source"], run_tables.flat(table["config"])
@@ -76,7 +76,7 @@ def _check(path: Path, table: Mapping[str, Any]) -> None:
       or sizes != {len(table["plan"]["seeds"])}
     ):
       raise ValueError(
-        f"{path} is damaged (method {entry['method']!r} has other metrics or seeds than the plan): remove it, and the command of experiments.compare "
+        f"{path} is damaged (method {entry['method']!r} has other metrics or seeds than the plan): remove it, and the command of soprc compare "
         "writes it again"
       )
 

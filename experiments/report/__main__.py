@@ -1,6 +1,6 @@
 r"""Makes one HTML page on a finished training run, or on a finished comparison; the page needs nothing but itself.
 
-python -m experiments.report --workdir=runs/glyphs [--output=FILE.html] [--data_root=IMAGES]
+soprc report --workdir=runs/glyphs [--output=FILE.html] [--data_root=IMAGES]
 
 Of a run: results with the paper's numbers beside them, convergence, mean precision-recall curve, average precision by class, queries with
 their nearest images, classes that are taken for each other, the tracked scores v, time, config and versions. The test images are embedded

@@ -14,7 +14,7 @@ def write(workdir: Path, output: Path | None = None, *, data_root: Path | None =
   """Makes the page on the run or the comparison in a folder, and returns where it is.
 
   Args:
-    workdir: of `experiments.train` or `experiments.compare`.
+    workdir: of `soprc train` or `soprc compare`.
     output: HTML file; None: ``WORKDIR/report.html``. An earlier report there is replaced.
     data_root: where the data of the run are now; None: where they were.
 
@@ -30,14 +30,14 @@ def write(workdir: Path, output: Path | None = None, *, data_root: Path | None =
     text = comparison.make(workdir)
   elif (workdir / _COMPARISON).exists():
     raise ValueError(
-      f"the comparison in {workdir} has not finished ({_TABLE} is missing): go on with the command of experiments.compare that began it, and make the "
+      f"the comparison in {workdir} has not finished ({_TABLE} is missing): go on with the command of soprc compare that began it, and make the "
       "report then"
     )
   elif (workdir / workdir_lib.CONFIG).exists():
     text = run.make(workdir, data_root=data_root)
   else:
     raise ValueError(
-      f"--workdir={workdir} holds neither a training run ({workdir_lib.CONFIG}) nor a comparison ({_TABLE}): give the folder of experiments.train or "
+      f"--workdir={workdir} holds neither a training run ({workdir_lib.CONFIG}) nor a comparison ({_TABLE}): give the folder of soprc train or "
       "experiments.compare"
     )
   workdir_lib.write_atomically(output, text)

@@ -1,6 +1,6 @@
 r"""Errors of the estimators and of the interpolated scores on simulated scores: Fig. 1, Appendix B.2, Props. 1 to 3 of the paper.
 
-python -m experiments.simulate --workdir=runs/simulation
+soprc simulate --workdir=runs/simulation
 
 Three distributions of scores (binormal, bibeta, offset uniform), 100,000 scores with a share pi = 0.1 of positives, batches with other shares, 500 repetitions. Under
 3 minutes on two CPU cores. WORKDIR receives simulation.json (means and standard deviations) and PNG grids: densities, estimation errors with l_{0,1} and

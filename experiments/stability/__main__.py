@@ -1,6 +1,6 @@
 r"""Stability of SOPRC and its generalization gap, measured beside the paper's theory: Def. 1, Theorems 1 and 2.
 
-python -m experiments.stability --workdir=runs/stability
+soprc stability --workdir=runs/stability
 
 A small model is trained on S and on S with one positive (or one negative) drawn anew, with the same start and batches; epsilon is the mean distance of the
 parameters. It is measured against T, n+, n-, N+, N-, beta and the rate, for SOPRC, SOPRC without v and the AP loss (and two variants of SOPRC), at a constant rate and under the

@@ -31,9 +31,7 @@ def load(root: str, *, on_broken: str = "error") -> image_files.Files:
     FileNotFoundError: no such folder.
   """
   if file_io.given(root, name="data.root").is_file():
-    raise ValueError(
-      f"data.root={root} is a file: give a folder, or for a CSV data.source=csv (--config=configs/folder.py:csv)"
-    )
+    raise ValueError(f"data.root={root} is a file: give a folder, or for a CSV data.source=csv (--config=folder:csv)")
   folder = image_files.check_root(root, what="your images", layout=_LAYOUT)
   others: list[str] = []
   classes = _classes(folder, others, on_broken)

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from soprc_jax._internal.strings import printable
 
 # By this a program knows a page that it may replace.
-GENERATOR = "soprc_jax experiments.report"
+GENERATOR = "soprc_jax soprc report"
 
 
 class Number(str):

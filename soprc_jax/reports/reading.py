@@ -77,9 +77,9 @@ def read(workdir: Path) -> Run:
     total = config.warmup.steps + config.train.steps
     raise ValueError(
       f"the run in {workdir} has not finished ({workdir_lib.RESULTS} is missing; its log has {len(lines)} of {total} steps): go on with the "
-      "command of experiments.train that began it, and make the report then"
+      "command of soprc train that began it, and make the report then"
     )
-  results = stored.read_json(path, _RESULTS, remedy="remove it, and the command of experiments.train writes it again")
+  results = stored.read_json(path, _RESULTS, remedy="remove it, and the command of soprc train writes it again")
   for key, shape in _NOTED.items():
     if key in results:
       _raise_if(path, stored.problem(results[key], shape, key))

@@ -11,7 +11,7 @@ from soprc_jax._internal.strings import shown
 from soprc_jax.serving import network as network_lib
 
 FORMAT = "soprc_jax embeddings 1"
-_REMEDY = "make it again with experiments.embed"
+_REMEDY = "make it again with soprc embed"
 # Name of an array -> kind of its dtype (U text, i integers, f float32) and number of axes.
 _ARRAYS = {
   "format": ("U", 0),
@@ -114,7 +114,7 @@ def read(path: Path) -> Index:
     ValueError: it is none of `write`, or damaged; the message says where.
   """
   if not path.is_file():
-    raise FileNotFoundError(f"--index={path}: there is no such file; experiments.embed writes one")
+    raise FileNotFoundError(f"--index={path}: there is no such file; soprc embed writes one")
   try:
     with path.open("rb") as stream:
       if stream.read(len(_ARCHIVE)) != _ARCHIVE:  # numpy would take it for a pickle, and say how to load that
@@ -137,7 +137,7 @@ def check_network(index: Index, network: network_lib.Network, *, path: Path) -> 
   if index.digest != network.digest:
     raise ValueError(
       f"{made}, here it is another network, that of step {network.step} of {network.workdir}: similarities between the two would mean nothing. "
-      "Give the --workdir and --checkpoint of then, or make the index again with experiments.embed"
+      "Give the --workdir and --checkpoint of then, or make the index again with soprc embed"
     )
   here = (network.architecture, network.image_size, network.resize)
   for name, there, value in zip(

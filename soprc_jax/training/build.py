@@ -205,7 +205,7 @@ def check_unseen(
     return {}
   there = workdir_lib.find_config(file_io.given(start, name="model.init_from"))
   if there is not None and not (isinstance(there.get("data"), dict) and "source" in there["data"]):
-    raise ValueError(f"{start}/{workdir_lib.CONFIG} is not that of a run of experiments.train: it has no data.source")
+    raise ValueError(f"{start}/{workdir_lib.CONFIG} is not that of a run of soprc train: it has no data.source")
   try:
     meta = checkpoints.find_meta(start)
   except FileNotFoundError:

@@ -237,7 +237,7 @@ def load_variables(folder: Path) -> dict[str, Any]:
   """
   problem = checksums.problem(folder / VARIABLES)
   if problem is not None:
-    raise DamagedError(f"{folder / VARIABLES} is damaged ({problem}): write it again with experiments.convert_weights")
+    raise DamagedError(f"{folder / VARIABLES} is damaged ({problem}): write it again with soprc convert-weights")
   with ocp.StandardCheckpointer() as checkpointer:
     found: dict[str, Any] = jax.tree.map(np.asarray, checkpointer.restore(folder / VARIABLES))
   return found
@@ -333,7 +333,7 @@ def _find(source: str) -> Path:
       if step is not None:
         return workdir / kind
   raise FileNotFoundError(
-    f"model.init_from={source!r} holds no checkpoint: give the --workdir of a run of experiments.train, the --output of "
+    f"model.init_from={source!r} holds no checkpoint: give the --workdir of a run of soprc train, the --output of "
     f"experiments.convert_weights, a file ({', '.join(pretrained.SUFFIXES)}) or hf://USER/REPOSITORY"
   )
 

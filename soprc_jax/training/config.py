@@ -191,7 +191,7 @@ KEYS = (
 # A run that goes on has met no broken image and no step that is not finite that it could not go on from.
 RESUME_FREE = tuple(key.name for key in KEYS if key.on_resume)
 
-# Groups that a config file may hold for experiments.compare and experiments.ablate, which check them.
+# Groups that a config file may hold for soprc compare and soprc ablate, which check them.
 _OF_OTHER_PROGRAMS = ("compare",)
 # Groups in which any keys may stand.
 _FREE = tuple(key.name for key in KEYS if key.default == {})
@@ -217,7 +217,7 @@ def resolve(config: Any) -> Any:
   if missing:
     raise ValueError(
       f"the config has no {', '.join(missing)}: a retrieval run needs the keys of soprc_jax.training.config.default_config() "
-      "(configs/imbalanced.py is for experiments.train_binary)"
+      "(configs/imbalanced.py is for soprc train-binary)"
     )
   config_keys.raise_if(config_keys.key_problems(tree, default, free=_FREE))
   config_keys.raise_if(config_keys.value_problems([key for key in KEYS if key.name == "loss.preset"], tree))

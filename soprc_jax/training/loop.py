@@ -401,7 +401,7 @@ class _Run:
     before = f" after {in_a_row - 1} skipped steps in a row (train.max_skipped)" if skips else ""
     own = "".join(f" --own_loss={name}" for name in replay.own_losses(self.config))
     raise step_lib.DivergedError(
-      f"training broke down{before} at {found}. No checkpoint holds it; see it again with: python -m experiments.replay "
+      f"training broke down{before} at {found}. No checkpoint holds it; see it again with: soprc replay "
       f"--workdir={self.workdir}{own}; try a lower optim.learning_rate" + ("" if skips else ", or train.on_nonfinite=skip")
     )
 

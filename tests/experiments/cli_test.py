@@ -333,7 +333,7 @@ class TestRun:
     lines = printed[printed.index("test: mAUPRC") :].splitlines()
     assert f"test: mAUPRC {_results()['test']['mAUPRC']:.4f}, recall@1 {_results()['test']['recall@1']:.4f}" in lines[0]
     assert str(runs.finished().workdir / workdir.RESULTS) in lines[1]
-    assert lines[2] == f"Report: python -m experiments.report --workdir={runs.finished().workdir}"
+    assert lines[2] == f"Report: soprc report --workdir={runs.finished().workdir}"
     assert "\r" not in runs.finished().stderr  # plain lines where there is no terminal
     assert "step 24/24" in runs.finished().stderr
 

@@ -470,7 +470,7 @@ class TestCommand:
     assert "4/4 xbm-lr1e+30-seed0: training broke down" in done.stderr
     table = (tmp_path / "runs" / "table.md").read_text()
     assert table in done.stdout
-    assert f"\nReport: python -m experiments.report --workdir={tmp_path / 'runs'}\n" in done.stdout
+    assert f"\nReport: soprc report --workdir={tmp_path / 'runs'}\n" in done.stdout
     assert "4 steps of 16 images, adam, from random weights; trained on 1 x cpu, jax " in table
     results = json.loads((tmp_path / "runs" / "soprc-lr0.01-seed0" / "results.json").read_text())
     assert f"| SOPRC | 0.01* | {results['test']['mAUPRC']:.4f} | {results['test']['recall@1']:.4f} |" in table

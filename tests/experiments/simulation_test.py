@@ -160,7 +160,7 @@ def test_f66_what_it_would_overwrite_is_an_error(tmp_path, name):
 @pytest.mark.parametrize(
   ("flags", "message"),
   [
-    ([], "missing --workdir. For example:\n  python -m experiments.simulate --workdir=runs/simulation"),
+    ([], "missing --workdir. For example:\n  soprc simulate --workdir=runs/simulation"),
     (["--batch_sizes=10,x"], "--batch_sizes: invalid literal"),
     (["--batch_sizes=10,10"], "--batch_sizes must be different numbers of at least 2, got 10,10"),
     (["--batch_sizes=1"], "--batch_sizes must be different numbers of at least 2, got 1"),

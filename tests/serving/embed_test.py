@@ -322,7 +322,7 @@ def test_damaged_files_are_named(of_test, tmp_path, changes, message):
   with pytest.raises(ValueError, match=message) as error:
     index.read(path)
   assert f"--index={path}" in str(error.value)
-  assert "make it again with experiments.embed" in str(error.value)
+  assert "make it again with soprc embed" in str(error.value)
 
 
 def test_files_that_are_no_archives_are_named(of_test, tmp_path):

@@ -178,7 +178,7 @@ def test_a_mistake_in_one_process_ends_them_all(tmp_path):
     ),
     ("train", ["--distributed"], "the processes of the run cannot be joined"),
     ("compare", ["--distributed"], "experiments.compare runs in one process: leave out --distributed"),
-    ("search", ["--process_id=0"], "experiments.search runs in one process: leave out --process_id"),
+    ("search", ["--process_id=0"], "soprc search runs in one process: leave out --process_id"),
   ],
 )
 def test_mistakes_in_the_flags(tmp_path, module, flags, message):
