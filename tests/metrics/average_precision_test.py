@@ -1,4 +1,4 @@
-"""Empirical AUPRC (Eq. 2) against brute force."""
+"""Empirical AUPRC (Eq. 2) against brute force; its sort is that of _internal/sorting.py."""
 
 from absl.testing import parameterized
 import chex

@@ -1,4 +1,7 @@
-"""The HTML reports: numbers, pictures, what is missing, what is refused, and how the page stands in a browser."""
+"""The HTML reports: numbers, pictures, what is missing, what is refused, and how the page stands in a browser.
+
+What a page is made from (reports/reading.py, reports/tested.py) is tested with it.
+"""
 
 import dataclasses
 import html.parser

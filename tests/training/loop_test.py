@@ -1,4 +1,4 @@
-"""A whole run in this process on two devices."""
+"""A whole run in this process on two devices, to its results (training/results.py)."""
 
 import itertools
 import json
