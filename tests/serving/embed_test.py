@@ -9,7 +9,6 @@ import numpy as np
 from PIL import Image
 import pytest
 import runs
-import trees
 
 from soprc_jax.data import decoding
 from soprc_jax.serving import embed, image_inputs, index, network
@@ -18,9 +17,7 @@ from soprc_jax.training import evaluation
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-  """(folder of images, run)."""
-  root = trees.folder(tmp_path_factory.mktemp("data"), networks.NUM_CLASSES, per_class=2)
-  return root, networks.make(tmp_path_factory.mktemp("run") / "run", root)
+  return networks.with_images(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

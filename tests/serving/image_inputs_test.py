@@ -8,7 +8,6 @@ import socket
 
 import networks
 import pytest
-import trees
 
 from soprc_jax.data import decoding
 from soprc_jax.serving import image_inputs, search
@@ -16,9 +15,7 @@ from soprc_jax.serving import image_inputs, search
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-  """(folder of images, run)."""
-  root = trees.folder(tmp_path_factory.mktemp("data"), networks.NUM_CLASSES, per_class=2)
-  return root, networks.make(tmp_path_factory.mktemp("run") / "run", root)
+  return networks.with_images(tmp_path_factory)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,13 @@ import indexes
 import networks
 import numpy as np
 import pytest
-import trees
 
 from soprc_jax.serving import embed, index, network
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-  """(folder of images, run)."""
-  root = trees.folder(tmp_path_factory.mktemp("data"), networks.NUM_CLASSES, per_class=2)
-  return root, networks.make(tmp_path_factory.mktemp("run") / "run", root)
+  return networks.with_images(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -3,16 +3,13 @@
 import networks
 import numpy as np
 import pytest
-import trees
 
 from soprc_jax.serving import network
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-  """(folder of images, run)."""
-  root = trees.folder(tmp_path_factory.mktemp("data"), networks.NUM_CLASSES, per_class=2)
-  return root, networks.make(tmp_path_factory.mktemp("run") / "run", root)
+  return networks.with_images(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
