@@ -74,8 +74,9 @@ def _compiled_functions_are_let_go():
     jax.clear_caches()
 
 
+_METRICS = ("average_precision", "curves", "exact_ranks", "retrieval", "similarities")
 # What a user's programs compute is looked at with all optimizations: against reference values and on the README.
-_OPTIMIZED = {"readme_test.py", "golden_test.py", "metrics_test.py"}
+_OPTIMIZED = {"readme_test.py", "golden_test.py", *(f"{name}_test.py" for name in _METRICS)}
 
 
 @pytest.fixture(autouse=True)

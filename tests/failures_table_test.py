@@ -42,6 +42,6 @@ def test_the_tests_of_a_row_exist_and_carry_its_number():
 
 
 def test_no_test_carries_the_number_of_no_failure():
-  for path in _TESTS.glob("*_test.py"):
-    found = [int(name[6:8]) for name in _names(path.name) if re.match(r"test_f\d\d_", name)]
+  for path in _TESTS.rglob("*_test.py"):
+    found = [int(name[6:8]) for name in _names(path) if re.match(r"test_f\d\d_", name)]
     assert set(found) <= set(_NUMBERS), path.name

@@ -1,4 +1,4 @@
-"""What pip installs works outside the repository: everything is in the wheel, and the README's example runs from it."""
+"""What pip installs works outside the repository: everything is in the wheel, the command (soprc_jax/cli.py) and the README's example run from it."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""Same seed, same machine: the same bits, for any number of loader processes (batches alone are in data_test)."""
+"""Same seed, same machine: the same bits, for any number of loader processes (batches alone are in pipeline_test)."""
 
 import pytest
 import runs

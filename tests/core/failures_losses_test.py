@@ -1,4 +1,7 @@
-"""Batches that broke other people's losses (shared/failures.md), asked of every loss that a run can have: value, gradient, carried state, count."""
+"""Batches that broke other people's losses (shared/failures.md), asked of every loss that a run can have: value, gradient, carried state, count.
+
+The losses are SOPRC and those of training/baselines.py.
+"""
 
 import functools
 import logging

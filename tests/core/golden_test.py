@@ -205,7 +205,7 @@ class EvaluatorGoldenTest(chex.TestCase):
     np.testing.assert_allclose(thresholds, (np.arange(2001) - 1000) / 1000, rtol=0, atol=1e-15)
     # Similarities are rounded to float32: one that lies within half an ulp of a threshold may fall on its other side and
     # move one query's precision (5 of 2001 thresholds in case 2, by less than 1 / N each). Exact duplicates fall on
-    # either side of the last threshold, 1.0, in the reference; here they count as retrieved (tested in metrics_test.py).
+    # either side of the last threshold, 1.0, in the reference; here they count as retrieved (tested in curves_test.py).
     last = 2000 if case == 3 else 2001
     expected = golden["pr_curve64"][:last]
     error = np.abs(np.stack([precision, recall], axis=1)[:last] - expected)

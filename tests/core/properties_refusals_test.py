@@ -1,4 +1,4 @@
-"""Input that is documented as refused: an error that names the argument, never a silent wrong result."""
+"""Input that is documented as refused: an error that names the argument, never a silent wrong result (_internal/checks.py)."""
 
 import hypothesis
 from hypothesis import strategies as st

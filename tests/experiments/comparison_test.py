@@ -1,4 +1,7 @@
-"""Comparison of methods: its plan, its runs, its table; the rate is picked on val, differences are paired by seed."""
+"""Comparison of methods: its plan, its runs, its table; the rate is picked on val, differences are paired by seed.
+
+Its Markdown is that of _internal/text_table.py.
+"""
 
 import fnmatch
 import json

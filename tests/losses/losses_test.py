@@ -1,4 +1,7 @@
-"""The losses that the paper compares with: parity of the stateless ones with the authors' code, and one list of questions for all."""
+"""The losses that the paper compares with: parity of the stateless ones with the authors' code, and one list of questions for all.
+
+What several share (losses/_counting.py, losses/_histogram.py, losses/_ranking.py) is tested with them.
+"""
 
 from collections.abc import Callable
 import functools

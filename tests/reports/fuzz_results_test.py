@@ -2,8 +2,8 @@
 
 import json
 
+import broken_json
 import hypothesis
-from hypothesis import strategies as st
 import numpy as np
 import pytest
 
@@ -18,78 +18,10 @@ from experiments.stability import stability, stability_sweeps
 from soprc_jax._internal import stored
 from soprc_jax.training import parallel, workdir
 
-# No JSON, another encoding, too deep for the parser.
-BROKEN = (b"", b"{", b"{}x", b"\xff\xfe{}", b"[" * 100_000, b"\0" * 50)
 # JSON of other shapes.
 OTHER = (b"[]", b"{}", b"null", b"3", b'"x"', b"NaN", b'{"val": 3}', b"[[]]")
-
-JSON = st.recursive(
-  st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.text(max_size=3),
-  lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", max_size=2), inner, max_size=3),
-  max_leaves=8,
-)
-
-
-@st.composite
-def replaced(draw, good):
-  """A tree with another value in one place, or without it."""
-  tree = json.loads(json.dumps(good))
-  node, parent, key = tree, None, None
-  while isinstance(node, (dict, list)) and node and (parent is None or draw(st.booleans())):
-    parent, key = node, draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
-    node = parent[key]
-  if parent is None or draw(st.integers(0, 9)) == 0:
-    return draw(JSON)
-  if draw(st.booleans()):
-    parent[key] = draw(JSON)
-  else:
-    del parent[key]
-  return tree
-
-
-SHAPE = {"a": float, "b": [{"c": (str, None)}], "d": {str: int}}
 # A run of the binary study: two evaluations, five test examples.
 GOOD = {"val": np.zeros((1, 2)), "losses": np.zeros((1, 2)), "scores": np.zeros((1, 5)), "best": np.zeros(1)}
-
-
-class TestFiles:
-  @pytest.mark.parametrize("content", BROKEN)
-  def test_what_is_no_json(self, tmp_path, content):
-    path = tmp_path / "x.json"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"x.json is damaged \((.|\n)*\): remove it, and what it stands for is made again"):
-      stored.read_json(path)
-
-  @pytest.mark.parametrize(
-    ("content", "told"),
-    [
-      ({"a": 1, "b": [{"c": None}], "d": {}}, ""),
-      ({"a": 0.5, "b": [{"c": "x"}, {"c": None, "more": 3}], "d": {"x": 1}}, ""),
-      ({"a": True, "b": [{"c": "x"}], "d": {}}, "a must be a number, it is True"),
-      ({"a": 1, "b": [], "d": {}}, "b must be a list with entries, it is []"),
-      ({"a": 1, "b": [{"c": "x"}, {}], "d": {}}, "b[1].c is missing"),
-      ({"a": 1, "b": [{"c": 3}], "d": {}}, "b[0].c must be null, it is 3"),
-      ({"a": 1, "b": [{"c": "x"}], "d": {"y": 1.5}}, "d.y must be an integer, it is 1.5"),
-      ([], "it must be an object, it is []"),
-    ],
-  )
-  def test_shapes(self, content, told):
-    assert stored.problem(content, SHAPE) == told
-
-  @hypothesis.given(content=replaced({"a": 1.5, "b": [{"c": "x"}, {"c": None}], "d": {"x": 1}}))
-  def test_a_problem_is_found_exactly_where_there_is_one(self, content):
-    def fits():
-      right = isinstance(content, dict) and type(content["a"]) in (int, float) and isinstance(content["b"], list)
-      entries = right and len(content["b"]) > 0 and all(type(entry["c"]) in (str, type(None)) for entry in content["b"])
-      return entries and isinstance(content["d"], dict) and all(type(value) is int for value in content["d"].values())
-
-    try:
-      right = fits()
-    except (KeyError, TypeError, IndexError):
-      right = False
-    assert (stored.problem(content, SHAPE) == "") == right
-
-
 NAME = plans.RunName("triplet", 0.01, 0)
 PLAN = plans.Plan(("triplet",), (0.01,), (0,), "", False, (0.01,))
 ROW = comparison.Row("triplet", 0.01, {0.01: 0.5}, (NAME,))
@@ -102,7 +34,7 @@ def _in_run(folder, file, content, name=NAME):
 
 
 class TestComparison:
-  @pytest.mark.parametrize("content", BROKEN + OTHER)
+  @pytest.mark.parametrize("content", broken_json.BROKEN + OTHER)
   def test_results_of_a_run(self, tmp_path, content):
     _in_run(tmp_path, "results.json", content)
     with pytest.raises(ValueError, match=r"triplet-lr0.01-seed0.results.json is damaged (.|\n)*the same command goes on"):
@@ -114,13 +46,13 @@ class TestComparison:
     with pytest.raises(ValueError, match=r"triplet-lr0.01-seed0 are damaged or of another .*: test.recall@1 is missing"):
       comparison.metric(tmp_path, NAME, "test", "recall@1")
 
-  @pytest.mark.parametrize("content", BROKEN + OTHER)
+  @pytest.mark.parametrize("content", broken_json.BROKEN + OTHER)
   def test_note(self, tmp_path, content):
     (tmp_path / "comparison.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"comparison.json is damaged (.|\n)*: restore it from a copy, or choose another"):
       comparison.claim({}, {}, tmp_path)
 
-  @pytest.mark.parametrize("content", [*BROKEN, *OTHER, b"no costs", b"too few"])
+  @pytest.mark.parametrize("content", [*broken_json.BROKEN, *OTHER, b"no costs", b"too few"])
   def test_costs_are_measured_again(self, tmp_path, monkeypatch, caplog, content):
     found = {"triplet": costs.Cost(0.5, 3)}
     monkeypatch.setattr(costs, "measure", lambda configs: found)
@@ -146,7 +78,7 @@ class TestComparison:
     with pytest.raises(ValueError, match=r"pr_curve.npz is damaged .*: remove .*seed0, and the run is made again"):
       tables.mean_pr_curve(tmp_path, ROW)
 
-  @pytest.mark.parametrize("content", BROKEN + OTHER)
+  @pytest.mark.parametrize("content", broken_json.BROKEN + OTHER)
   def test_log(self, tmp_path, content):
     """A line that is none ends a log; a finished run then has fewer of them than the others."""
     line = b'{"step": %d, "loss": 0.5, "val_mAUPRC": 0.25}\n'
@@ -173,7 +105,7 @@ class TestComparison:
     with pytest.raises(ValueError, match=r"metrics.jsonl is damaged \(\[0\].val_mAUPRC must be a number, it is 'high'\)"):
       tables.mean_convergence(tmp_path, ROW)
 
-  @pytest.mark.parametrize("content", BROKEN + OTHER)
+  @pytest.mark.parametrize("content", broken_json.BROKEN + OTHER)
   def test_ablation(self, tmp_path, content):
     (tmp_path / "ablation.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"ablation.json is damaged"):
@@ -197,7 +129,7 @@ class TestStability:
     (tmp_path / "stability.json").write_text(json.dumps(self._content()))
     assert self._run(tmp_path)[stability_sweeps.name(self.SETTING)].gap.shape == (1, 1)
 
-  @pytest.mark.parametrize("content", [*BROKEN, *OTHER, b'{"about": {}}', b'{"about": {}, "measured": []}'])
+  @pytest.mark.parametrize("content", [*broken_json.BROKEN, *OTHER, b'{"about": {}}', b'{"about": {}, "measured": []}'])
   def test_broken(self, tmp_path, content):
     (tmp_path / "stability.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"stability.json is damaged"):
@@ -216,7 +148,7 @@ class TestStability:
 
 
 @hypothesis.given(
-  content=replaced(
+  content=broken_json.replaced(
     {
       name: {
         "estimation": [
@@ -261,14 +193,16 @@ class TestBinary:
       binary_runs._load(tmp_path / "run.npz", config, 5)
 
 
-@pytest.mark.parametrize("content", [content for content in BROKEN + OTHER if content not in (b"{}", b'{"val": 3}')])
+@pytest.mark.parametrize(
+  "content", [content for content in broken_json.BROKEN + OTHER if content not in (b"{}", b'{"val": 3}')]
+)
 def test_config_of_a_run(tmp_path, content):
   (tmp_path / "config.json").write_bytes(content)
   with pytest.raises(ValueError, match=r"config.json is damaged"):
     workdir.read_config(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b'{"date": "2026-01-01", "machine": "another machine"}', *BROKEN, *OTHER])
+@pytest.mark.parametrize("content", [b'{"date": "2026-01-01", "machine": "another machine"}', *broken_json.BROKEN, *OTHER])
 def test_figures_of_an_earlier_benchmark_are_kept(tmp_path, content):
   (tmp_path / "benchmark.json").write_bytes(content)
   assert benchmark._told(tmp_path / "benchmark.json") in (

@@ -1,66 +1,31 @@
-"""The HTML reports: numbers, pictures, what is missing, what is refused, and how the page stands in a browser."""
+"""The HTML reports: numbers, pictures, what is missing, what is refused, and how the page stands in a browser.
 
-import base64
+What a page is made from (reports/reading.py, reports/tested.py) is tested with it.
+"""
+
 import dataclasses
 import html.parser
 import json
-import os
 import pathlib
 import re
 import shutil
 
-import jinja2
 import numpy as np
-from PIL import Image
+import pages
 import pytest
 import runs
 import trees
 
 from experiments.compare import comparison_page as comparison
 from experiments.report import writing
-from soprc_jax import metrics
 from soprc_jax.data import sources
-from soprc_jax.reports import charts, page, panel, paper, ranking, run_charts, run_tables
+from soprc_jax.reports import page, panel, run_charts, run_tables
 from soprc_jax.reports import run as run_report
 from soprc_jax.training import build, checkpoints, classes, evaluation, methods, results, v_history, workdir
 
 _CHROMIUM = pathlib.Path("/usr/bin/chromium")
 _ARGUMENTS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
-# Names of classes and files are anybody's.
-_NAMES = ("<script>alert(1)<", '"><img src=x onerror=alert(1)>', "Äpfel & Birnen", "日本語", "عربي", "a" * 120, "it's")
 _CLASSES = 28
-
-
-class _Page(html.parser.HTMLParser):
-  """The elements and the text of a page; an element that is not closed is an error."""
-
-  def __init__(self, text):
-    super().__init__()
-    self.elements, self.texts, self._open = [], [], []
-    self.feed(text)
-    assert self._open == []
-
-  def handle_starttag(self, tag, attrs):
-    self.elements.append((tag, dict(attrs)))
-    if tag not in ("meta", "img"):
-      self._open.append(tag)
-
-  def handle_startendtag(self, tag, attrs):
-    self.elements.append((tag, dict(attrs)))
-
-  def handle_endtag(self, tag):
-    assert self._open.pop() == tag
-
-  def handle_data(self, data):
-    if self._open and self._open[-1] != "style":
-      self.texts.append(data)
-
-  @property
-  def text(self):
-    return " ".join(" ".join(self.texts).split())
-
-  def all(self, name):
-    return [attributes for tag, attributes in self.elements if tag == name]
 
 
 def _v(step, row, name, *, visits=3, M=20):
@@ -100,7 +65,7 @@ def finished(tmp_path_factory):
   """The folder of a run on images with awkward names: its files are those of a run, its network is a random one."""
   root, folder = tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("runs") / "run"
   for label in range(_CLASSES):
-    name = _NAMES[label % len(_NAMES)] + ("" if label < len(_NAMES) else f" {label}")
+    name = pages.NAMES[label % len(pages.NAMES)] + ("" if label < len(pages.NAMES) else f" {label}")
     for index in range(1 if label == 9 else 4):
       trees.write(root / name / f"{index} <b>&.png", label, index)
   values = {
@@ -124,7 +89,7 @@ def finished(tmp_path_factory):
     store.save(state, classes.describe(data.splits, data_source=config.data.source))
     store.close()
   history = [
-    {"step": step, "classes": [_v(step, 0, _NAMES[0]), _v(step, 3, "x", visits=2 * int(step > 3))]} for step in (3, 6)
+    {"step": step, "classes": [_v(step, 0, pages.NAMES[0]), _v(step, 3, "x", visits=2 * int(step > 3))]} for step in (3, 6)
   ]
   (folder / v_history.FILE).write_text("".join(json.dumps(line) + "\n" for line in history))
   return folder
@@ -161,183 +126,9 @@ def markup_free(text):
   return html.unescape(re.sub(r"<.*?>", "", text))
 
 
-class TestTemplates:
-  def test_text_and_attributes_are_escaped(self):
-    attack = """"'><script>"""
-    assert _Page(page.markup('<a href="{}">{}</a>', attack, attack)).elements == [("a", {"href": attack})]
-    found = _Page(page.table(attack, ["", attack], [[attack, attack], [page.name(attack), page.name(attack, 5)]]))
-    assert found.text == " ".join([attack] * 5) + " \"'..."
-    assert not {tag for tag, _ in found.elements} & {"a", "script"}
-    assert found.all("span") == [{"class": "name"}, {"class": "name", "title": attack}]
-    assert found.all("table") == [{"aria-label": attack}]
-
-  def test_elements_are_not_escaped_twice(self):
-    assert page.markup("<p>{}</p>", page.markup("<b>{}</b>", "x")) == "<p><b>x</b></p>"
-    assert "<td><b>&lt;</b></td>" in page.table("t", ["", ""], [["x", page.markup("<b>{}</b>", "<")]])
-
-  def test_what_no_document_may_hold_is_shown(self):
-    name = os.fsdecode(b"\xff\x00") + "é"
-    assert page.markup("{}", name).encode() == "\\udcff\\x00é".encode()
-    assert page.table(name, [], []).encode().count("\\udcff\\x00é".encode()) == 3
-
-  def test_a_template_without_its_values_is_an_error(self):
-    with pytest.raises(jinja2.UndefinedError, match="'rows' is undefined"):
-      page.render("table.html", caption="", header=["x"])
-
-
-class TestCharts:
-  def _points(self, text):
-    (path,) = re.findall(r' d="(.*?)"', text)
-    return [(command, float(x), float(y)) for command, x, y in re.findall(r"([ML])([\d.]+) ([\d.]+)", path)]
-
-  def test_values_lie_where_the_axes_say(self):
-    x, y = np.array([0.0, 5.0, 10.0]), np.array([0.0, 1.0, 0.25])
-    text = charts.line_chart("t", [charts.Series("s", x, y)], x_label="x", y_label="y", x_range=(0, 10), y_range=(0, 1))
-    middle, quarter = (charts.LEFT + charts.RIGHT) / 2, charts.BOTTOM - 0.25 * (charts.BOTTOM - charts.TOP)
-    assert self._points(text) == [
-      ("M", charts.LEFT, charts.BOTTOM),
-      ("L", middle, charts.TOP),
-      ("L", charts.RIGHT, quarter),
-    ]
-    labels = {label: float(x) for x, label in re.findall(r'<text x="([\d.]+)" y="224".*?>([\d.,]+)</text>', text)}
-    assert labels["4"] == pytest.approx(charts.LEFT + 0.4 * (charts.RIGHT - charts.LEFT), abs=0.06)
-
-  def test_a_value_that_is_not_finite_is_a_gap(self):
-    y = np.array([1.0, np.nan, 2.0, 3.0, np.inf])
-    text = charts.line_chart("t", [charts.Series("s", np.arange(5.0), y)], x_label="x", y_label="y")
-    assert [command for command, _, _ in self._points(text)] == ["M", "M", "L"]
-
-  def test_no_values(self):
-    series = [charts.Series("gone", np.arange(2.0), np.full(2, np.nan)), charts.Series("there", np.arange(2.0), np.ones(2))]
-    assert "gone (no values)" in charts.line_chart("t", series, x_label="x", y_label="y")
-    assert "No value" in charts.line_chart("t", series[:1], x_label="x", y_label="y")
-
-  @pytest.mark.parametrize("y", [[0.0, 0.0], [3.0, 3.0], [-2.0, -2.0], [1e-7, 2e-7], [1e6, 5e6]])
-  def test_any_range_fits_the_picture(self, y):
-    text = charts.line_chart("t", [charts.Series("s", np.arange(2.0), np.array(y))], x_label="x", y_label="y")
-    assert all(charts.TOP <= at <= charts.BOTTOM for _, _, at in self._points(text))
-    assert text.count("<text") >= 6
-
-  def test_bars_have_the_height_of_their_count(self):
-    text = charts.histogram(
-      "t", np.array([0.1, 0.1, 0.9, np.nan]), edges=np.array([0.0, 0.5, 1.0]), x_label="x", y_label="y"
-    )
-    heights = [float(height) for height in re.findall(r'<rect .*?height="([\d.]+)"', text)]
-    assert heights[0] == pytest.approx(2 * heights[1], rel=0.01)
-    assert "0 to 0.5: 2" in text
-    assert "no value" in charts.histogram("t", np.array([np.nan]), edges=np.array([0.0, 1.0]), x_label="x", y_label="y")
-
-  def test_long_curves_become_means(self):
-    x, y, size = charts.thinned(np.arange(1, 10_001), np.arange(10_000.0))
-    assert (len(x), size) == (400, 25)
-    assert y[0] == np.arange(25).mean()
-    assert x[-1] == np.arange(9976, 10_001).mean()
-
-  def test_texts_are_escaped_and_curves_differ_without_colour(self):
-    series = [charts.Series(f"<{i}>", np.arange(2.0), np.arange(2.0), i) for i in range(12)]
-    text = charts.line_chart("<t>", series, x_label="<x>", y_label="<y>", marked=(0.5, "<m>"))
-    assert not re.search(r"<[txym\d]>", text)
-    assert len({re.search(rf'<path class="([^"]*)"[^>]*><title>&lt;{i}', text)[1] for i in range(12)}) == 12
-
-
-class TestRanking:
-  def _nearest(self, embeddings, k):
-    """One query at a time."""
-    scores = (embeddings.astype(np.float64) @ embeddings.T.astype(np.float64)).astype(np.float32)
-    np.fill_diagonal(scores, -np.inf)
-    return np.argsort(-scores, axis=1, kind="stable")[:, :k]
-
-  def test_nearest_are_exact_and_ties_go_by_index(self, monkeypatch):
-    rng = np.random.default_rng(0)
-    embeddings = rng.integers(-1, 2, (60, 3)).astype(np.float32)  # full of equal ones
-    expected = self._nearest(embeddings, 10)
-    for size in (1, 2**13, 2**20):
-      monkeypatch.setattr(ranking, "_BLOCK_BYTES", size)
-      found = ranking.nearest(embeddings, np.arange(60), k=10)
-      np.testing.assert_array_equal(found.positions, expected)
-    np.testing.assert_array_equal(found.scores[5], (embeddings @ embeddings[5])[expected[5]])
-
-  def test_more_than_there_are(self):
-    found = ranking.nearest(np.eye(3, dtype=np.float32), np.zeros(3, int), k=10)
-    assert found.positions.shape == (3, 2)
-
-  def test_ap_of_a_class_is_the_mean_over_its_queries(self):
-    rng = np.random.default_rng(1)
-    labels, embeddings = rng.integers(0, 6, 40), rng.normal(size=(40, 4)).astype(np.float32)
-    labels[0] = 99  # alone
-    ap = metrics.retrieval_metrics(embeddings, labels, per_query=True)["ap_per_query"]
-    found = ranking.by_class(labels, ap)
-    for label, size, value in zip(found.labels, found.sizes, found.ap, strict=True):
-      each = []
-      for query in np.flatnonzero(labels == label):
-        scores = embeddings @ embeddings[query]
-        others = np.arange(40) != query
-        positives = np.flatnonzero(others & (labels == label))
-        each += (
-          [np.mean([np.mean(labels[others & (scores >= scores[p])] == label) for p in positives])] if len(positives) else []
-        )
-      assert size == (labels == label).sum()
-      np.testing.assert_allclose(value, np.mean(each) if each else np.nan)
-    assert np.isnan(found.ap[-1])
-
-  def test_look_alikes(self):
-    # 1 and 2 lie in one place, 3 far away, 4 beside it with one stray image of 3.
-    angles = np.radians([0, 0.1, 0.2, 0.3, 90, 91, 120, 121, 120.5])
-    labels = np.array([1, 2, 1, 2, 3, 3, 4, 4, 3])
-    embeddings = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
-    pairs = ranking.look_alikes(labels, ranking.nearest(embeddings, labels, k=3), count=5, examples=2)
-    assert [pair.labels for pair in pairs] == [(3, 4), (1, 2)]
-    assert (pairs[1].errors, pairs[1].places) == (4, 4)  # the nearest of each is of the other class
-    # Queries of 3 have two places: 4 is in the second of two of them, and in both of the stray one. Those of 4 have one, where the stray one is.
-    assert (pairs[0].errors, pairs[0].places) == (6, 8)
-    used = [position for example in pairs[0].examples for position in example]
-    assert len(set(used)) == len(used)
-    assert all({labels[query], labels[other]} == {3, 4} for query, other in pairs[0].examples)
-
-  def test_no_errors_no_look_alikes(self):
-    labels = np.repeat(np.arange(3), 3)
-    assert ranking.look_alikes(labels, ranking.nearest(np.eye(3)[labels], labels, k=10), count=5, examples=2) == []
-
-  def test_worst_queries_are_of_different_classes(self):
-    labels, ap = np.array([5, 5, 7, 8, 8]), np.array([0.1, 0.1, np.nan, 0.05, 0.9])
-    assert ranking.worst_queries(labels, ap, 3).tolist() == [3, 0]
-    assert ranking.some_queries(ap, 9).tolist() == [0, 1, 3, 4]
-
-  def test_thousands_of_classes(self):
-    labels = np.repeat(np.arange(2000), 2)
-    embeddings = np.random.default_rng(2).normal(size=(4000, 4)).astype(np.float32)
-    found = ranking.nearest(embeddings, labels, k=10)
-    pairs = ranking.look_alikes(labels, found, count=8, examples=2)
-    assert len(pairs) == 8
-    assert pairs[0].errors >= pairs[-1].errors > 0
-
-
-class TestPaper:
-  def test_of_each_data_set(self):
-    for source, first in (("sop", 62.75), ("tfds_sop", 62.75), ("inaturalist", 36.16), ("vehicle_id", 74.92)):
-      table = paper.reported(source, trainval=False)
-      assert table.rows["soprc"][0] == first
-      assert set(table.rows) <= set(methods.METHODS)
-      assert {len(row) for row in table.rows.values()} == {len(table.metrics)}
-    assert paper.reported("inaturalist", trainval=True).rows["soprc"] == (37.31, 69.23, 83.41, 91.29, 93.81)
-
-  def test_lists_of_vehicle_id(self):
-    found = {
-      split: paper.reported("vehicle_id", trainval=False, split=split) for split in ("test", "test_medium", "test_small")
-    }
-    assert [table.rows["soprc"][0] for table in found.values()] == [74.92, 79.00, 83.11]
-    assert "erratum 11" in found["test"].note
-    assert found["test_small"].note == ""
-    assert paper.reported("vehicle_id", trainval=False, split="test_one_per_class") is None
-
-  def test_other_data_have_none(self):
-    assert paper.reported("glyphs", trainval=False) is None
-    assert not paper.has("folder")
-
-
 class TestPageOfARun:
   def test_stands_alone_and_runs_nothing(self, whole_page):
-    found = _Page(whole_page)
+    found = pages.Page(whole_page)
     assert found.all("script") + found.all("link") + found.all("iframe") == []
     assert all(image["src"].startswith(("data:image/png;base64,", "data:image/jpeg;base64,")) for image in found.all("img"))
     assert not [key for _, attributes in found.elements for key in attributes if key.startswith("on")]
@@ -345,13 +136,13 @@ class TestPageOfARun:
     assert "url(" not in whole_page
 
   def test_names_show_as_text(self, whole_page):
-    text = _Page(whole_page).text
-    for name in (*_NAMES[:5], _NAMES[6]):
+    text = pages.Page(whole_page).text
+    for name in (*pages.NAMES[:5], pages.NAMES[6]):
       assert name in text
     assert "0 <b>&.png" in text
 
   def test_is_accessible(self, whole_page):
-    found = _Page(whole_page)
+    found = pages.Page(whole_page)
     assert all(image["alt"] for image in found.all("img"))
     pictures = [svg for svg in found.all("svg") if svg.get("aria-hidden") != "true"]
     assert len(pictures) > 8
@@ -372,7 +163,7 @@ class TestPageOfARun:
     assert f"<h1>{finished.name}: SOPRC on {data_name}</h1>" in whole_page
 
   def test_panel_frames_right_and_wrong(self, whole_page):
-    found = _Page(whole_page)
+    found = pages.Page(whole_page)
     kinds = [item["class"] for item in found.all("li") if "tile" in item.get("class", "")]
     queries = kinds.count("tile is-query")
     assert queries == panel.SOME + panel.WORST
@@ -415,14 +206,14 @@ class TestPageOfARun:
     assert "the checkpoint or the software have changed since" in run_report.make(tmp_path / "run")
     found = run_report.make(tmp_path / "run", data_root=tmp_path / "nowhere")
     assert "Left out, since the test images cannot be ranked again" in found
-    assert _Page(found).all("img") == []
+    assert pages.Page(found).all("img") == []
 
   def test_data_that_have_moved(self, finished, tmp_path):
     shutil.copytree(workdir.read_config(finished)["data"]["root"], tmp_path / "moved")
     shutil.copytree(finished, tmp_path / "run")
     _change(tmp_path / "run" / workdir.CONFIG, lambda content: content["data"].update(root="/gone"))
     text = run_report.make(tmp_path / "run", data_root=tmp_path / "moved")
-    assert len(_Page(text).all("img")) > 100
+    assert len(pages.Page(text).all("img")) > 100
     assert _cells(text, "data.root")[0] == "/gone"
     # One class more, and the split is another one: what was trained on might be shown as unseen.
     trees.write(tmp_path / "moved" / "new" / "0.png", 1, 0)
@@ -434,7 +225,7 @@ class TestRunsOfOtherKinds:
   def test_what_is_missing_is_told(self, folder):
     for name in (v_history.FILE, workdir.PR_CURVE):
       (folder / name).unlink()
-    found = _Page(run_report.make(folder)).text
+    found = pages.Page(run_report.make(folder)).text
     assert "the folder has no v.jsonl" in found
     assert "the folder has no pr_curve.npz" in found
     assert "best is missing" in found
@@ -464,7 +255,7 @@ class TestRunsOfOtherKinds:
       {key: value for key, value in line.items() if not key.startswith("val_")} for line in workdir.read_metrics(folder)
     ]
     (folder / workdir.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    text = _Page(run_report.make(folder)).text
+    text = pages.Page(run_report.make(folder)).text
     assert "This run has no val" in text
     assert "so there is no val" in text
 
@@ -632,7 +423,7 @@ def _comparison(folder, *, with_runs=True):
 class TestPageOfAComparison:
   def test_table_paper_and_costs(self, tmp_path):
     text = comparison.make(_comparison(tmp_path))
-    _Page(text)
+    pages.Page(text)
     assert _cells(text, "SOPRC") == ["0.1*", "0.6500 ± 0.0700", "0.6500 ± 0.0700", ""]
     assert _cells(text, "SmoothAP") == ["0.1*", "-", "-", "-"]
     paper_part = text[text.index('id="paper"') :]
@@ -650,9 +441,9 @@ class TestPageOfAComparison:
 
   def test_names_show_as_text(self, tmp_path):
     folder = _comparison(tmp_path)
-    label = _NAMES[0] + _NAMES[1]
+    label = pages.NAMES[0] + pages.NAMES[1]
     _change(folder / "table.json", lambda content: content["methods"][1].update(label=label))
-    found = _Page(comparison.make(folder))
+    found = pages.Page(comparison.make(folder))
     assert label in found.text
     assert found.all("script") + found.all("img") == []
 
@@ -687,23 +478,6 @@ class TestPageOfAComparison:
       with pytest.raises(ValueError, match=message):
         comparison.make(tmp_path)
       path.write_text(before)
-
-
-class TestThumbnails:
-  @pytest.mark.parametrize("size", [(500, 300), (1, 400), (20, 10)])
-  def test_small_copies_of_the_whole_picture(self, size, tmp_path):
-    image = np.random.default_rng(0).integers(0, 255, (*size, 3), np.uint8)
-    source = panel.thumbnail(image)
-    kind, content = re.fullmatch(r"data:image/(png|jpeg);base64,(.*)", source).groups()
-    path = tmp_path / f"x.{kind}"
-    path.write_bytes(base64.b64decode(content))
-    with Image.open(path) as small:
-      assert max(small.size) == min(max(size), panel.SIDE)
-      assert min(small.size) == max(round(min(size) * min(panel.SIDE / max(size), 1)), 1)
-
-  def test_names_lose_their_middle(self):
-    assert page.shorten("a" * 50 + "z", 20) == "a" * 12 + "..." + "a" * 4 + "z"
-    assert page.shorten("short", 20) == "short"
 
 
 def test_f64_names_in_a_page_stay_on_their_line():

@@ -8,7 +8,6 @@ import networks
 import numpy as np
 from PIL import Image
 import pytest
-import trees
 
 import soprc_jax
 from soprc_jax.models import RESNETS, EmbeddingNet, ResNet
@@ -18,9 +17,7 @@ from soprc_jax.training import checkpoints
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-  """(folder of images, run)."""
-  root = trees.folder(tmp_path_factory.mktemp("data"), networks.NUM_CLASSES, per_class=2)
-  return root, networks.make(tmp_path_factory.mktemp("run") / "run", root)
+  return networks.with_images(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

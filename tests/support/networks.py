@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import runs
+import trees
 
 from soprc_jax.training import build, checkpoints, workdir
 from soprc_jax.training.step import TrainState
@@ -26,6 +27,12 @@ def make(folder, root="", *, seed=0, step=3, **values):
   store.save(TrainState(step=np.int32(step), opt_state=(), **variables), {})
   store.close()
   return folder
+
+
+def with_images(tmp_path_factory):
+  """(folder of images, run), both new."""
+  root = trees.folder(tmp_path_factory.mktemp("data"), NUM_CLASSES, per_class=2)
+  return root, make(tmp_path_factory.mktemp("run") / "run", root)
 
 
 def drawn(abstract, seed=0):

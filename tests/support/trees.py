@@ -3,7 +3,8 @@
 import numpy as np
 from PIL import Image
 
-from soprc_jax.data import glyphs
+from soprc_jax.data import datasets, decoding, glyphs
+from soprc_jax.training import config as config_lib
 
 PER_CLASS = 4
 
@@ -156,3 +157,35 @@ def tfds_inaturalist(root, num_train, num_test):
   # The labels of the builder play no role: the lists have the classes.
   examples = [{"id": path.stem, "label": 5, "supercategory": 1, "image": str(path)} for path in sorted(root.rglob("*.jpg"))]
   return tfds(root, "i_naturalist2018", {"train": examples[::2], "validation": examples[1::2]})
+
+
+def _config(source, root, **values):
+  config = config_lib.default_config().data
+  config.update({"source": source, "root": str(root), "train_share": 0.5, "val_share": 0.25} | values)
+  return config
+
+
+def splits(source, root, **values):
+  return datasets.make_splits(_config(source, root, **values))
+
+
+def check_examples(source, label_of, tolerance):
+  """Every image has the pixels of its class and its number."""
+  for i in range(len(source)):
+    example = source[i]
+    assert example.label == source.labels[i]
+    assert isinstance(example.label, int)
+    label, index = label_of(example)
+    got = decoding.pixels(decoding.as_picture(example.image)).astype(int)
+    assert np.abs(got - pixels(label, index)).max() <= tolerance
+
+
+def classes(source):
+  return set(source.labels.tolist())
+
+
+WRITERS = {
+  "sop": lambda root: sop(root, 8, 3),
+  "inaturalist": lambda root: inaturalist(root, 8, 3),
+  "vehicle_id": lambda root: vehicle_id(root, 8),
+}

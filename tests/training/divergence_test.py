@@ -7,14 +7,11 @@ import os
 import signal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import runs
 
 from soprc_jax.training import build, checkpoints, interrupts, loop, replay, workdir
-from soprc_jax.training import step as step_lib
-from soprc_jax.training.step import TrainState
 
 # Steps of the run, from 1, at which broken_losses.soprc gives a NaN.
 _BROKEN = (4, 6, 7, 8)
@@ -118,60 +115,3 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monk
   assert [line["step"] for line in lines if line.get("skipped")] == list(_BROKEN)
   assert [line["step"] for line in lines if line["loss"] is None] == list(_BROKEN)
   assert all(np.isfinite(leaf).all() for leaf in _state(folder / checkpoints.NEWEST, 10).values())
-
-
-def test_a_folder_without_a_kept_step_is_told(tmp_path):
-  with pytest.raises(ValueError, match="keeps no step that was not finite"):
-    replay.load(tmp_path)
-
-
-def test_damaged_reproductions_are_told(tmp_path):
-  folder = tmp_path / "diverged" / "3"
-  folder.mkdir(parents=True)
-  for content in ("", "[]", "{}", '{"step": 3, "config": {}, "class_counts": 5}', '{"step": 3, "config": {"seed": "x"}}'):
-    (folder / "report.json").write_text(content)
-    with pytest.raises(ValueError, match=r"report\.json is damaged|report\.json"):
-      replay.load(tmp_path)
-  with pytest.raises(ValueError, match=r"--step=4: .* keeps 3"):
-    replay.load(tmp_path, step=4)
-
-
-def _old_and_new(value):
-  old = TrainState(jnp.int32(4), {"w": jnp.ones(2)}, {}, (jnp.zeros(3),))
-  new = TrainState(jnp.int32(5), {"w": jnp.array([2.0, value])}, {}, (jnp.ones(3),))
-  return old, new
-
-
-class TestGuard:
-  @pytest.mark.parametrize(
-    ("policy", "bad", "step", "kept", "count"),
-    [
-      ("stop", 0, 5, "new", 5),
-      ("stop", 4, 5, "old", 4),
-      ("stop", 0, 6, "old", 4),  # the state was left standing at the step before
-      ("stop", 0, None, "new", 5),
-      ("skip", 0, 5, "new", 5),
-      ("skip", 4, 5, "old", 5),
-      ("keep", 4, 5, "new", 5),
-    ],
-  )
-  def test_what_is_kept(self, policy, bad, step, kept, count):
-    old, new = _old_and_new(3.0)
-    found = step_lib.guarded(old, new, jnp.int32(bad), policy=policy, step=step)
-    want = {"old": old, "new": new}[kept]
-    assert int(found.step) == count
-    np.testing.assert_array_equal(found.params["w"], want.params["w"])
-    np.testing.assert_array_equal(found.opt_state[0], want.opt_state[0])
-
-  @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-  @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-  def test_any_nonfinite(self, value, dtype):
-    tree = {"a": jnp.ones(3, dtype), "b": (jnp.arange(3), jnp.array([0.0, value], dtype))}
-    assert bool(step_lib.any_nonfinite(tree))
-    assert not bool(step_lib.any_nonfinite({"a": jnp.array([3e38, -3e38]), "b": jnp.arange(3)}))
-    assert not bool(step_lib.any_nonfinite({}))
-
-  def test_codes_name_their_parts(self):
-    flags = {name: jnp.array(name in ("gradient", "carried state")) for name in step_lib.NONFINITE_PARTS}
-    assert step_lib.nonfinite_names(float(step_lib.nonfinite_code(flags, None))) == ["gradient", "carried state"]
-    assert step_lib.nonfinite_names(0.0) == []

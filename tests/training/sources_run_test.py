@@ -80,7 +80,7 @@ def test_the_commands_train_and_evaluate(tmp_path):
   assert values["num_queries"] == trees.PER_CLASS * 6
 
 
-# The same data sets by TFDS are trained on in any case, and their list files are read in datasets_test.py.
+# The same data sets by TFDS are trained on in any case, and their list files are read in list_files_test.py.
 _SLOW = ("sop.py", "inaturalist.py")
 
 

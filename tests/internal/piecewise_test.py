@@ -1,4 +1,4 @@
-"""Long lists by sorting (soprc_jax/_internal/piecewise.py): value and gradient of every pair, in float32, whatever the scores."""
+"""Long lists by sorting (and its choice in _internal/pair_sums.py): value and gradient of every pair, in float32, whatever the scores."""
 
 import functools
 import itertools

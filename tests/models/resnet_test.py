@@ -1,4 +1,4 @@
-"""Networks: torchvision's architecture and numbers, batch norm in its modes, normalisation safe at zero."""
+"""ResNets: torchvision's architecture and numbers, batch norm in its modes."""
 
 import functools
 import json
@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import mapping
 import numpy as np
 import pytest
+import tiny_nets
 import torchvision_rule
 
-from soprc_jax.models import RESNETS, EmbeddingNet, ResNet, embedding, l2_normalize, pretrained
+from soprc_jax.models import RESNETS, EmbeddingNet, ResNet, embedding, pretrained
 
 _ARCHS = ("resnet18", "resnet50")
 # torchvision's documented number of parameters with the 1000 classes of ImageNet, and the width of the features.
@@ -112,7 +113,7 @@ class ArchitectureTest(chex.TestCase):
 
   def test_convolutions_start_by_fan_out(self):
     # He initialisation as torchvision's: variance 2 / (kernel area * output channels).
-    variables = jax.jit(_tiny(width=32).init)(jax.random.key(0), _images(1))
+    variables = jax.jit(tiny_nets.tiny(width=32).init)(jax.random.key(0), tiny_nets.images(1))
     kernel = variables["params"]["backbone"]["conv1"]["kernel"]  # 3 -> 32 channels
     np.testing.assert_allclose(np.std(kernel), np.sqrt(2 / (9 * 32)), rtol=0.1)
 
@@ -176,26 +177,9 @@ class TorchvisionParityTest(chex.TestCase):
     return [np.float64(functools.reduce(lambda node, key: node[key], path, grads)).ravel() for path in paths]
 
 
-def _tiny(width=4, **settings):
-  """One block: all kinds of layers but the strided shortcut, quick to compile."""
-  return EmbeddingNet(ResNet((1,), False, width=width, stem="small", **settings), embedding_dim=8)
-
-
-def _images(count, seed=0):
-  return np.random.default_rng(seed).integers(0, 256, (count, 8, 8, 3), np.uint8)
-
-
-@functools.cache
-def _tiny_variables():
-  variables = jax.jit(_tiny().init)(jax.random.key(0), _images(1))
-  # Running statistics other than 0 and 1, so that using them shows.
-  stats = jax.tree.map(lambda leaf: leaf + 0.1 + 0.1 * jnp.arange(leaf.size, dtype=leaf.dtype), variables["batch_stats"])
-  return {"params": variables["params"], "batch_stats": stats}
-
-
 @functools.partial(jax.jit, static_argnames=("freeze_bn",))
 def _forward(variables, images, where=None, *, freeze_bn=False):
-  net = _tiny(freeze_bn=freeze_bn)
+  net = tiny_nets.tiny(freeze_bn=freeze_bn)
   return net.apply(variables, images, train=True, where=where, mutable=["batch_stats"])
 
 
@@ -215,33 +199,33 @@ def _descend(variables, images, *, freeze_bn):
 
 class BatchNormTest(chex.TestCase):
   def test_f26_frozen_statistics_never_move_while_scale_and_bias_train(self):
-    before = after = _tiny_variables()
+    before = after = tiny_nets.variables()
     for seed in range(3):
-      after = _descend(after, _images(6, seed), freeze_bn=True)
+      after = _descend(after, tiny_nets.images(6, seed), freeze_bn=True)
     chex.assert_trees_all_equal(after["batch_stats"], before["batch_stats"])  # to the bit
     for path, param in jax.tree_util.tree_leaves_with_path(after["params"]):
       start = functools.reduce(lambda node, key: node[key.key], path, before["params"])
       self.assertTrue(np.any(param != start), jax.tree_util.keystr(path))
 
   def test_frozen_training_mode_equals_evaluation_mode(self):
-    images = _images(6)
-    embeddings, _ = _forward(_tiny_variables(), images, freeze_bn=True)
-    want = jax.jit(_tiny().apply)(_tiny_variables(), images)
+    images = tiny_nets.images(6)
+    embeddings, _ = _forward(tiny_nets.variables(), images, freeze_bn=True)
+    want = jax.jit(tiny_nets.tiny().apply)(tiny_nets.variables(), images)
     np.testing.assert_allclose(embeddings, want, atol=1e-6)
 
   def test_unfrozen_statistics_all_move(self):
-    before, after = _tiny_variables(), _forward(_tiny_variables(), _images(6))[1]
+    before, after = tiny_nets.variables(), _forward(tiny_nets.variables(), tiny_nets.images(6))[1]
     for old, new in zip(jax.tree.leaves(before["batch_stats"]), jax.tree.leaves(after["batch_stats"]), strict=True):
       self.assertTrue(np.all(old != new))
 
   def test_a_batch_without_a_valid_image_moves_no_statistics(self):
-    before = _tiny_variables()
-    _, after = _forward(before, _images(6), where=jnp.zeros(6, bool))
+    before = tiny_nets.variables()
+    _, after = _forward(before, tiny_nets.images(6), where=jnp.zeros(6, bool))
     chex.assert_trees_all_equal(after["batch_stats"], before["batch_stats"])
 
   def test_running_mean_moves_by_a_tenth(self):
     # torch's momentum 0.1: new = 0.9 old + 0.1 batch, with the mean of the convolution's output.
-    images, variables = _images(6), _tiny_variables()
+    images, variables = tiny_nets.images(6), tiny_nets.variables()
     _, moved = _forward(variables, images)
     pixels = jnp.float32((images / 255.0 - embedding.IMAGE_MEAN) / embedding.IMAGE_STD)
     kernel = variables["params"]["backbone"]["conv1"]["kernel"]
@@ -251,11 +235,11 @@ class BatchNormTest(chex.TestCase):
     np.testing.assert_allclose(got, 0.9 * old + 0.1 * jnp.mean(out, (0, 1, 2)), rtol=1e-5, atol=1e-6)
 
   def test_masked_images_do_not_enter_the_statistics(self):
-    images, where = _images(6), np.array([1, 1, 0, 1, 0, 1], bool)
+    images, where = tiny_nets.images(6), np.array([1, 1, 0, 1, 0, 1], bool)
     other = np.where(where[:, None, None, None], images, 255 - images)
-    got, moved = _forward(_tiny_variables(), images, where)
-    got_other, moved_other = _forward(_tiny_variables(), other, where)
-    want, moved_alone = _forward(_tiny_variables(), images[where])
+    got, moved = _forward(tiny_nets.variables(), images, where)
+    got_other, moved_other = _forward(tiny_nets.variables(), other, where)
+    want, moved_alone = _forward(tiny_nets.variables(), images[where])
     chex.assert_trees_all_close(moved, moved_other, atol=1e-6)
     chex.assert_trees_all_close(moved, moved_alone, atol=1e-6)
     np.testing.assert_allclose(got[where], want, atol=1e-5)
@@ -268,8 +252,8 @@ class BatchNormTest(chex.TestCase):
     ("none_on_one_device", [1, 1, 1, 1, 0, 0, 0, 0]),
   )
   def test_two_devices_have_the_statistics_of_the_joined_batch(self, where):
-    images, variables = _images(8), _tiny_variables()
-    net = _tiny(freeze_bn=False, axis_name=mapping.AXIS)
+    images, variables = tiny_nets.images(8), tiny_nets.variables()
+    net = tiny_nets.tiny(freeze_bn=False, axis_name=mapping.AXIS)
     mask = np.ones(8, bool) if where is None else np.array(where, bool)
 
     def forward(variables, images, mask):
@@ -280,51 +264,3 @@ class BatchNormTest(chex.TestCase):
     want, want_moved = _forward(variables, images[mask])
     chex.assert_trees_all_close(moved, mapping.replicate(want_moved), atol=1e-5)
     np.testing.assert_allclose(got.reshape(8, -1)[mask], want, atol=1e-5)
-
-
-class PrecisionTest(chex.TestCase):
-  def test_bfloat16_computes_in_bfloat16_and_embeds_in_float32(self):
-    images, variables = _images(6), _tiny_variables()
-    net = EmbeddingNet(ResNet((1,), False, width=4, stem="small", dtype=jnp.bfloat16), 8, jnp.bfloat16)
-    fresh = jax.eval_shape(net.init, jax.random.key(0), images)
-    self.assertEqual({leaf.dtype for leaf in jax.tree.leaves(fresh)}, {jnp.dtype(jnp.float32)})
-    embeddings, state = jax.jit(functools.partial(net.apply, capture_intermediates=True))(variables, images)
-    inner = state["intermediates"]
-    self.assertEqual(inner["backbone"]["__call__"][0].dtype, jnp.bfloat16)
-    self.assertEqual(inner["head"]["__call__"][0].dtype, jnp.bfloat16)
-    self.assertEqual(embeddings.dtype, jnp.float32)
-    np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-6)  # normalised after the cast
-    np.testing.assert_allclose(embeddings, jax.jit(_tiny().apply)(variables, images), atol=0.03)
-
-
-class NormalizeTest(chex.TestCase):
-  def test_unit_norm_in_any_range(self):
-    vectors = np.random.default_rng(0).standard_normal((3, 2, 5)).astype(np.float32)
-    for scale in (1e-8, 1.0, 1e8, 1e25, 1e37):  # the square of the last two is infinite
-      got = l2_normalize(jnp.asarray(vectors * np.float32(scale)))
-      np.testing.assert_allclose(got, vectors / np.linalg.norm(vectors, axis=-1, keepdims=True), rtol=1e-5)
-
-  @parameterized.parameters(jnp.float32, jnp.bfloat16, jnp.float16)
-  def test_f25_zero_vector_has_value_and_gradient_zero(self, dtype):
-    vectors = jnp.array([[0.0, 0.0], [3.0, 4.0]], dtype)
-    np.testing.assert_array_equal(l2_normalize(vectors)[0], 0)
-    jacobian = jax.jacobian(l2_normalize)(vectors).astype(jnp.float32)
-    np.testing.assert_array_equal(jacobian[0], 0)
-    tolerance = 1e-5 if dtype == jnp.float32 else 0.05
-    np.testing.assert_allclose(jacobian[1, :, 1], np.array([[16, -12], [-12, 9]]) / 125, rtol=tolerance)
-    # Masked later: 0 times what came back.
-    masked = jax.grad(lambda x: jnp.sum(jnp.where(jnp.array([[False], [True]]), l2_normalize(x), 0)[:, 0]))(vectors)
-    self.assertTrue(np.isfinite(np.float32(masked)).all())
-    np.testing.assert_array_equal(np.float32(masked)[0], 0)
-
-  def test_f25_zero_embedding_of_a_network_trains_on(self):
-    # A head of zeros embeds every image at 0: finite values and gradients, masked or not.
-    variables = _tiny_variables()
-    params = {**variables["params"], "head": jax.tree.map(jnp.zeros_like, variables["params"]["head"])}
-
-    def loss(params):
-      return jnp.sum(_tiny().apply({**variables, "params": params}, _images(2)))
-
-    value, grads = jax.jit(jax.value_and_grad(loss))(params)
-    self.assertEqual(value, 0)
-    chex.assert_tree_all_finite(grads)

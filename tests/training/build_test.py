@@ -1,0 +1,38 @@
+"""From a config to the parts of a run."""
+
+import chex
+import jax
+import numpy as np
+import runs
+import toys
+
+from soprc_jax.models import EmbeddingNet, ResNet
+from soprc_jax.training import build, optimizers
+from soprc_jax.training import step as step_lib
+
+
+class TestBuild:
+  def test_splits_rows_and_counts(self):
+    config = runs.tiny_config()
+    data = build.make_data(config)
+    classes = {name: set(split.labels.tolist()) for name, split in data.splits.items()}
+    assert not classes["train"] & classes["val"] | classes["train"] & classes["test"] | classes["val"] & classes["test"]
+    assert sorted(data.rows) == sorted(classes["train"])
+    counts = data.class_counts()
+    for label, row in list(data.rows.items())[:20]:
+      assert counts[row] == (data.splits["train"].labels == label).sum()
+
+  def test_phases_have_their_own_batch_norm_mode(self):
+    # The warm-up trains batch norm from random weights, the main phase may freeze it.
+    config = runs.tiny_config(**{"warmup.freeze_bn": False, "model.freeze_bn": True})
+    for name, want in (("warmup", False), ("model", True)):
+      assert build.make_model(config, freeze_bn=config[name].freeze_bn).backbone.freeze_bn is want
+
+  def test_seed_decides_the_weights(self):
+    net = EmbeddingNet(ResNet((1,), False, width=4, stem="small"), embedding_dim=8)
+    tx = optimizers.make_optimizer(toys.make_config())
+    one, same, other = (
+      step_lib.init_state(net, tx, key=jax.random.key(seed), image_size=toys.SIZE).params for seed in (0, 0, 1)
+    )
+    chex.assert_trees_all_equal(one, same)
+    assert np.any(one["head"]["kernel"] != other["head"]["kernel"])

@@ -1,0 +1,155 @@
+"""A whole run in this process on two devices, to its results (training/results.py)."""
+
+import itertools
+import json
+import os
+import signal
+
+import chex
+import crashes
+import numpy as np
+import pytest
+import runs
+
+from soprc_jax.data import pipeline
+from soprc_jax.training import checkpoints, evaluation, interrupts, loop, optimizers, parallel, run_log
+from soprc_jax.training import step as step_lib
+from soprc_jax.training import workdir as workdir_lib
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """`loop.train` in this process, on two devices, with a warm-up: its config, workdir and results."""
+  config = runs.tiny_config(warmup_steps=3, steps=5)
+  workdir = tmp_path_factory.mktemp("run") / "workdir"
+  chex.clear_trace_counter()
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(step_lib, "train_step", chex.assert_max_traces(step_lib.train_step, n=2))
+    results = loop.train(config, workdir)
+  return config, workdir, results
+
+
+class TestRun:
+  def test_each_phase_is_traced_once(self, run):
+    assert run[2]["steps"] == 8  # the fixture raises at a third trace
+
+  def test_log_tells_the_phases(self, run):
+    lines = [json.loads(line) for line in (run[1] / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert ["soprc" in line for line in lines] == [False] * 3 + [True] * 5
+    schedule = optimizers.make_schedule(run[0])
+    np.testing.assert_allclose([line["learning_rate"] for line in lines], [schedule(step) for step in range(8)])
+    assert lines[3]["v_weight"] == 0  # the warm-up left v alone
+    assert [line["step"] for line in lines if "val_mAUPRC" in line] == [3, 6, 8]
+
+  def test_starts_only_on_devices_that_divide_the_batch(self, tmp_path):
+    config = runs.tiny_config(**{"train.batch_size": 9, "train.per_class": 3})
+    with pytest.raises(ValueError, match="is not divisible by 2 devices: use 6 or 12"):
+      loop.train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def _and_terminate(function, due):
+  """A function that sends SIGTERM to this process when it begins, if that is due."""
+
+  def terminating(*args, **kwargs):
+    if due(*args, **kwargs):
+      os.kill(os.getpid(), signal.SIGTERM)
+    return function(*args, **kwargs)
+
+  return terminating
+
+
+def _dying_after(count):
+  """`pipeline.iterate` whose workers die of a SIGTERM after some batches."""
+  iterate = pipeline.iterate
+
+  def dying(*args, **kwargs):
+    yield from itertools.islice(iterate(*args, **kwargs), count)
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise RuntimeError("Worker process was terminated unexpectedly")
+
+  return dying
+
+
+def test_what_was_best_beyond_the_newest_checkpoint_is_forgotten(tmp_path, monkeypatch):
+  """As on other devices, whose bits are others: the steps come again, and the network that was best of them is not the one that was."""
+  config, folder = runs.tiny_config(warmup_steps=0, steps=8), tmp_path / "run"
+  evaluate, write = evaluation.evaluate, workdir_lib.MetricsLog.write
+
+  def train(*values):
+    left = list(values)
+    monkeypatch.setattr(evaluation, "evaluate", lambda *args: evaluate(*args) | {"mAUPRC": left.pop(0) if left else 0.0})
+    return loop.train(config, folder)
+
+  def dies(log, line):
+    if line["step"] == 7:
+      raise RuntimeError("killed")
+    write(log, line)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(workdir_lib.MetricsLog, "write", dies)
+    with pytest.raises(RuntimeError, match="killed"):
+      train(0.1, 0.3)
+  best = folder / checkpoints.BEST
+  assert sorted(path.name for path in best.iterdir()) == ["3", "6"]  # a checkpoint is of step 4
+  results = train(0.05, 0.06)
+  assert results["tested_step"] == 3
+  assert results["val"]["mAUPRC"] == 0.1
+  assert [path.name for path in best.iterdir()] == ["3"]
+
+
+def test_an_evaluation_is_cut_short_by_a_pre_emption_and_done_later(run, tmp_path, monkeypatch):
+  config, folder = run[0], tmp_path / "run"
+  newest = checkpoints.NEWEST
+
+  def stopped(after, owner, name, due=lambda *args: True):
+    with monkeypatch.context() as patch:
+      patch.setattr(owner, name, _and_terminate(getattr(owner, name), due))
+      with pytest.raises(interrupts.InterruptedRunError, match=f"Stopped by SIGTERM after step {after} of 8"):
+        loop.train(config, folder)
+    assert (folder / newest / str(after)).is_dir()
+    last = list(workdir_lib.read_metrics(folder))[-1]
+    assert last["step"] == after
+    assert "val_mAUPRC" not in last
+
+  # The processes that load images die of the same signal, before the first step and amid the steps.
+  for count, told in ((0, "before the first of 8 steps"), (2, "after step 2 of 8")):
+    with monkeypatch.context() as patch:
+      patch.setattr(pipeline, "iterate", _dying_after(count))
+      with pytest.raises(interrupts.InterruptedRunError, match=f"Stopped by SIGTERM {told}"):
+        loop.train(config, folder)
+  assert (folder / newest / "2").is_dir()
+  stopped(3, evaluation, "evaluate")
+  stopped(3, evaluation, "evaluate")  # amid the one that makes up for it
+  # A kill when its network is kept and its line is not there yet.
+  with monkeypatch.context() as patch:
+    patch.setattr(workdir_lib.MetricsLog, "replace_last", None)
+    with pytest.raises(TypeError):
+      loop.train(config, folder)
+  assert (folder / checkpoints.BEST / "3").is_dir()
+  # A signal amid the steps, before an evaluation begins.
+  stopped(6, workdir_lib.MetricsLog, "write", lambda log, line: line["step"] == 5)
+  stopped(8, workdir_lib.MetricsLog, "write", lambda log, line: line["step"] == 7)
+  # A signal when the last step is done.
+  with monkeypatch.context() as patch:
+    patch.setattr(run_log.Records, "complete", _and_terminate(run_log.Records.complete, lambda *args: True))
+    with pytest.raises(interrupts.InterruptedRunError, match="Stopped by SIGTERM after step 8 of 8"):
+      loop.train(config, folder)
+  assert not (folder / workdir_lib.RESULTS).exists()
+  loop.train(config, folder)
+  crashes.assert_same_run(folder, run[1])
+  keys = [list(line) for line in workdir_lib.read_metrics(folder)]
+  assert keys == [list(line) for line in workdir_lib.read_metrics(run[1])]
+
+
+def test_a_process_that_is_not_the_main_one_writes_checkpoints_only(tmp_path, monkeypatch):
+  # Those are written together; logs, tables and pictures by process 0 alone.
+  config = runs.tiny_config(warmup_steps=0, steps=2)
+  workdir_lib.claim(tmp_path, config)
+  monkeypatch.setattr(parallel, "is_main", lambda: False)
+  monkeypatch.setattr(workdir_lib, "claim", None)
+  results = loop.train(config, tmp_path)
+  assert results["test"]["num_queries"] > 0
+  names = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("*") if path.is_file()}
+  assert names == {"config.json", "best", "checkpoints"}

@@ -1,0 +1,161 @@
+"""The training step, on one device and on two."""
+
+import chex
+import jax
+import numpy as np
+import pytest
+import toys
+
+from soprc_jax import tracking
+from soprc_jax.training import objectives, parallel
+
+
+def _first(tree):
+  return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
+def _leaves_moved(before, after):
+  return [bool(np.any(a != b)) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
+
+
+class TestStep:
+  def test_loss_decreases(self):
+    _, history = toys.make(devices=toys.NUM_DEVICES).run([toys.make_batch(seed) for seed in range(30)])
+    losses = np.array([scalars["loss"][0] for scalars in history])
+    assert np.isfinite(losses).all()
+    assert losses[-5:].mean() < 0.5 * losses[:5].mean()
+
+  def test_counts_steps_and_moves_everything(self):
+    toy = toys.make(devices=toys.NUM_DEVICES)
+    state, _ = toy.run([toys.make_batch(0), toys.make_batch(1)])
+    before, after = jax.device_get(toy.initial()), _first(state)
+    assert after.step == 2
+    assert after.step.dtype == np.int32
+    assert all(_leaves_moved(before.params, after.params))
+    assert all(_leaves_moved(before.batch_stats, after.batch_stats))
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    assert [leaf.dtype for leaf in jax.tree.leaves(before)] == [leaf.dtype for leaf in jax.tree.leaves(after)]
+
+  @pytest.mark.parametrize(
+    ("values", "where"),
+    [
+      ({}, None),
+      ({"loss__preset": "paper", "loss__name": "soprc"}, None),
+      ({"loss__name": "triplet"}, None),
+      # As many valid images on each device or not: the lists must be right anyway. Batch norm is frozen here.
+      ({"masked": True, "freeze_bn": True}, [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0]),
+    ],
+    ids=["soprc", "paper", "triplet", "masked"],
+  )
+  def test_f23_two_devices_equal_one_on_the_joined_batch(self, values, where):
+    batches = [toys.make_batch(seed, where) for seed in range(3)]
+    want, want_history = toys.make(**values).run(batches)
+    got, history = toys.make(devices=toys.NUM_DEVICES, **values).run(batches)
+    chex.assert_trees_all_equal(_first(got), jax.tree.map(lambda leaf: leaf[1], got))  # the same on every device
+    for scalars, want_scalars in zip(history, want_history, strict=True):
+      chex.assert_trees_all_close(_first(scalars), want_scalars, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(_first(got), want, rtol=1e-3, atol=2e-5)
+
+  @pytest.mark.parametrize(
+    ("check_vma", "values"),
+    [(False, {}), (True, {}), (True, {"freeze_bn": True, "microbatch": 4})],
+    ids=["unchecked", "whole", "microbatches"],
+  )
+  def test_the_same_step_under_shard_map(self, check_vma, values):
+    # Moving off pmap is an edit in parallel.py: the step itself does not know who has mapped it.
+    toy, batches = toys.make(devices=toys.NUM_DEVICES, **values), [toys.make_batch(seed) for seed in range(3)]
+    want, want_history = toy.run(batches)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[: toys.NUM_DEVICES]), (parallel.AXIS_NAME,))
+    everywhere, parts = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(parallel.AXIS_NAME)
+    step = jax.jit(
+      jax.shard_map(
+        toy.function, mesh=mesh, in_specs=(everywhere, parts), out_specs=(everywhere, everywhere), check_vma=check_vma
+      )
+    )
+    state = toy.initial()
+    for batch, scalars in zip(batches, want_history, strict=True):
+      state, got = step(state, batch)
+      chex.assert_trees_all_close(jax.device_get(got), _first(scalars), rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(jax.device_get(state), _first(want), rtol=1e-3, atol=2e-5)
+
+  def test_f13_order_of_the_batch_changes_nothing(self):
+    order = np.random.default_rng(5).permutation(toys.BATCH)
+    batch = toys.make_batch()
+    want, want_history = toys.make().run([batch])
+    got, history = toys.make().run([{key: value[order] for key, value in batch.items()}])
+    np.testing.assert_allclose(history[0]["loss"], want_history[0]["loss"], rtol=1e-5)
+    chex.assert_trees_all_close(got, want, rtol=1e-3, atol=2e-5)
+
+  def test_masked_images_play_no_role(self):
+    # In the loss, in v and in batch statistics.
+    where = np.arange(toys.BATCH) % 4 < 3
+    batch = toys.make_batch(0, where)
+    other = batch | {"image": np.where(where[:, None, None, None], batch["image"], 255 - batch["image"])}
+    toy = toys.make(masked=True)
+    chex.assert_trees_all_close(toy.run([batch]), toy.run([other]), rtol=1e-5, atol=1e-6)
+
+  @pytest.mark.parametrize("where", [[0] * 16, [1] + [0] * 15, [1] * 4 + [0] * 12, [1, 0, 0, 0] * 4])
+  def test_f02_batches_without_a_list_leave_v_alone_and_weights_finite(self, where):
+    # All masked, one image, one class (v still moves), one image of each class.
+    toy = toys.make(masked=True, freeze_bn=True)
+    state, history = toy.run([toys.make_batch(0, where)])
+    chex.assert_tree_all_finite((state, history))
+    assert history[0]["loss"] == pytest.approx(0, abs=1e-6) or where[:4] == [1] * 4
+    moved = tracking.find_state(state.opt_state).weight > 0
+    assert moved.sum() == (1 if where[:4] == [1] * 4 else 0)
+
+  def test_f26_frozen_batch_norm_keeps_its_statistics_to_the_bit(self):
+    toy = toys.make(freeze_bn=True)
+    state, _ = toy.run([toys.make_batch(seed) for seed in range(3)])
+    before = jax.device_get(toy.initial())
+    chex.assert_trees_all_equal(state.batch_stats, before.batch_stats)
+    assert all(_leaves_moved(before.params, state.params))
+
+  def test_bfloat16_step_is_finite_and_keeps_float32_parameters(self):
+    state, history = toys.make(dtype="bfloat16").run([toys.make_batch(seed) for seed in range(3)])
+    chex.assert_tree_all_finite((state, history))
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype(np.float32)}
+    _, want = toys.make().run([toys.make_batch(0)])
+    np.testing.assert_allclose(history[0]["loss"], want[0]["loss"], rtol=0.05)
+
+
+class TestCarriedScores:
+  def test_the_loss_uses_exactly_the_v_that_the_step_stores(self, monkeypatch):
+    used = []
+    original = objectives.estimators.soprc_loss
+
+    def spy(positive_scores, negative_scores, v, **options):
+      jax.debug.callback(lambda rows: used.append(np.array(rows)), v)
+      return original(positive_scores, negative_scores, v, **options)
+
+    monkeypatch.setattr(objectives.estimators, "soprc_loss", spy)
+    toy = toys.Toy()
+    state = toy.initial()
+    for seed in range(3):
+      used.clear()
+      batch = toys.make_batch(seed)
+      state, _ = toy.run([batch], state)
+      jax.effects_barrier()
+      stored = tracking.find_state(state.opt_state)
+      np.testing.assert_array_equal(used[0], stored.v[batch["label"]])
+
+  def test_rows_of_classes_in_the_batch_move_and_no_others(self):
+    state, _ = toys.make().run([toys.make_batch(0)])
+    stored = tracking.find_state(state.opt_state)
+    present = np.isin(np.arange(toys.CLASSES), toys.make_batch(0)["label"])
+    np.testing.assert_allclose(stored.weight, np.where(present, 0.1, 0.0), rtol=1e-6)
+    np.testing.assert_array_equal(stored.v.any(1), present)
+
+  def test_a_warmup_step_with_another_loss_leaves_v_and_weights_alone(self):
+    start, _ = toys.make().run([toys.make_batch(0), toys.make_batch(1)])
+    after, history = toys.make(warmup=True).run([toys.make_batch(2)], start)
+    before, stored = tracking.find_state(start.opt_state), tracking.find_state(after.opt_state)
+    np.testing.assert_array_equal(stored.v, before.v)
+    np.testing.assert_array_equal(stored.weight, before.weight)
+    assert all(_leaves_moved(start.params, after.params))
+    assert "soprc" not in history[0]
+
+  def test_a_warmup_starts_from_the_same_structure(self):
+    # Both phases step the same state: no part of it may change its type.
+    state, _ = toys.make(warmup=True).run([toys.make_batch(0)])
+    assert jax.tree.structure(toys.make().initial()) == jax.tree.structure(state)
