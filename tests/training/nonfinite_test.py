@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from soprc_jax.training import step as step_lib
 from soprc_jax.training.step import TrainState
 
 
