@@ -19,6 +19,7 @@ _NOTED = {
   "tested_step": int,
   "versions": {str: str},
   "device": str,
+  "convolutions": str,
   "images_per_second": float,
   "data_wait_share": float,
 }

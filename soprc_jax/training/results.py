@@ -7,6 +7,7 @@ import numpy as np
 
 from soprc_jax import metrics as metrics_lib
 from soprc_jax.data import sources
+from soprc_jax.models import convolutions
 from soprc_jax.training import evaluation, parallel, plots, versions
 from soprc_jax.training import workdir as workdir_lib
 from soprc_jax.training.state import TrainState
@@ -53,6 +54,7 @@ def write(
     "data_wait_share": workdir_lib.data_wait_share(lines),
     "device": parallel.describe(),
     "versions": versions.found(),
+    "convolutions": convolutions.implementation(config.model.dtype),
     "val": _val_at(lines, int(state.step)),
     **values,
   }
