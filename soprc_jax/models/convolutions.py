@@ -147,10 +147,9 @@ def _from_tiles(tiles: jax.Array, matrix: np.ndarray, stride: int) -> jax.Array:
 
 
 def _kernel_tiles(kernel: jax.Array, matrix: np.ndarray) -> jax.Array:
-  """``matrix k matrix^T`` over the first two axes, as a product with one matrix of at most 36 rows."""
-  rows, size = matrix.shape
-  both = jnp.asarray(np.kron(matrix, matrix), kernel.dtype)
-  return (both @ kernel.reshape(size * size, -1)).reshape(rows, rows, *kernel.shape[2:])
+  """``matrix k matrix^T`` over the first two axes."""
+  factors = jnp.asarray(matrix, kernel.dtype)
+  return jnp.einsum("ai,bj,ijck->abck", factors, factors, kernel)
 
 
 def _combine(matrix: np.ndarray, parts: Sequence[jax.Array]) -> list[jax.Array]:

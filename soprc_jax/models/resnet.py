@@ -99,8 +99,10 @@ def _max_pool(x: jax.Array) -> jax.Array:
 
   The gradient goes to the first of equal pixels in reading order, as in torch.
   """
-  # Copies of the edge change no maximum. The ONNX converter ignores a padding of the pooling itself.
-  x = jnp.pad(x, [(0, 0), (1, 1), (1, 1), (0, 0)], mode="edge")
+  # Copies of the edge change no maximum. The ONNX converter knows neither a padding of the pooling itself nor jnp.pad.
+  for axis in (1, 2):
+    first, last = (jax.lax.slice_in_dim(x, start, start + 1, axis=axis) for start in (0, x.shape[axis] - 1))
+    x = jnp.concatenate([first, x, last], axis=axis)
   return nn.max_pool(x, window_shape=(3, 3), strides=(2, 2))
 
 

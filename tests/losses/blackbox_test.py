@@ -32,7 +32,7 @@ def _authors_loss(embeddings, labels, earlier, lambda_, coef, margin, noise):
 
   def rankings(scores, relevant, noise):
     if noise is not None:
-      scores = scores - margin * noise.astype(scores.dtype) * (relevant - 0.5).astype(scores.dtype)
+      scores -= margin * noise.astype(scores.dtype) * (relevant.astype(scores.dtype) - 0.5)
     scores -= 1e-14 * jnp.arange(scores.shape[1], dtype=scores.dtype)[None]
     return blackbox._Rankings(scores, relevant, jnp.ones_like(relevant))
 
