@@ -1,4 +1,4 @@
-"""Memories of earlier batches, carried in the optimizer state as optax transforms: embeddings, or rows of similarities."""
+"""A memory of the embeddings of earlier batches, carried in the optimizer state as an optax transform."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
@@ -16,7 +16,7 @@ from soprc_jax._internal import class_labels, collectives
 Overflow = Literal["ring", "tail"]
 
 _MISSING = (
-  "{maker} needs the embeddings of this batch: call tx.update(grads, opt_state, params, embeddings=..., labels=...) on "
+  "embedding_memory needs the embeddings of this batch: call tx.update(grads, opt_state, params, embeddings=..., labels=...) on "
   "the whole chain. Missing: {names}. A training loop that cannot pass extra arguments to update() can call the memory's own "
   "update() beside the optimizer's."
 )
@@ -150,9 +150,9 @@ def embedding_memory(
     **extra: Any,
   ) -> tuple[optax.Updates, EmbeddingMemoryState]:
     del params, extra
-    _check_given("embedding_memory", embeddings=embeddings, labels=labels)
-    assert embeddings is not None
-    assert labels is not None
+    if embeddings is None or labels is None:
+      given = {"embeddings": embeddings, "labels": labels}
+      raise TypeError(_MISSING.format(names=", ".join(name for name, value in given.items() if value is None)))
     batch = jax.lax.stop_gradient(join(embeddings, labels, where, constant=True))
     store = batch.where & (state.count >= start_after)
     stored, _ = _place(state, batch._replace(embeddings=batch.embeddings.astype(jnp.float32), where=store), overflow)
@@ -179,126 +179,6 @@ def embedding_memory(
 
   transform = EmbeddingMemory(init_fn, update_fn)
   transform.lookahead = lookahead
-  transform.current = current
-  return transform
-
-
-class ReferenceMemoryState(NamedTuple):
-  """State of `reference_memory`.
-
-  Attributes:
-    scores: ``[N, B, B]`` similarity matrices of the last N batches, the newest last.
-    relevant: ``[N, B, B]`` pairs of one class, an image and itself included.
-    where: ``[N, B, B]`` valid pairs; False in slots that are not filled.
-    num_stored: int32, how many of the N slots are filled.
-  """
-
-  scores: jax.Array
-  relevant: jax.Array
-  where: jax.Array
-  num_stored: jax.Array
-
-
-class StoredScores(NamedTuple):
-  """More candidates of each query, by their scores alone.
-
-  Attributes:
-    scores: ``[B, E]``, B queries of all devices.
-    relevant: ``[B, E]``.
-    where: ``[B, E]`` valid candidates.
-  """
-
-  scores: jax.Array
-  relevant: jax.Array
-  where: jax.Array
-
-
-class ReferenceMemory(optax.GradientTransformationExtraArgs):
-  """What `reference_memory` returns: an optax transform (two fields) with the attribute ``current``."""
-
-  current: Callable[[Any], StoredScores]
-
-
-def reference_memory(num_batches: int, batch_size: int, *, axis_name: collectives.AxisName = None) -> ReferenceMemory:
-  """Carries the similarity matrices of the last batches, as the reference code of the BlackBox loss in the SOPRC paper does.
-
-  Its flaw: an earlier matrix holds the scores of earlier queries. Image i of the current batch is given the row of whatever image stood at
-  position i of an earlier batch, with that image's relevance. It is here to reproduce published numbers; `embedding_memory` extends the
-  gallery of the current queries instead.
-
-  Args:
-    num_batches: number N >= 1 of batches kept; the oldest is dropped first.
-    batch_size: images B >= 1 of a batch, of all devices.
-    axis_name: name of a mapped axis whose devices hold the rest of the batch. Every device then stores the same state.
-
-  Returns:
-    An ``optax.GradientTransformationExtraArgs`` with ``update`` as in `embedding_memory` and ``current(opt_state) -> StoredScores`` with E = N B: per query,
-    a row of each stored batch, the newest last. A batch without a valid image is not stored.
-
-  Raises:
-    ValueError: a size is out of range; ``opt_state`` holds no state of a ``reference_memory``, or several.
-    TypeError: ``update`` is called without the embeddings or labels.
-    AssertionError: when traced, if the batch of all devices does not have ``batch_size`` images.
-
-  >>> memory = reference_memory(num_batches=2, batch_size=2)
-  >>> _, state = memory.update(None, memory.init(None), embeddings=jnp.array([[1.0, 0.0], [0.6, 0.8]]), labels=jnp.array([3, 4]))
-  >>> print(memory.current(state).scores[0], memory.current(state).where[0])
-  [0.  0.  1.  0.6] [False False  True  True]
-  """
-  _check_sizes(num_batches=num_batches, batch_size=batch_size)
-  shape = (num_batches, batch_size, batch_size)
-
-  def init_fn(params: optax.Params) -> ReferenceMemoryState:
-    del params
-    return ReferenceMemoryState(
-      scores=jnp.zeros(shape),
-      relevant=jnp.zeros(shape, bool),
-      where=jnp.zeros(shape, bool),
-      num_stored=jnp.zeros([], jnp.int32),
-    )
-
-  def update_fn(
-    updates: optax.Updates,
-    state: ReferenceMemoryState,
-    params: optax.Params | None = None,
-    *,
-    embeddings: ArrayLike | None = None,
-    labels: ArrayLike | None = None,
-    where: ArrayLike | None = None,
-    **extra: Any,
-  ) -> tuple[optax.Updates, ReferenceMemoryState]:
-    del params, extra
-    _check_given("reference_memory", embeddings=embeddings, labels=labels)
-    assert embeddings is not None
-    assert labels is not None
-    batch = jax.lax.stop_gradient(lists.join_devices(embeddings, labels, where, axis_name, constant=True))
-    chex.assert_axis_dimension(
-      batch.labels, 0, batch_size, custom_message=f"embeddings and labels must have batch_size={batch_size} images"
-    )
-    pairs = lists.similarities(batch.embeddings, batch.labels, where=batch.where)
-    relevant = pairs.positive | pairs.itself
-
-    def push(old: jax.Array, new: jax.Array) -> jax.Array:
-      return jnp.concatenate([old[1:], new[None].astype(old.dtype)])
-
-    pushed = ReferenceMemoryState(
-      scores=push(state.scores, pairs.scores),
-      relevant=push(state.relevant, relevant),
-      where=push(state.where, relevant | pairs.negative),
-      num_stored=jnp.minimum(state.num_stored + 1, num_batches),
-    )
-    anything = jnp.any(batch.where)
-    return updates, jax.tree.map(lambda new, old: jnp.where(anything, new, old), pushed, state)
-
-  def current(opt_state: optax.OptState) -> StoredScores:
-    state = tracking.find_one(opt_state, ReferenceMemoryState, "reference_memory")
-
-    def rows(matrices: jax.Array) -> jax.Array:
-      return jax.lax.stop_gradient(jnp.moveaxis(matrices, 0, 1).reshape(batch_size, num_batches * batch_size))
-
-    return StoredScores(rows(state.scores), rows(state.relevant), rows(state.where))
-
-  transform = ReferenceMemory(init_fn, update_fn)
   transform.current = current
   return transform
 
@@ -364,9 +244,3 @@ def _check_sizes(**sizes: Any) -> None:
   for name, value in sizes.items():
     if not _is_integer(value) or value < 1:
       raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
-
-
-def _check_given(maker: str, **arguments: Any) -> None:
-  missing = [name for name, value in arguments.items() if value is None]
-  if missing:
-    raise TypeError(_MISSING.format(maker=maker, names=", ".join(missing)))

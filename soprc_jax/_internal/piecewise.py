@@ -371,9 +371,8 @@ def _sort_with(keys: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Arra
   if keys.dtype != jnp.float32:
     keys, weights = jax.lax.sort((keys, weights), num_keys=1)
     return keys, weights
-  index = jnp.arange(keys.shape[0], dtype=jnp.int32)
-  bits, order = sorting.sort_together(sorting.ordered_bits(keys), index, keys.shape[0])
-  return sorting.from_ordered_bits(bits), weights[order]
+  bits, weights = jax.lax.sort((sorting.ordered_bits(keys), weights), num_keys=1)
+  return sorting.from_ordered_bits(bits), weights
 
 
 def _sort(array: jax.Array) -> jax.Array:

@@ -1,10 +1,7 @@
 """BlackBox AP: average precision itself, with the gradient of a perturbed ranking."""
 
-from collections.abc import Callable
-import functools
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
-import chex
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -13,9 +10,7 @@ import numpy as np
 from soprc_jax import lists
 from soprc_jax._internal import blockwise, checks, collectives, masks
 from soprc_jax.losses import _counting, _ranking
-from soprc_jax.memory import Memory, StoredScores, compare
-
-Ties = Literal["pessimistic", "order"]
+from soprc_jax.memory import Memory, compare
 
 # Added to the number of relevant items, as in the method's public code: a perfect ranking costs 1e-5 / number.
 _EPSILON = 1e-5
@@ -44,14 +39,12 @@ def blackbox_ap_loss(
   lambda_: ArrayLike = 5.0,
   margin: ArrayLike = 0.0,
   interclass_coef: ArrayLike = 0.9,
-  memory: Memory | StoredScores | None = None,
+  memory: Memory | None = None,
   key: jax.Array | None = None,
   include_self: bool = True,
-  ties: Ties = "pessimistic",
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
-  noise: tuple[Any, Any] | None = None,
 ) -> jax.Array:
   r"""1 - AP of the ranks (Rolinek et al., "Optimizing rank-based metrics with blackbox differentiation", CVPR 2020).
 
@@ -62,6 +55,9 @@ def blackbox_ap_loss(
   loss by them, the gradient that reaches the scores is (Pogancic et al., "Differentiation of blackbox combinatorial solvers", ICLR 2020)
 
   .. math:: -\frac{r(x) - r(x + \lambda g)}{\lambda + 10^{-8}}
+
+  Of equal scores the relevant ones rank last, so the loss does not depend on the order of the batch, and a collapsed batch is not a
+  perfect one. Which one of several equal relevant entries a gradient reaches is still up to the order.
 
   With a weight on the loss, g stays that of the loss itself, and the result is multiplied: lambda means the same with any weight and any number of
   devices.
@@ -74,20 +70,14 @@ def blackbox_ap_loss(
     margin: m >= 0. Scores are shifted by ``-m |z| / 2`` for relevant candidates and by ``m |z| / 2`` for the others, with
       z standard normal, from ``key``.
     interclass_coef: c in [0, 1].
-    memory: more candidates for AP_q, as constants. A `Memory` from ``current`` of `embedding_memory`, earlier images that the current queries are
-      compared with; or, to reproduce the reference code, `StoredScores` from ``current`` of `memory.reference_memory`.
+    memory: more candidates for AP_q, as constants: earlier images, from ``current`` of `embedding_memory`.
     key: for ``margin``; the same on all devices.
     include_self: whether a query is a candidate, relevant to itself, as in the reference code.
-    ties: order of equal scores. ``"pessimistic"``: the relevant ones last, so that the loss does not depend on the order of the batch, and a
-      collapsed batch is not a perfect one; which one of several equal relevant entries a gradient reaches is still up to the order.
-      ``"order"``: as they stand in the batch, like the sort of the reference code.
     where: ``[B]`` mask of the valid images.
     axis_name: name of a mapped axis: the batch is then that of all its devices.
     max_positives: static bound on the positives of a query in the batch (itself not counted). Where it, or the labels themselves, are known when the
-      loss is compiled, ranks are counted, which takes a fraction of the time of sorting all candidates (not with ``ties="order"``, and
-      not for the candidates of a memory).
-    noise: ``|z|`` itself in place of ``key``: ``[B, B + S]`` for the candidates of this device's queries (the batch of all devices,
-      then the memory) and ``[B, B]`` for all pairs.
+      loss is compiled, ranks are counted, which takes a fraction of the time of sorting all candidates (not for the candidates of a
+      memory).
 
   Returns:
     Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out of the mean, and the second term is 0
@@ -102,26 +92,25 @@ def blackbox_ap_loss(
   >>> print(f"{blackbox_ap_loss(embeddings, jnp.array([0, 0, 1, 1]), interclass_coef=0.0):.4f}")
   0.0833
   """
-  _check_options(lambda_, margin, interclass_coef, ties)
-  if not _is_zero(margin) and key is None and noise is None:
+  _check_options(lambda_, margin, interclass_coef)
+  if not _is_zero(margin) and key is None:
     raise ValueError("margin needs key: the shift of the scores is random")
   batch = lists.join_devices(embeddings, labels, where, axis_name)
   whole = lists.similarities(batch.embeddings, batch.labels, where=batch.where)
   size, whole_size = jnp.shape(labels)[0], batch.labels.shape[0]
 
   def of_this_device(rows: jax.Array) -> jax.Array:
-    chex.assert_axis_dimension(rows, 0, whole_size)
     return jax.lax.dynamic_slice_in_dim(rows, batch.first, size)
 
   relevant = whole.positive | whole.itself if include_self else whole.positive
   width = _ranking.relevant_width(
     labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
   )
-  columns = None if width is None or ties == "order" else _relevant_columns(whole.scores, relevant, width)
+  columns = None if width is None else _relevant_columns(whole.scores, relevant, width)
   pairs = _Rankings(whole.scores, relevant, relevant | whole.negative, columns)
   queries, positive = jax.tree.map(of_this_device, (pairs, whole.positive))
   if memory is not None:
-    more = _candidates(embeddings, labels, where, memory, of_this_device)
+    more = _candidates(embeddings, labels, where, memory)
     queries = jax.tree.map(
       lambda ours, theirs: jnp.concatenate([ours, theirs.astype(ours.dtype)], axis=1), queries._replace(columns=None), more
     )
@@ -130,49 +119,47 @@ def blackbox_ap_loss(
   rankable = jnp.any(whole.positive) & jnp.any(whole.negative)
   flat = _flattened(pairs)
   if not _is_zero(margin):
-    own, of_all = noise or _absolute_noise(key, queries, batch.first, whole_size)
+    own, of_all = _absolute_noise(key, queries.scores, batch.first, whole_size)
     queries, flat = _shift(queries, own, margin), _shift(flat, of_all, margin)
   # The derivative by the ranks enters a second ranking: the weights of the whole mean belong inside.
   dtype = queries.scores.dtype
   coef, lambda_ = jnp.asarray(interclass_coef, dtype), jnp.asarray(lambda_, dtype)
   share = masks.ratio(1 - coef, collectives.psum(jnp.sum(valid).astype(dtype), axis_name))
-  within = _weighted_loss(ties, queries, lambda_, jnp.where(valid, share, 0))
-  across = _weighted_loss(ties, flat, lambda_, jnp.where(rankable, coef, 0)[None])
+  within = _weighted_loss(queries, lambda_, jnp.where(valid, share, 0))
+  across = _weighted_loss(flat, lambda_, jnp.where(rankable, coef, 0)[None])
   # Every device has computed the ranking of all pairs: each counts for its part of it.
   return collectives.psum(within + across / collectives.psum(1, axis_name), axis_name)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _weighted_loss(ties: Ties, rankings: _Rankings, lambda_: jax.Array, weights: jax.Array) -> jax.Array:
+@jax.custom_vjp
+def _weighted_loss(rankings: _Rankings, lambda_: jax.Array, weights: jax.Array) -> jax.Array:
   """Sum of weight * (1 - AP) over the rankings."""
-  return _weighted_loss_forward(ties, rankings, lambda_, weights)[0]
+  return _weighted_loss_forward(rankings, lambda_, weights)[0]
 
 
-def _weighted_loss_forward(
-  ties: Ties, rankings: _Rankings, lambda_: jax.Array, weights: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _weighted_loss_forward(rankings: _Rankings, lambda_: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
   """The loss, and the factor of its gradient by each score."""
 
   def of_one(ranking: _Rankings, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
     if ranking.columns is not None:
       return _by_counting(ranking, ranking.columns, lambda_, weight)
-    return _by_sorting(ties, ranking, lambda_, weight)
+    return _by_sorting(ranking, lambda_, weight)
 
   # Sorting takes several arrays of the size of the ranking.
   losses, factors = blockwise.map_rows(of_one, (rankings, weights), 8 * rankings.scores.shape[1])
   return jnp.sum(losses), factors
 
 
-def _by_sorting(ties: Ties, ranking: _Rankings, lambda_: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _by_sorting(ranking: _Rankings, lambda_: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Loss of one ranking and the factor of its gradient, for any number of relevant candidates."""
   scores, where = ranking.scores, ranking.where
-  positions = _positions(ties, ranking)
+  positions = _positions(ranking)
   ranks = _normalise(positions, where, scores.dtype)
   relevant = ranking.relevant
   above = jnp.cumsum(_reorder(relevant.astype(jnp.int32), positions), axis=-1) - 1
   among = _normalise(jnp.take_along_axis(above, positions, axis=-1), where, scores.dtype)
   loss, slope = jax.value_and_grad(_loss_of_ranks)(ranks, among, relevant, weight)
-  moved = _positions(ties, ranking._replace(scores=scores + lambda_ * slope))
+  moved = _positions(ranking._replace(scores=scores + lambda_ * slope))
   # The difference of the whole numbers: exactly 0 for a rank that stays.
   step = (moved - positions).astype(scores.dtype) / _count(where, scores.dtype)
   return loss, step / (lambda_ + 1e-8)
@@ -181,7 +168,7 @@ def _by_sorting(ties: Ties, ranking: _Rankings, lambda_: jax.Array, weight: jax.
 def _by_counting(
   ranking: _Rankings, columns: jax.Array, lambda_: jax.Array, weight: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """The same as `_by_sorting` with pessimistic ties. Only relevant candidates move: each of the others passes those that pass it."""
+  """The same as `_by_sorting`. Only relevant candidates move: each of the others passes those that pass it."""
   scores, size = ranking.scores, _count(ranking.where, ranking.scores.dtype)
   others, used = ranking.where & ~ranking.relevant, columns < scores.shape[0]
   relevant = jnp.where(used, scores[jnp.minimum(columns, scores.shape[0] - 1)], -jnp.inf)
@@ -194,8 +181,7 @@ def _by_counting(
   return loss, step.astype(scores.dtype) / size / (lambda_ + 1e-8)
 
 
-def _weighted_loss_backward(ties: Ties, gradient: jax.Array, scale: jax.Array) -> Any:
-  del ties
+def _weighted_loss_backward(gradient: jax.Array, scale: jax.Array) -> Any:
   return _Rankings(scale * gradient, None, None, None), None, None  # type: ignore[arg-type]
 
 
@@ -230,13 +216,13 @@ def _flattened(pairs: _Rankings) -> _Rankings:
   return flat._replace(columns=jnp.where(pairs.columns < width, columns, count * width).reshape(1, -1))
 
 
-def _positions(ties: Ties, rankings: _Rankings) -> jax.Array:
-  """The place of each entry in descending order, from 0; masked ones behind all."""
+def _positions(rankings: _Rankings) -> jax.Array:
+  """The place of each entry in descending order, from 0: relevant ones behind their equals, masked ones behind all."""
   scores, relevant, where, _ = rankings
   axis = scores.ndim - 1
   index = jax.lax.broadcasted_iota(jnp.int32, scores.shape, axis)
-  behind = relevant.astype(jnp.int32) if ties == "pessimistic" else index
-  order = jax.lax.sort((jnp.where(where, -scores, jnp.inf), behind, index), dimension=axis, num_keys=2)[2]
+  keys = jnp.where(where, -scores, jnp.inf), relevant.astype(jnp.int32), index
+  order = jax.lax.sort(keys, dimension=axis, num_keys=2)[2]
   return _reorder(index, order)
 
 
@@ -254,29 +240,18 @@ def _count(where: jax.Array, dtype: Any) -> jax.Array:
   return jnp.maximum(jnp.sum(where, axis=-1, keepdims=True), 1).astype(dtype)
 
 
-def _candidates(
-  embeddings: ArrayLike,
-  labels: ArrayLike,
-  where: ArrayLike | None,
-  memory: Memory | StoredScores,
-  of_this_device: Callable[[jax.Array], jax.Array],
-) -> _Rankings:
+def _candidates(embeddings: ArrayLike, labels: ArrayLike, where: ArrayLike | None, memory: Memory) -> _Rankings:
   """The candidates that the memory adds to the queries of this device."""
-  if isinstance(memory, StoredScores):
-    rows = jax.lax.stop_gradient(jax.tree.map(of_this_device, memory))
-    valid = rows.where & masks.mask_like(where, jnp.asarray(labels))[:, None]
-    return _Rankings(rows.scores, rows.relevant & valid, valid)
   if memory.own is not None:
     raise ValueError("the memory already holds the current batch: pass current(opt_state) of the memory, not lookahead")
   pairs = compare(embeddings, labels, memory._replace(embeddings=jax.lax.stop_gradient(memory.embeddings)), where)
   return _Rankings(pairs.scores, pairs.positive, pairs.positive | pairs.negative)
 
 
-def _absolute_noise(key: Any, queries: _Rankings, first: Any, whole_size: int) -> tuple[jax.Array, jax.Array]:
+def _absolute_noise(key: Any, scores: jax.Array, first: Any, whole_size: int) -> tuple[jax.Array, jax.Array]:
   """``|z|`` of the candidates of this device's queries and of all pairs, the same for any number of devices."""
   own_key, all_key = jax.random.split(key)
-  count, width = queries.scores.shape
-  dtype = queries.scores.dtype
+  (count, width), dtype = scores.shape, scores.dtype
   rows = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(own_key, i), [width], dtype))(first + jnp.arange(count))
   return jnp.abs(rows), jnp.abs(jax.random.normal(all_key, [whole_size, whole_size], dtype))
 
@@ -291,9 +266,7 @@ def _is_zero(margin: ArrayLike) -> bool:
   return isinstance(margin, (int, float, np.generic)) and margin == 0
 
 
-def _check_options(lambda_: ArrayLike, margin: ArrayLike, interclass_coef: ArrayLike, ties: str) -> None:
+def _check_options(lambda_: ArrayLike, margin: ArrayLike, interclass_coef: ArrayLike) -> None:
   checks.check_width("lambda_", lambda_)
   checks.check_range("margin", margin, low=0.0)
   checks.check_range("interclass_coef", interclass_coef, low=0.0, high=1.0)
-  if ties not in get_args(Ties):
-    raise ValueError(f"ties must be one of {get_args(Ties)}, got {ties!r}")

@@ -11,7 +11,8 @@ sum, rounded to float32 unless an embedding is float64) and ``S`` the float32 pr
   comparison, and times an entry of the other vector in each of 2 D conversions: ``tiny = 2^-123 D (1 + |a| + |b|)`` is more.
 
 So a candidate whose S is further than the bound from the score p of a positive is above or below p for sure; the few others
-get their exact score. Nothing is estimated: the counts are those of the exact scores.
+get their exact score. Nothing is estimated: the counts are those of the exact scores. By exact scores alone `retrieval_metrics`
+takes more than three times as long, of 5,000 x 512 as of 1,024 queries in a gallery of 60,000.
 """
 
 import functools

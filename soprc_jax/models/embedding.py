@@ -37,9 +37,8 @@ class EmbeddingNet(nn.Module):
     Returns:
       ``[B, D]`` float32 of norm 1 (or 0, see `l2_normalize`).
     """
-    pixels = (images.astype(jnp.float32) / 255.0 - jnp.array(IMAGE_MEAN)[None, None, None]) / jnp.array(IMAGE_STD)[
-      None, None, None
-    ]
+    mean, std = (jnp.array(values, jnp.float32)[None, None, None] for values in (IMAGE_MEAN, IMAGE_STD))
+    pixels = (images.astype(jnp.float32) / 255.0 - mean) / std
     features = self.backbone(pixels, train=train, where=where)
     if self.embedding_dim:
       features = nn.Dense(self.embedding_dim, dtype=self.dtype, name="head")(features)

@@ -3,7 +3,7 @@
 Padding is explicit, and batch norm has torchvision's epsilon and momentum, so converted weights give the same features.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 from typing import Any
 
@@ -24,6 +24,7 @@ RESNETS: dict[str, tuple[tuple[int, ...], bool]] = {
 }
 STEMS = ("imagenet", "small")
 
+Convolve = Callable[..., jax.Array]
 _Norm = Any  # a partial of nn.BatchNorm that takes its name
 _kaiming_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
@@ -41,6 +42,7 @@ class ResNet(nn.Module):
     freeze_bn: normalise by the running statistics and never move them, in training too; scale and bias still train.
     dtype: compute dtype, float32 or bfloat16; parameters are float32.
     axis_name: mapped axis over which batch statistics are averaged when they are not frozen.
+    convolve: computes the convolutions. ``convolutions.by_xla`` is XLA's own on CPUs too, for programs that leave this machine.
   """
 
   stages: Sequence[int]
@@ -51,6 +53,7 @@ class ResNet(nn.Module):
   freeze_bn: bool = True
   dtype: Any = jnp.float32
   axis_name: str | None = None
+  convolve: Convolve = convolutions.convolve
 
   @nn.compact
   def __call__(self, images: jax.Array, *, train: bool = False, where: jax.Array | None = None) -> jax.Array:
@@ -71,13 +74,14 @@ class ResNet(nn.Module):
       use_running_average=self.freeze_bn or not train,
       dtype=self.dtype,
       axis_name=self.axis_name,
+      convolve=self.convolve,
     )
     x = images.astype(self.dtype)
     if self.stem == "imagenet":
-      x = convolutions.relu(_conv_norm(x, where, self.width, 7, 2, norm, ("conv1", "bn1")))
-      x = convolutions.max_pool(x)
+      x = nn.relu(_conv_norm(x, where, self.width, 7, 2, norm, ("conv1", "bn1")))
+      x = _max_pool(x)
     else:
-      x = convolutions.relu(_conv_norm(x, where, self.width, 3, self.stem_stride, norm, ("conv1", "bn1")))
+      x = nn.relu(_conv_norm(x, where, self.width, 3, self.stem_stride, norm, ("conv1", "bn1")))
     block = _Bottleneck if self.bottleneck else _BasicBlock
     for stage, num_blocks in enumerate(self.stages):
       for index in range(num_blocks):
@@ -88,6 +92,18 @@ class ResNet(nn.Module):
           name=f"layer{stage + 1}_{index}",
         )(x, where)
     return jnp.mean(x, axis=(1, 2))
+
+
+def _max_pool(x: jax.Array) -> jax.Array:
+  """Maximum of 3x3 pixels with stride 2 and padding 1: ``[B, ceil(H / 2), ceil(W / 2), C]`` from ``[B, H, W, C]``.
+
+  The gradient goes to the first of equal pixels in reading order, as in torch.
+  """
+  # Copies of the edge change no maximum. The ONNX converter knows neither a padding of the pooling itself nor jnp.pad.
+  for axis in (1, 2):
+    first, last = (jax.lax.slice_in_dim(x, start, start + 1, axis=axis) for start in (0, x.shape[axis] - 1))
+    x = jnp.concatenate([first, x, last], axis=axis)
+  return nn.max_pool(x, window_shape=(3, 3), strides=(2, 2))
 
 
 class _Kernel(nn.Module):
@@ -106,10 +122,12 @@ class _BatchNorm(nn.Module):
   use_running_average: bool
   dtype: Any
   axis_name: str | None
+  convolve: Convolve
 
   @nn.compact
   def __call__(self, x: jax.Array, kernel: jax.Array, stride: int, where: jax.Array | None) -> jax.Array:
-    return _Normalize(self.use_running_average, self.dtype, self.axis_name, name="bn")(x, kernel, stride, where)
+    normalize = _Normalize(self.use_running_average, self.dtype, self.axis_name, self.convolve, name="bn")
+    return normalize(x, kernel, stride, where)
 
 
 class _Normalize(nn.Module):
@@ -118,6 +136,7 @@ class _Normalize(nn.Module):
   use_running_average: bool
   dtype: Any
   axis_name: str | None
+  convolve: Convolve
 
   @nn.compact
   def __call__(self, x: jax.Array, kernel: jax.Array, stride: int, where: jax.Array | None) -> jax.Array:
@@ -131,9 +150,9 @@ class _Normalize(nn.Module):
       factor = jax.lax.rsqrt(running_var.value + 1e-5) * scale
       kernel = kernel * factor[None, None, None]
       offset = bias - running_mean.value * factor
-      y = convolutions.convolve(x, kernel.astype(self.dtype), stride=stride)
+      y = self.convolve(x, kernel.astype(self.dtype), stride=stride)
       return y + offset.astype(self.dtype)[None, None, None]
-    y = convolutions.convolve(x, kernel.astype(self.dtype), stride=stride)
+    y = self.convolve(x, kernel.astype(self.dtype), stride=stride)
     y = y.astype(jnp.float32)
     mean, var, count = _batch_moments(y, where, self.axis_name)
     # torch's momentum 0.1 weights the new value; a batch without a valid image says nothing.
@@ -175,9 +194,9 @@ class _BasicBlock(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, where: jax.Array | None) -> jax.Array:
-    y = convolutions.relu(_conv_norm(x, where, self.width, 3, self.stride, self.norm, ("conv1", "bn1")))
+    y = nn.relu(_conv_norm(x, where, self.width, 3, self.stride, self.norm, ("conv1", "bn1")))
     y = _conv_norm(y, where, self.width, 3, 1, self.norm, ("conv2", "bn2"))
-    return convolutions.relu(y + _shortcut(self, x, y, where))
+    return nn.relu(y + _shortcut(self, x, y, where))
 
 
 class _Bottleneck(nn.Module):
@@ -189,10 +208,10 @@ class _Bottleneck(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, where: jax.Array | None) -> jax.Array:
-    y = convolutions.relu(_conv_norm(x, where, self.width, 1, 1, self.norm, ("conv1", "bn1")))
-    y = convolutions.relu(_conv_norm(y, where, self.width, 3, self.stride, self.norm, ("conv2", "bn2")))
+    y = nn.relu(_conv_norm(x, where, self.width, 1, 1, self.norm, ("conv1", "bn1")))
+    y = nn.relu(_conv_norm(y, where, self.width, 3, self.stride, self.norm, ("conv2", "bn2")))
     y = _conv_norm(y, where, self.width * 4, 1, 1, self.norm, ("conv3", "bn3"))
-    return convolutions.relu(y + _shortcut(self, x, y, where))
+    return nn.relu(y + _shortcut(self, x, y, where))
 
 
 def _shortcut(block: Any, x: jax.Array, y: jax.Array, where: jax.Array | None) -> jax.Array:

@@ -20,6 +20,7 @@ _NOTED = {
   "command": {"config": str, "overrides": dict},
   "versions": {str: str},
   "device": str,
+  "convolutions": str,
   "images_per_second": float,
   "data_wait_share": float,
 }

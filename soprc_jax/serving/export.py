@@ -80,23 +80,18 @@ def _torch_module(modules: list[str]) -> str:
   return name.replace("downsample_conv", "downsample.0").replace("downsample_bn", "downsample.1")
 
 
-def _embedder(network: network_lib.Network, *, pool: bool, dtype: str = "") -> Callable[[Any], Any]:
+def _embedder(network: network_lib.Network, *, dtype: str = "") -> Callable[[Any], Any]:
   """Images ``[b, S, S, 3]`` uint8 to embeddings ``[b, D]``, of operations that any device and converter knows.
 
   Args:
     network: of a run.
-    pool: see `convolutions.plain`.
     dtype: that is computed in, instead of ``model.dtype``.
   """
   config = config_lib.ConfigDict(network.config.to_dict())
   config.model.dtype = dtype or config.model.dtype
-  model = build.make_model(config, freeze_bn=True)
-
-  def embed(images: Any) -> Any:
-    with convolutions.plain(pool=pool):
-      return model.apply(network.variables, images, train=False)
-
-  return embed
+  model: Any = build.make_model(config, freeze_bn=True)
+  model = model.clone(backbone=model.backbone.clone(convolve=convolutions.by_xla))
+  return lambda images: model.apply(network.variables, images, train=False)
 
 
 def _stablehlo(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
@@ -105,7 +100,7 @@ def _stablehlo(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
   size = network.image_size
   (batch,) = export.symbolic_shape("b")
   images = jax.ShapeDtypeStruct((batch, size, size, 3), jnp.uint8)
-  exported = export.export(jax.jit(_embedder(network, pool=True)), platforms=PLATFORMS)(images)
+  exported = export.export(jax.jit(_embedder(network)), platforms=PLATFORMS)(images)
   more = {
     "platforms": list(exported.platforms),
     "calling_convention_version": exported.calling_convention_version,
@@ -122,7 +117,7 @@ def _onnx(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
   size = network.image_size
   images = jax.ShapeDtypeStruct(("b", size, size, 3), jnp.uint8)  # type: ignore[arg-type]
   # Runtimes have few operations in bfloat16.
-  embed = _embedder(network, pool=False, dtype="float32")
+  embed = _embedder(network, dtype="float32")
   # It logs, with a traceback, each plugin of its own that does not know this jax; what the network needs and does not find raises.
   logger = logging.getLogger("jax2onnx")
   level = logger.level

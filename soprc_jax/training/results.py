@@ -13,6 +13,7 @@ import numpy as np
 from soprc_jax import metrics as metrics_lib
 from soprc_jax import version
 from soprc_jax.data import sources
+from soprc_jax.models import convolutions
 from soprc_jax.training import evaluation, parallel, plots
 from soprc_jax.training import workdir as workdir_lib
 from soprc_jax.training.step import TrainState
@@ -60,6 +61,7 @@ def write(
     "data_wait_share": workdir_lib.data_wait_share(lines),
     "device": parallel.describe(),
     "versions": software(),
+    "convolutions": convolutions.implementation(config.model.dtype),
     "val": _val_at(lines, int(state.step)),
     **values,
   }

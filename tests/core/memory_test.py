@@ -1,4 +1,4 @@
-"""embedding_memory and reference_memory: what is stored where, masks, the start, errors, optax, devices."""
+"""embedding_memory: what is stored where, masks, the start, errors, optax, devices."""
 
 import collections
 import functools
@@ -14,7 +14,6 @@ import optax
 import pytest
 
 from soprc_jax import embedding_memory, losses
-from soprc_jax import memory as memories
 
 S, D, B, STEPS = 7, 2, 4, 5
 _MEMORIES = {overflow: embedding_memory(S, D, overflow=overflow) for overflow in ("ring", "tail")}
@@ -171,8 +170,6 @@ def test_dtypes_of_the_state_do_not_move():
     (lambda: embedding_memory(S, D, start_after=-1), "start_after"),
     (lambda: embedding_memory(S, D, start_after=True), "start_after"),
     (lambda: embedding_memory(S, D, overflow="head"), "overflow"),
-    (lambda: memories.reference_memory(0, B), "num_batches"),
-    (lambda: memories.reference_memory(1, -1), "batch_size"),
   ],
 )
 def test_bad_settings_are_named(make, name):
@@ -191,25 +188,19 @@ def test_a_batch_larger_than_the_memory_is_refused():
 
 def test_shapes_and_types_are_checked():
   embeddings, labels = _batch(0)
-  for memory in (_MEMORIES["ring"], memories.reference_memory(2, B)):
-    state = memory.init(None)
-    for bad in ((embeddings[0], labels), (embeddings, labels[:2])):
-      with pytest.raises(AssertionError):
-        _update(memory, state, *bad)
-    with pytest.raises(TypeError, match="labels must be integers, got float32"):
-      _update(memory, state, embeddings, np.float32(labels))
-  with pytest.raises(AssertionError):
-    _update(_MEMORIES["ring"], _MEMORIES["ring"].init(None), embeddings[:, :1], labels)
-  with pytest.raises(AssertionError):
-    _update(memories.reference_memory(2, B), memories.reference_memory(2, B).init(None), embeddings[:2], labels[:2])
+  memory = _MEMORIES["ring"]
+  state = memory.init(None)
+  for bad in ((embeddings[0], labels), (embeddings, labels[:2]), (embeddings[:, :1], labels)):
+    with pytest.raises(AssertionError):
+      _update(memory, state, *bad)
+  with pytest.raises(TypeError, match="labels must be integers, got float32"):
+    _update(memory, state, embeddings, np.float32(labels))
 
 
-@pytest.mark.parametrize("maker", ["embedding_memory", "reference_memory"])
-def test_a_missing_argument_is_named(maker):
-  memory = _MEMORIES["ring"] if maker == "embedding_memory" else memories.reference_memory(2, B)
-  tx = optax.chain(memory, optax.sgd(0.1))
+def test_a_missing_argument_is_named():
+  tx = optax.chain(_MEMORIES["ring"], optax.sgd(0.1))
   embeddings, labels = _batch(0)
-  with pytest.raises(TypeError, match=f"{maker}.*Missing: embeddings, labels"):
+  with pytest.raises(TypeError, match=r"embedding_memory.*Missing: embeddings, labels"):
     tx.update(_GRADS, tx.init(_PARAMS), _PARAMS)
   with pytest.raises(TypeError, match=r"Missing: labels\."):
     tx.update(_GRADS, tx.init(_PARAMS), _PARAMS, embeddings=embeddings)
@@ -218,27 +209,23 @@ def test_a_missing_argument_is_named(maker):
 
 
 def test_exactly_one_state_in_the_tree():
-  memory, reference = _MEMORIES["ring"], memories.reference_memory(2, B)
+  memory = _MEMORIES["ring"]
   embeddings, labels = _batch(0)
   without = optax.adam(0.1).init(_PARAMS)
   for call in (lambda: memory.current(without), lambda: memory.lookahead(without, embeddings, labels)):
     with pytest.raises(ValueError, match="one embedding_memory state in opt_state, found 0"):
       call()
-  with pytest.raises(ValueError, match="one reference_memory state in opt_state, found 0"):
-    reference.current(memory.init(None))
-  two = optax.chain(memory, embedding_memory(S, D), reference, optax.sgd(0.1)).init(_PARAMS)
+  two = optax.chain(memory, embedding_memory(S, D), optax.sgd(0.1)).init(_PARAMS)
   with pytest.raises(ValueError, match=r"found 2.*sub-state"):
     memory.current(two)
   chex.assert_trees_all_equal(memory.current(two[0]), memory.current(memory.init(None)))
-  assert reference.current(two).where.shape == (B, 2 * B)
 
 
 def test_is_a_transform_that_leaves_the_gradients_alone():
-  memory, reference = _MEMORIES["ring"], memories.reference_memory(2, B)
-  for transform in (memory, reference):
-    assert isinstance(transform, optax.GradientTransformationExtraArgs)
-    assert len(tuple(transform)) == 2  # chain unpacks the fields: lookahead must not be one
-  tx = optax.chain(memory, reference, optax.sgd(0.1))
+  memory = _MEMORIES["ring"]
+  assert isinstance(memory, optax.GradientTransformationExtraArgs)
+  assert len(tuple(memory)) == 2  # chain unpacks the fields: lookahead must not be one
+  tx = optax.chain(memory, optax.sgd(0.1))
   embeddings, labels = _batch(0)
   update = jax.jit(tx.update)
   updates, state = update(_GRADS, tx.init(_PARAMS), _PARAMS, embeddings=embeddings, labels=labels, value=1.0)
@@ -248,12 +235,7 @@ def test_is_a_transform_that_leaves_the_gradients_alone():
 
 
 def test_states_can_be_scanned_and_do_not_share_buffers():
-  for memory in (
-    _MEMORIES["ring"],
-    _MEMORIES["tail"],
-    embedding_memory(S, D, start_after=1),
-    memories.reference_memory(2, B),
-  ):
+  for memory in (_MEMORIES["ring"], _MEMORIES["tail"], embedding_memory(S, D, start_after=1)):
     embeddings, labels = (np.stack(part) for part in zip(*(_batch(t) for t in range(STEPS)), strict=True))
     body = lambda state, batch, memory=memory: (_update(memory, state, *batch), None)  # noqa: E731
     state = memory.init(None)
@@ -265,49 +247,24 @@ def test_states_can_be_scanned_and_do_not_share_buffers():
     assert not memory.current(memory.init(None)).where.any()
 
 
-def test_reference_memory_keeps_the_last_matrices_oldest_first():
-  memory = memories.reference_memory(2, B)
-  state = memory.init(None)
-  where = np.array([True, True, False, True])
-  expected = []
-  for t in range(4):
-    embeddings, labels = np.float32(np.random.default_rng(t).uniform(-1, 1, (B, D))), np.array([0, 1, 0, t % 2])
-    got = memory.current((optax.EmptyState(), state))
-    scores, relevant, valid = (np.asarray(part).reshape(B, 2, B) for part in got)
-    assert int(state.num_stored) == min(t, 2)
-    assert not valid[:, : 2 - min(t, 2)].any()
-    for slot, (old, old_labels) in enumerate(expected[-2:], start=2 - min(t, 2)):
-      usable = where[:, None] & where[None, :]
-      np.testing.assert_allclose(scores[:, slot][usable], (old @ old.T)[usable], atol=1e-6)
-      np.testing.assert_array_equal(relevant[:, slot], (old_labels[:, None] == old_labels) & usable)
-      np.testing.assert_array_equal(valid[:, slot], usable)
-    chex.assert_trees_all_equal(_update(memory, state, embeddings, labels, np.zeros(B, bool)), state)
-    state = _update(memory, state, embeddings, labels, where)
-    expected.append((embeddings, labels))
-
-
 @pytest.mark.parametrize("kind", [kind for _, kind in mapping.KINDS])
 def test_two_devices_store_what_one_does(kind):
   make = functools.partial(embedding_memory, 2 * B + 1, D)
   local, shared = make(), make(axis_name=mapping.AXIS)
-  rows, shared_rows = memories.reference_memory(2, 2 * B), memories.reference_memory(2, 2 * B, axis_name=mapping.AXIS)
 
-  def on_each(state, row_state, embeddings, labels, where):
-    ahead = shared.lookahead(state, embeddings, labels, where)
-    state = _update(shared, state, embeddings, labels, where)
-    return ahead, state, _update(shared_rows, row_state, embeddings, labels, where)
+  def on_each(state, embeddings, labels, where):
+    return shared.lookahead(state, embeddings, labels, where), _update(shared, state, embeddings, labels, where)
 
   mapped = mapping.on_devices(on_each, kind)
-  expected, expected_rows = local.init(None), rows.init(None)
-  state, row_state = mapping.replicate((expected, expected_rows))
+  expected = local.init(None)
+  state = mapping.replicate(expected)
   where = np.array([1, 0, 1, 1, 1, 1, 0, 1], bool)
   for t in range(3):
     batch = (*_batch(t, size=2 * B), where)
     expected_ahead = local.lookahead(expected, *batch)
-    expected, expected_rows = _update(local, expected, *batch), _update(rows, expected_rows, *batch)
-    ahead, state, row_state = mapped(state, row_state, *map(mapping.split, batch))
+    expected = _update(local, expected, *batch)
+    ahead, state = mapped(state, *map(mapping.split, batch))
     chex.assert_trees_all_equal(state, mapping.replicate(expected))
-    chex.assert_trees_all_close(row_state, mapping.replicate(expected_rows), rtol=1e-6)
     chex.assert_trees_all_equal(ahead[:3], mapping.replicate(expected_ahead[:3]))
     np.testing.assert_array_equal(np.reshape(ahead.own, -1), expected_ahead.own)
 

@@ -8,7 +8,6 @@ import pytest
 
 import soprc_jax
 from soprc_jax import losses, metrics
-from soprc_jax import memory as memories
 
 # A quarter of what the profile of tests/conftest.py asks for.
 _FEW = hypothesis.settings.default.max_examples // 4
@@ -58,11 +57,6 @@ def _memory(**changes):
 
 def _store(**changes):
   _MEMORY.update(None, _MEMORY.init(None), **{"embeddings": _EMBEDDINGS, "labels": _LABELS} | changes)
-
-
-def _store_scores(**changes):
-  memory = memories.reference_memory(2, B)
-  memory.update(None, memory.init(None), **{"embeddings": _EMBEDDINGS, "labels": _LABELS} | changes)
 
 
 def _on_batch(function):
@@ -206,11 +200,6 @@ _CASES = {
       "where": _not_masks(B),
     },
   ),
-  "reference_memory": (
-    lambda **changes: memories.reference_memory(**{"num_batches": 2, "batch_size": B} | changes),
-    {"num_batches": _COUNTS, "batch_size": _COUNTS},
-  ),
-  "store_scores": (_store_scores, {"embeddings": _EMBEDDINGS_BAD, "labels": _LABELS_BAD, "where": _not_masks(B)}),
   "retrieval_lists": (
     _on_batch(soprc_jax.retrieval_lists),
     {
@@ -279,7 +268,6 @@ _CASES = {
       "lambda_": _WIDTHS,
       "margin": _WEIGHTS,
       "interclass_coef": _SHARES.filter(lambda share: not isinstance(share, list)),
-      "ties": st.just("random"),
       "max_positives": _COUNTS,
     },
   ),

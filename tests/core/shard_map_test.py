@@ -17,7 +17,7 @@ import runs
 import shard_map_cases
 
 import soprc_jax
-from soprc_jax import losses, memory
+from soprc_jax import losses
 from soprc_jax._internal import piecewise
 
 _wanted = functools.cache(shard_map_cases.on_one_device)
@@ -69,7 +69,6 @@ def test_f51_four_devices_equal_one(on_four_devices, subtests):
 def test_f51_every_function_with_axis_name_has_a_case():
   words = set(re.findall(r"\w+", " ".join(shard_map_cases.CASES)))
   functions = [getattr(module, name) for module in (soprc_jax, losses) for name in module.__all__]
-  functions += [memory.embedding_memory, memory.reference_memory]
   for function in filter(inspect.isfunction, functions):
     if "axis_name" in inspect.signature(function).parameters:
       assert function.__name__ in words

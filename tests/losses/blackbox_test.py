@@ -13,61 +13,57 @@ import numpy as np
 import pytest
 
 from soprc_jax import embedding_memory, losses
-from soprc_jax.memory import Memory, StoredScores, reference_memory
+from soprc_jax.losses import blackbox
+from soprc_jax.memory import Memory
 
 _NUM_CASES = authors.num_cases("black_box")
+_CASE_OF_TIES = 3  # equal scores, which the loss ranks by their relevance and the authors' code as they stand
 _LABELS = np.array([7, 2, 7, -5, 2, 7, 90, 2])  # three, three, one and one
 _STORED_LABELS = np.array([2, 7, 90, 7, 2])
 
 
-@functools.cache
-def _sequence_step(num_batches, batch_size, with_noise, dtype):
-  del dtype  # one state for each
-  memory = reference_memory(num_batches, batch_size)
+@jax.jit
+def _authors_loss(embeddings, labels, earlier, lambda_, coef, margin, noise):
+  """The loss as the authors' code has it.
 
-  def step(state, embeddings, labels, lambda_, interclass_coef, margin, noise):
-    options = {"margin": margin, "noise": noise} if with_noise else {}
+  Query q also ranks row q of every earlier batch, whatever image that was of, with the relevance that it had there. Noise is given,
+  and equal scores are ranked as they stand.
+  """
 
-    def loss_fn(embeddings):
-      return losses.blackbox_ap_loss(
-        embeddings,
-        labels,
-        lambda_=lambda_,
-        interclass_coef=interclass_coef,
-        memory=memory.current(state),
-        ties="order",
-        **options,
-      )
+  def rankings(scores, relevant, noise):
+    if noise is not None:
+      scores -= margin * noise.astype(scores.dtype) * (relevant.astype(scores.dtype) - 0.5)
+    scores -= 1e-14 * jnp.arange(scores.shape[1], dtype=scores.dtype)[None]
+    return blackbox._Rankings(scores, relevant, jnp.ones_like(relevant))
 
-    value, gradient = jax.value_and_grad(loss_fn)(embeddings)
-    return value, gradient, memory.update(None, state, embeddings=embeddings, labels=labels)[1]
-
-  return memory.init(None), jax.jit(step)
-
-
-def _noise(golden, num_batches, stored):
-  """The stored |z|, with columns for the batches that are not there yet."""
-  if "absnoise_flat" not in golden:
-    return None
-  size, cross = len(golden["labels"]), golden["absnoise_cross"]
-  unused = np.zeros((size, (num_batches - stored) * size))
-  return np.concatenate([cross[:, :size], unused, cross[:, size:]], axis=1), golden["absnoise_flat"]
+  batch = embeddings @ embeddings.T, labels[:, None] == labels[None]
+  rows = [jnp.concatenate(parts, axis=1) for parts in zip(batch, *earlier, strict=True)]
+  of_rows, of_all = (None, None) if noise is None else (noise[0], noise[1].reshape(1, -1))
+  queries = rankings(*rows, of_rows)
+  pairs = rankings(*(part.reshape(1, -1) for part in batch), of_all)
+  within = blackbox._weighted_loss(queries, lambda_, jnp.broadcast_to((1 - coef) / len(labels), labels.shape))
+  return within + blackbox._weighted_loss(pairs, lambda_, coef[None])
 
 
 def _check_golden(case, dtype, spoil=None):
   hparams = authors.hparams("black_box", case)
   hparams |= {spoil: hparams[spoil] * 1.01} if spoil else {}
-  num_batches, size = hparams["batch_memory"], len(authors.arrays("black_box", case, 0)["labels"])
+  step, earlier = jax.jit(jax.value_and_grad(_authors_loss)), []
   with jax.enable_x64(dtype == jnp.float64):
-    state, step = _sequence_step(num_batches, size, hparams["margin"] > 0, dtype)
     values = [jnp.asarray(hparams[name], dtype) for name in ("lambda_val", "interclass_coef", "margin")]
     for t in range(authors.num_steps("black_box", case)):
       golden = authors.arrays("black_box", case, t)
-      noise = _noise(golden, num_batches, int(state.num_stored))
-      value, gradient, state = step(state, jnp.asarray(golden["emb"], dtype), jnp.asarray(golden["labels"]), *values, noise)
+      noise = (golden["absnoise_cross"], golden["absnoise_flat"]) if "absnoise_flat" in golden else None
+      embeddings, labels = jnp.asarray(golden["emb"], dtype), jnp.asarray(golden["labels"])
+      value, gradient = step(embeddings, labels, earlier, *values, noise)
       assert value.dtype == dtype
       authors.assert_matches(golden, float(value), np.asarray(gradient, np.float64), dtype)
-      assert int(state.num_stored) == golden["stored_batches_after"]
+      if not earlier and noise is None and case != _CASE_OF_TIES:
+        loss = functools.partial(losses.blackbox_ap_loss, lambda_=values[0], interclass_coef=values[1])
+        value, gradient = jax.jit(jax.value_and_grad(loss))(embeddings, labels)
+        authors.assert_matches(golden, float(value), np.asarray(gradient, np.float64), dtype)
+      earlier = [*earlier, (embeddings @ embeddings.T, labels[:, None] == labels[None])][-hparams["batch_memory"] :]
+      assert len(earlier) == golden["stored_batches_after"]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32], ids=["float64", "float32"])
@@ -145,8 +141,8 @@ def _reference(
 
 @functools.cache
 def _jitted(**options):
-  def loss_fn(embeddings, labels, where, memory, lambda_, coef, margin, noise):
-    more = {} if noise is None else {"margin": margin, "noise": noise}
+  def loss_fn(embeddings, labels, where, memory, lambda_, coef, margin, key):
+    more = {} if key is None else {"margin": margin, "key": key}
     return losses.blackbox_ap_loss(
       embeddings, labels, where=where, memory=memory, lambda_=lambda_, interclass_coef=coef, **more, **options
     )
@@ -154,11 +150,11 @@ def _jitted(**options):
   return jax.jit(jax.value_and_grad(loss_fn))
 
 
-def _run(embeddings, labels, where=None, memory=None, lambda_=5.0, coef=0.9, margin=0.0, noise=None, **options):
+def _run(embeddings, labels, where=None, memory=None, lambda_=5.0, coef=0.9, margin=0.0, key=None, **options):
   """In float64, so that near ties are ordered as in the loops."""
   where = np.ones(len(labels), bool) if where is None else where
   with jax.enable_x64(True):
-    arguments = (np.float64(embeddings), labels, where, memory, np.float64(lambda_), np.float64(coef), margin, noise)
+    arguments = (np.float64(embeddings), labels, where, memory, np.float64(lambda_), np.float64(coef), margin, key)
     value, gradient = _jitted(**options)(*jax.tree.map(jnp.asarray, arguments))
     return float(value), np.asarray(gradient)
 
@@ -231,26 +227,15 @@ def test_no_gradient_into_the_memory():
   np.testing.assert_array_equal(jax.grad(loss_fn)(_unit(9, 5)), 0)
 
 
-def test_the_reference_memory_mixes_the_rows_of_other_queries_in():
-  memory = reference_memory(2, 8)
-  state = memory.init(None)
-  state = memory.update(None, state, embeddings=_unit(1), labels=_LABELS[::-1].copy())[1]
-  got = _run(_unit(), _LABELS, memory=memory.current(state), coef=0.0)[0]
-  # By hand: query q of this batch takes the row of image q of the earlier one.
-  rows, labels = np.float64(_unit(1)) @ np.float64(_unit(1)).T, _LABELS[::-1]
-  x, total = np.float64(_unit()), 0.0
-  for q in range(8):
-    relevant = np.concatenate([_LABELS[q] == _LABELS, labels == labels[q]])
-    total += _ranking(np.concatenate([x @ x[q], rows[q]]), relevant, 1 / 8, 5.0)[0]
-  np.testing.assert_allclose(got, total, atol=1e-6)
-
-
 @pytest.mark.parametrize("memory", [None, _memory()], ids=["batch", "memory"])
-def test_margin_shifts_the_scores_by_the_given_noise(memory):
-  rng = np.random.default_rng(0)
-  noise = np.abs(rng.standard_normal((8, 8 if memory is None else 13))), np.abs(rng.standard_normal((8, 8)))
+def test_margin_shifts_the_scores_by_noise(memory):
+  with jax.enable_x64(True):
+    scores, key = jnp.zeros((8, 8 if memory is None else 13)), jax.random.key(0)
+    noise = [np.asarray(part) for part in blackbox._absolute_noise(key, scores, 0, 8)]
+  assert [part.shape for part in noise] == [scores.shape, (8, 8)]
+  assert min(part.min() for part in noise) >= 0
   where = np.array([1, 1, 1, 1, 0, 1, 1, 1], bool)
-  got = _run(_unit(), _LABELS, where, memory, coef=0.4, margin=0.7, noise=noise)
+  got = _run(_unit(), _LABELS, where, memory, coef=0.4, margin=0.7, key=key)
   _check(got, _reference(_unit(), _LABELS, where, memory, coef=0.4, margin=0.7, noise=noise))
   assert abs(got[0] - _run(_unit(), _LABELS, where, memory, coef=0.4)[0]) > 1e-3
 
@@ -287,13 +272,12 @@ def test_order_of_the_batch_changes_nothing(order, seed):
   assert np.isfinite(gradient).all()
 
 
-@pytest.mark.parametrize(("labels", "in_order"), [([0, 0, 1], 0.0), ([0, 1, 0], 0.5)])
-def test_ties_are_pessimistic_or_as_they_stand(labels, in_order):
+@pytest.mark.parametrize("labels", [[0, 0, 1], [0, 1, 0]])
+def test_ties_are_pessimistic(labels):
   """Queries 0 and 1 or 2 have one positive each; for query 0 a negative scores the same, for the other it scores more."""
   embeddings = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-  for ties, of_query_0 in (("pessimistic", 0.5), ("order", in_order)):
-    value, _ = _run(embeddings, np.array(labels), coef=0.0, include_self=False, ties=ties)
-    np.testing.assert_allclose(value, (of_query_0 + 0.5) / 2, atol=1e-4)
+  value, _ = _run(embeddings, np.array(labels), coef=0.0, include_self=False)
+  np.testing.assert_allclose(value, 0.5, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -351,29 +335,20 @@ def test_bad_options_are_named():
     ({"margin": -0.1}, "margin must lie"),
     ({"margin": 0.1}, "margin needs key"),
     ({"interclass_coef": 1.5}, "interclass_coef"),
-    ({"ties": "best"}, "ties must be one of"),
     ({"memory": memory.lookahead(memory.init(None), embeddings, _LABELS)}, "pass current"),
   ):
     with pytest.raises(ValueError, match=message):
       losses.blackbox_ap_loss(embeddings, _LABELS, **options)
-  with pytest.raises(AssertionError):  # rows of a batch of another size
-    losses.blackbox_ap_loss(
-      embeddings, _LABELS, memory=StoredScores(*(np.zeros((4, 4), dtype) for dtype in (float, bool, bool)))
-    )
 
 
-@pytest.mark.parametrize(
-  ("kind", "which", "margin"), [("pmap", "embeddings", 0.1), ("pmap", "rows", 0.0), ("shard_map", "embeddings", 0.0)]
-)
-def test_two_devices_equal_one(kind, which, margin):
+@pytest.mark.parametrize(("kind", "margin"), [("pmap", 0.1), ("shard_map", 0.0)])
+def test_two_devices_equal_one(kind, margin):
   """Loss, gradient of a parameter and memory over two steps, with unequal masks and random shifts."""
   rng = np.random.default_rng(0)
   inputs, kernel = np.float32(rng.normal(size=(2, 8, 5))), np.float32(rng.normal(size=(5, 4)))
   where = np.array([1, 1, 1, 1, 0, 1, 0, 1], bool)
 
   def make(axis_name=None):
-    if which == "rows":
-      return reference_memory(1, 8, axis_name=axis_name)
     return embedding_memory(11, 4, axis_name=axis_name)
 
   def step(kernel, state, inputs, labels, where, axis_name=None):

@@ -1,4 +1,4 @@
-"""The convolutions and the pooling that CPUs compute as products: XLA's own ones are the reference, gradients included."""
+"""The convolutions that CPUs compute as products, and the pooling: XLA's own ones are the reference, gradients included."""
 
 import functools
 
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from soprc_jax.models import RESNETS, EmbeddingNet, ResNet, convolutions
+from soprc_jax.models import RESNETS, EmbeddingNet, ResNet, convolutions, resnet
 
 _LAYERS = (  # height, width, channels in and out, size, stride
   ("1x1", 5, 7, 6, 4, 1, 1),
@@ -26,11 +26,6 @@ _LAYERS = (  # height, width, channels in and out, size, stride
   ("stem", 16, 15, 3, 8, 7, 2),
   ("stem_odd", 9, 12, 3, 8, 7, 2),
 )
-
-
-def _reference(x, kernel, *, stride):
-  margin = [(kernel.shape[0] // 2,) * 2] * 2
-  return jax.lax.conv_general_dilated(x, kernel, (stride, stride), margin, dimension_numbers=("NHWC", "HWIO", "NHWC"))
 
 
 def _reference_pool(x):
@@ -62,7 +57,7 @@ class ConvolveTest(chex.TestCase):
   def test_value_and_gradients_float32(self, height, width, channels_in, channels_out, size, stride):
     arrays = _arrays(height, width, channels_in, channels_out, size)
     got = _value_and_pull_back(functools.partial(convolutions.convolve, stride=stride), *arrays)
-    want = _value_and_pull_back(functools.partial(_reference, stride=stride), *arrays)
+    want = _value_and_pull_back(functools.partial(convolutions.by_xla, stride=stride), *arrays)
     for one, other in zip(got, want, strict=True):
       self.assertEqual((one.shape, one.dtype), (other.shape, jnp.float32))
       _assert_close(one, other, 1e-5)
@@ -72,7 +67,7 @@ class ConvolveTest(chex.TestCase):
     with jax.enable_x64(True):
       arrays = _arrays(height, width, channels_in, channels_out, size, np.float64)
       got = _value_and_pull_back(functools.partial(convolutions.convolve, stride=stride), *arrays)
-      want = _value_and_pull_back(functools.partial(_reference, stride=stride), *arrays)
+      want = _value_and_pull_back(functools.partial(convolutions.by_xla, stride=stride), *arrays)
     for one, other in zip(got, want, strict=True):
       _assert_close(one, other, 1e-13)
 
@@ -81,7 +76,15 @@ class ConvolveTest(chex.TestCase):
     x, kernel = (jnp.asarray(array, jnp.bfloat16) for array in _arrays(8, 8, 16, 16, 3))
     got = convolutions.convolve(x, kernel)
     self.assertEqual(got.dtype, jnp.bfloat16)
-    _assert_close(got, _reference(x, kernel, stride=1), 1e-6)
+    _assert_close(got, convolutions.by_xla(x, kernel), 1e-6)
+
+  def test_on_cpus_they_are_no_convolutions(self):
+    x, kernel = _arrays(8, 8, 16, 16, 3)
+    for name, function in (("products", convolutions.convolve), ("xla", convolutions.by_xla)):
+      text = jax.make_jaxpr(function)(x, kernel).pretty_print()
+      self.assertEqual("conv_general_dilated" in text, name == "xla")
+    self.assertEqual(convolutions.implementation("float32"), "products")
+    self.assertEqual(convolutions.implementation("bfloat16"), "xla")
 
   def test_winograd_saves_multiplications(self):
     # 36 products a tile in place of 144, plus the transforms.
@@ -94,27 +97,19 @@ class MaxPoolTest(chex.TestCase):
   @parameterized.product(size=((8, 8), (7, 9), (1, 1), (2, 5)), levels=(2, 1000))
   def test_value_and_gradient_with_and_without_ties(self, size, levels):
     x = np.random.default_rng(0).integers(0, levels, (2, *size, 3)).astype(np.float32)
-    got, got_grad = _value_and_pull_back(convolutions.max_pool, x)
+    got, got_grad = _value_and_pull_back(resnet._max_pool, x)
     want, want_grad = _value_and_pull_back(_reference_pool, x)
     np.testing.assert_array_equal(got, want)
-    # XLA too takes the first of equal pixels.
     np.testing.assert_allclose(got_grad, want_grad, atol=1e-6)
 
   def test_the_whole_gradient_of_a_tie_goes_to_the_first_pixel(self):
-    _, pull_back = jax.vjp(convolutions.max_pool, jnp.ones((1, 4, 4, 1)))
+    _, pull_back = jax.vjp(resnet._max_pool, jnp.ones((1, 4, 4, 1)))
     (grad,) = pull_back(jnp.array([[[[1.0], [2.0]], [[3.0], [4.0]]]]))
     want = [[1, 2, 0, 0], [3, 4, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]]
     np.testing.assert_array_equal(grad[0, :, :, 0], want)
 
   def test_negative_pixels_at_the_border(self):
-    np.testing.assert_array_equal(convolutions.max_pool(-jnp.ones((1, 3, 3, 1))), -np.ones((1, 2, 2, 1)))
-
-
-class ReluTest(chex.TestCase):
-  def test_value_and_gradient(self):
-    value, pull_back = jax.vjp(convolutions.relu, jnp.array([-1.0, 0.0, 2.0]))
-    np.testing.assert_array_equal(value, [0, 0, 2])
-    np.testing.assert_array_equal(pull_back(jnp.full(3, 5.0))[0], [0, 0, 5])
+    np.testing.assert_array_equal(resnet._max_pool(-jnp.ones((1, 3, 3, 1))), -np.ones((1, 2, 2, 1)))
 
 
 def _net(**settings):
@@ -141,14 +136,14 @@ def _embeddings_and_gradients(net, variables, images):
 
 
 @pytest.mark.slow
-def test_resnet50_has_the_gradient_of_plain_convolutions(monkeypatch):
+def test_resnet50_has_the_gradient_of_xlas_convolutions():
   # In float64: in float32 fifty layers of random weights turn rounding into other signs of relu, whatever the convolutions.
   with jax.enable_x64(True):
     images = np.random.default_rng(1).integers(0, 256, (3, 40, 40, 3), np.uint8)
     variables, net = _variables(images), _net(dtype=jnp.float64)
     embeddings, grads = _embeddings_and_gradients(net, variables, images)
-    monkeypatch.setattr(convolutions, "_on_cpu", lambda: False)
-    want_embeddings, want_grads = _embeddings_and_gradients(net, variables, images)
+    plain = _net(dtype=jnp.float64, convolve=convolutions.by_xla)
+    want_embeddings, want_grads = _embeddings_and_gradients(plain, variables, images)
   assert np.abs(want_embeddings).max() > 0.1
   np.testing.assert_allclose(embeddings, want_embeddings, atol=1e-5)
   chex.assert_trees_all_equal_structs(grads, want_grads)

@@ -5,14 +5,13 @@ import sys
 
 import authors
 import jax
-import jax.numpy as jnp
 import networks
 import numpy as np
 import pytest
 import torchvision_rule
 
 from soprc_jax.data import sources
-from soprc_jax.models import convolutions, pretrained
+from soprc_jax.models import pretrained
 from soprc_jax.serving import export, image_inputs, network
 
 
@@ -72,33 +71,6 @@ def test_an_output_that_exists_is_refused(loaded, tmp_path):
   assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a", "b.json"]
 
 
-@pytest.mark.parametrize("pool", [True, False])
-def test_plain_layers_are_the_same_functions(pool):
-  rng = np.random.default_rng(0)
-  kernel = jnp.float32(rng.normal(size=(3, 3, 16, 4)))
-
-  def layers(x):
-    return convolutions.convolve(x, kernel), convolutions.max_pool(x)
-
-  def plain_layers(x):
-    with convolutions.plain(pool=pool):
-      return layers(x)
-
-  for size in ((7, 8), (1, 2)):
-    x = jnp.float32(rng.normal(size=(2, *size, 16)) - 3)
-    (want, want_pooled), (got, got_pooled) = jax.jit(layers)(x), jax.jit(plain_layers)(x)
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-    np.testing.assert_array_equal(got_pooled, want_pooled)
-  text = jax.make_jaxpr(plain_layers)(x).pretty_print()
-  assert "conv_general_dilated" in text
-  assert ("reduce_window" in text) == pool
-  with convolutions.plain(pool=pool):
-    assert (
-      " pad[" not in jax.make_jaxpr(lambda x: convolutions.max_pool(x))(x).pretty_print()
-    )  # which the ONNX converter fails at
-  assert "conv_general_dilated" not in jax.make_jaxpr(layers)(x).pretty_print()
-
-
 def _torchvision(arch, tmp_path, **values):
   """(weights of torchvision's rule, the network that they are)."""
   entries = json.loads(str(authors.archive("resnet")[f"{arch}/state_dict"]))
@@ -139,7 +111,7 @@ def test_safetensors_in_torchvision(tmp_path):
   normal = np.float32((pixels / 255 - content["mean"]) / content["std"]).transpose(0, 3, 1, 2)
   with torch.no_grad():
     got = torch.nn.functional.normalize(model(torch.from_numpy(normal))).numpy()
-  np.testing.assert_allclose(got, export._embedder(loaded, pool=True)(pixels), atol=1e-5)
+  np.testing.assert_allclose(got, export._embedder(loaded)(pixels), atol=1e-5)
 
 
 @pytest.mark.parametrize(

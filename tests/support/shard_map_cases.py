@@ -208,9 +208,6 @@ CASES: dict[str, Case] = {
   "embedding_memory with blackbox_ap_loss": _memory(
     lambda axis: memory.embedding_memory(40, _DIM, axis_name=axis), _blackbox
   ),
-  "reference_memory with blackbox_ap_loss": _memory(
-    lambda axis: memory.reference_memory(2, _IMAGES, axis_name=axis), _blackbox
-  ),
 }
 for _name, (_p, _n) in {"short": _SHORT, "long": _LONG}.items():
   CASES |= {
