@@ -73,7 +73,13 @@ def compared(config: Any, **settings: Any) -> None:
 
 
 def photograph_config(
-  source: str, *, learning_rate: float, milestones: tuple[int, int], steps: int, prior: float, ks: tuple[int, ...]
+  source: str,
+  *,
+  learning_rate: float,
+  milestones: tuple[int, int],
+  steps: int,
+  prior: float,
+  ks: tuple[int, ...],
 ) -> Any:
   """What the paper's three data sets have in common: ResNet-50 with frozen batch norm, SGD in three stages, 56 x 4 images, test at 256 pixels.
 
@@ -87,7 +93,9 @@ def photograph_config(
   """
   config = config_lib.default_config()
   config.data.update({"source": source, "val_share": 0.1, "workers": 8})
-  config.optim.update({"learning_rate": learning_rate, "milestones": milestones, "weight_decay": 4e-4})
+  config.optim.update(
+    {"learning_rate": learning_rate, "milestones": milestones, "weight_decay": 4e-4}
+  )
   for preset in ("default", "authors"):
     config.presets[preset].prior.value = prior
   config.train.steps = steps

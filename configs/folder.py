@@ -31,7 +31,9 @@ def get_config(arg: str = "") -> Any:
   config.model.update({"name": "resnet18", "embedding_dim": 128, "freeze_bn": False})
   config.presets.default.prior.update({"kind": "constant", "value": 0.03, "start": 0.5})
   config.loss.tau1 = 0.03
-  config.optim.update({"name": "adam", "learning_rate": 2e-3, "schedule": "cosine", "weight_decay": 0.0})
+  config.optim.update(
+    {"name": "adam", "learning_rate": 2e-3, "schedule": "cosine", "weight_decay": 0.0}
+  )
   config.train.update({"steps": 1000, "batch_size": 64})
   config.eval.update({"every": 100, "image_size": 128, "ks": (1, 5, 10)})
   config.checkpoint.every = 100

@@ -27,12 +27,16 @@ from soprc_jax.training import config as config_lib
 def get_config(arg: str = "") -> Any:
   config = config_lib.default_config()
   config.data.update({"image_size": 32, "augmentation": "affine"})
-  config.model.update({"name": "resnet8", "width": 32, "stem": "small", "stem_stride": 2, "embedding_dim": 128})
+  config.model.update(
+    {"name": "resnet8", "width": 32, "stem": "small", "stem_stride": 2, "embedding_dim": 128}
+  )
   config.model.freeze_bn = False
   # From random weights a small prior starves the gradient; once the network ranks, a small one is better.
   config.presets.default.prior.update({"kind": "constant", "value": 0.03, "start": 0.5})
   config.loss.tau1 = 0.03
-  config.optim.update({"name": "adam", "learning_rate": 0.016, "schedule": "cosine", "weight_decay": 0.0})
+  config.optim.update(
+    {"name": "adam", "learning_rate": 0.016, "schedule": "cosine", "weight_decay": 0.0}
+  )
   config.train.steps = 600
   common.compared(config, rates=(0.002, 0.008, 0.032), sgd_rates=(0.1, 0.3, 1.0))
   config.eval.update({"every": 100, "image_size": 32})

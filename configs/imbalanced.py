@@ -24,7 +24,9 @@ from soprc_jax.data import tabular
 def get_config(arg: str = "digits") -> Any:
   chosen = [name for name in arg.split(",") if name in tabular.DATA_SETS]
   if len(chosen) > 1:
-    raise ValueError(f"the arguments name {len(chosen)} data sets, {' and '.join(chosen)}: choose one")
+    raise ValueError(
+      f"the arguments name {len(chosen)} data sets, {' and '.join(chosen)}: choose one"
+    )
   return common.apply(binary_config.default_config(), arg, ARGUMENTS)
 
 

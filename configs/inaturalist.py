@@ -26,7 +26,12 @@ from configs import common
 
 def get_config(arg: str = "") -> Any:
   config = common.photograph_config(
-    "inaturalist", learning_rate=0.001, milestones=(80_000, 110_000), steps=130_000, prior=0.1, ks=(1, 4, 16, 32)
+    "inaturalist",
+    learning_rate=0.001,
+    milestones=(80_000, 110_000),
+    steps=130_000,
+    prior=0.1,
+    ks=(1, 4, 16, 32),
   )
   return common.apply(config, arg, ARGUMENTS)
 

@@ -26,7 +26,12 @@ from configs import common
 
 def get_config(arg: str = "") -> Any:
   config = common.photograph_config(
-    "sop", learning_rate=0.01, milestones=(15_000, 30_000), steps=50_000, prior=0.01, ks=(1, 10, 100, 1000)
+    "sop",
+    learning_rate=0.01,
+    milestones=(15_000, 30_000),
+    steps=50_000,
+    prior=0.01,
+    ks=(1, 10, 100, 1000),
   )
   return common.apply(config, arg, ARGUMENTS)
 

@@ -26,7 +26,12 @@ from configs import common
 
 def get_config(arg: str = "") -> Any:
   config = common.photograph_config(
-    "vehicle_id", learning_rate=0.001, milestones=(40_000, 80_000), steps=100_000, prior=0.1, ks=(1, 5)
+    "vehicle_id",
+    learning_rate=0.001,
+    milestones=(40_000, 80_000),
+    steps=100_000,
+    prior=0.1,
+    ks=(1, 5),
   )
   config.eval.one_per_class = 10
   return common.apply(config, arg, ARGUMENTS)

@@ -67,14 +67,18 @@ def _from_repository(app: Any, page: str, source: list[str]) -> None:
   if page in _PAGES:
     path = _ROOT / _PAGES[page]
     source[0] = _moved(path.read_text(), path.parent)
-  source[0] = re.sub(r"^\[modules (\w+)\]$", lambda match: _modules(match[1]), source[0], flags=re.M)
+  source[0] = re.sub(
+    r"^\[modules (\w+)\]$", lambda match: _modules(match[1]), source[0], flags=re.M
+  )
   source[0] = re.sub(r"^\[keys ([\w.]+)\]$", lambda match: _keys(match[1]), source[0], flags=re.M)
 
 
 def _modules(package: str) -> str:
   """A section for each public module of ``soprc_jax.PACKAGE``, so that none is forgotten."""
   names = sorted(path.stem for path in (_ROOT / "soprc_jax" / package).glob("[!_]*.py"))
-  section = "## {name}\n\n```{{eval-rst}}\n.. automodule:: soprc_jax.{package}.{name}\n   :members:\n```\n"
+  section = (
+    "## {name}\n\n```{{eval-rst}}\n.. automodule:: soprc_jax.{package}.{name}\n   :members:\n```\n"
+  )
   return "\n".join(section.format(name=name, package=package) for name in names)
 
 
@@ -87,10 +91,16 @@ def _keys(name: str) -> str:
     default = f"`{key.default!r}`"
     if key.default is None and presets:
       path = key.name.removeprefix("loss.").split(".")
-      values = {name: functools.reduce(operator.getitem, path, preset) for name, preset in presets.items()}
+      values = {
+        name: functools.reduce(operator.getitem, path, preset) for name, preset in presets.items()
+      }
       default = ", ".join(f"{name}: `{value!r}`" for name, value in values.items())
-    marks = [f"used by {', '.join(key.losses)}"] * bool(key.losses) + ["may change on resume"] * key.on_resume
-    rows.append(f"| `{key.name}` | {default} | {key.allowed} | {'; '.join([key.meaning, *marks])} |")
+    marks = [f"used by {', '.join(key.losses)}"] * bool(key.losses) + [
+      "may change on resume"
+    ] * key.on_resume
+    rows.append(
+      f"| `{key.name}` | {default} | {key.allowed} | {'; '.join([key.meaning, *marks])} |"
+    )
   return "\n".join(rows) + "\n"
 
 
@@ -112,7 +122,9 @@ def _moved(text: str, folder: Path) -> str:
 def _skip_fields(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
   """Fields of named tuples are in their class's docstring, with their shapes; what collections says of them is of no use."""
   del app, what, name, skip, options
-  return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
+  return (
+    True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
+  )
 
 
 def _inline_math(translator: Any, node: Any) -> None:
@@ -121,7 +133,9 @@ def _inline_math(translator: Any, node: Any) -> None:
 
 
 def _block_math(translator: Any, node: Any) -> None:
-  translator.body.append(f'<div class="math">{converter.convert(node.astext(), display="block")}</div>')
+  translator.body.append(
+    f'<div class="math">{converter.convert(node.astext(), display="block")}</div>'
+  )
   raise nodes.SkipNode
 
 

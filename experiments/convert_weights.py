@@ -13,12 +13,18 @@ from absl import flags as absl_flags
 
 from experiments import flags
 
-_INPUT = absl_flags.DEFINE_string("input", None, "Weights: FILE.pth, FILE.safetensors or hf://USER/REPOSITORY[/FILE].")
-_OUTPUT = absl_flags.DEFINE_string("output", None, "Folder of the checkpoint; it must hold no other.")
+_INPUT = absl_flags.DEFINE_string(
+  "input", None, "Weights: FILE.pth, FILE.safetensors or hf://USER/REPOSITORY[/FILE]."
+)
+_OUTPUT = absl_flags.DEFINE_string(
+  "output", None, "Folder of the checkpoint; it must hold no other."
+)
 
 
 def main(argv: Sequence[str]) -> None:
-  flags.require(argv, "--input=resnet50.pth --output=weights/resnet50", input=_INPUT.value, output=_OUTPUT.value)
+  flags.require(
+    argv, "--input=resnet50.pth --output=weights/resnet50", input=_INPUT.value, output=_OUTPUT.value
+  )
   source = str(_INPUT.value)
   from soprc_jax._internal import file_io
   from soprc_jax.models import pretrained
@@ -31,7 +37,9 @@ def main(argv: Sequence[str]) -> None:
     variables = pretrained.to_flax(pretrained.read(source))
     name = pretrained.architecture(variables, source=source)
     checkpoints.save_variables(output, variables)
-  print(f"Written to {output}. Train from it: --config.model.name={name} --config.model.init_from={output}")
+  print(
+    f"Written to {output}. Train from it: --config.model.name={name} --config.model.init_from={output}"
+  )
 
 
 if __name__ == "__main__":

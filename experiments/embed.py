@@ -22,19 +22,30 @@ from experiments import flags
 absl_flags.declare_key_flag("config")
 absl_flags.declare_key_flag("workdir")
 _OUTPUT = absl_flags.DEFINE_string("output", None, "File to write, FILE.npz; must not exist.")
-_IMAGES = absl_flags.DEFINE_string("images", None, "Folder, CSV file or list of images, instead of a split of the data.")
-_SPLIT = absl_flags.DEFINE_string(
-  "split", "all", "Images of the data: all, train, val or test (VehicleID: also test_medium, test_small)."
+_IMAGES = absl_flags.DEFINE_string(
+  "images", None, "Folder, CSV file or list of images, instead of a split of the data."
 )
-_CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
+_SPLIT = absl_flags.DEFINE_string(
+  "split",
+  "all",
+  "Images of the data: all, train, val or test (VehicleID: also test_medium, test_small).",
+)
+_CHECKPOINT = absl_flags.DEFINE_enum(
+  "checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest."
+)
 _ON_BROKEN = absl_flags.DEFINE_enum(
-  "on_broken", None, ["error", "skip"], "Images that cannot be decoded; by default as data.on_broken of the config."
+  "on_broken",
+  None,
+  ["error", "skip"],
+  "Images that cannot be decoded; by default as data.on_broken of the config.",
 )
 
 
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, without_config="--workdir=runs/mine --output=vectors.npz --images=PHOTOS")
-  flags.require(argv, "--workdir=runs/mine --output=vectors.npz --images=PHOTOS", output=_OUTPUT.value)
+  flags.require(
+    argv, "--workdir=runs/mine --output=vectors.npz --images=PHOTOS", output=_OUTPUT.value
+  )
   from soprc_jax._internal import file_io
   from soprc_jax.serving import embed, image_inputs, index, network
 
@@ -45,14 +56,22 @@ def main(argv: Sequence[str]) -> None:
     index.check_output(output, suffix=".npz")
     # Before the network is read; whether links may lead nowhere, its config says.
     on_broken = _ON_BROKEN.value or "skip"
-    source = None if not _IMAGES.value else image_inputs.find(_IMAGES.value, flag="--images", on_broken=on_broken)
-    found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value)
+    source = (
+      None
+      if not _IMAGES.value
+      else image_inputs.find(_IMAGES.value, flag="--images", on_broken=on_broken)
+    )
+    found = network.load(
+      run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value
+    )
     made = embed.of_split(found, _SPLIT.value) if source is None else embed.of_images(found, source)
     index.write(output, made)
   print(embed.summary(made, output))
   workdir, index_file = shlex.quote(str(run.workdir)), shlex.quote(str(output))
   newest = " --checkpoint=newest" if _CHECKPOINT.value == "newest" else ""
-  print(f"Search in it:\n  soprc search --workdir={workdir}{newest} --index={index_file} --query=PHOTO.jpg")
+  print(
+    f"Search in it:\n  soprc search --workdir={workdir}{newest} --index={index_file} --query=PHOTO.jpg"
+  )
 
 
 if __name__ == "__main__":

@@ -17,9 +17,13 @@ from experiments import flags
 
 absl_flags.adopt_module_key_flags(flags)
 _SPLIT = absl_flags.DEFINE_string(
-  "split", "test", "Images to evaluate, each a query: train, val, test or all (VehicleID: also test_medium, test_small)."
+  "split",
+  "test",
+  "Images to evaluate, each a query: train, val, test or all (VehicleID: also test_medium, test_small).",
 )
-_CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
+_CHECKPOINT = absl_flags.DEFINE_enum(
+  "checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest."
+)
 
 _ALLOW_SEEN = absl_flags.DEFINE_bool(
   "allow_seen_classes",
@@ -37,7 +41,9 @@ def main(argv: Sequence[str]) -> None:
   with flags.errors_as_messages():
     config = network.stored_config(run.workdir) if run.config is None else run.config
     parallel.check_equal("the config", config_lib.to_json(config))
-    parallel.check_equal("one of --workdir, --split, --checkpoint", f"{run.workdir} {_SPLIT.value} {_CHECKPOINT.value}")
+    parallel.check_equal(
+      "one of --workdir, --split, --checkpoint", f"{run.workdir} {_SPLIT.value} {_CHECKPOINT.value}"
+    )
     values = evaluation.evaluate_workdir(
       config,
       run.workdir,

@@ -18,9 +18,13 @@ from experiments import flags
 
 absl_flags.declare_key_flag("config")
 absl_flags.declare_key_flag("workdir")
-_FORMAT = absl_flags.DEFINE_enum("format", "stablehlo", ["stablehlo", "safetensors", "onnx"], "What to write.")
+_FORMAT = absl_flags.DEFINE_enum(
+  "format", "stablehlo", ["stablehlo", "safetensors", "onnx"], "What to write."
+)
 _OUTPUT = absl_flags.DEFINE_string("output", None, "File to write; must not exist.")
-_CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
+_CHECKPOINT = absl_flags.DEFINE_enum(
+  "checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest."
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -35,7 +39,9 @@ def main(argv: Sequence[str]) -> None:
     index.check_output(output)
     found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest")
     described = export.write(output, found, _FORMAT.value)
-  print(f"Written to {output} ({output.stat().st_size / 2**20:.1f} MiB), by step {found.step} of {run.workdir}")
+  print(
+    f"Written to {output} ({output.stat().st_size / 2**20:.1f} MiB), by step {found.step} of {run.workdir}"
+  )
   print(f"How to load and feed it: {described}")
 
 

@@ -28,7 +28,9 @@ _CONFIG = config_flags.DEFINE_config_file(
   "and docs/config.md list all.",
 )
 _WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Folder of the run. Programs that train: new, or of the same config to go on with."
+  "workdir",
+  None,
+  "Folder of the run. Programs that train: new, or of the same config to go on with.",
 )
 _DISTRIBUTED = flags.DEFINE_bool(
   "distributed",
@@ -36,10 +38,16 @@ _DISTRIBUTED = flags.DEFINE_bool(
   "One run on several processes that SLURM, Open MPI, Kubernetes or Cloud TPU has started (train and evaluate).",
 )
 _COORDINATOR = flags.DEFINE_string(
-  "coordinator", None, "HOST:PORT of process 0, for processes that nothing of the above has started; with the next two."
+  "coordinator",
+  None,
+  "HOST:PORT of process 0, for processes that nothing of the above has started; with the next two.",
 )
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes of the run.", lower_bound=1)
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this process, from 0.", lower_bound=0)
+_NUM_PROCESSES = flags.DEFINE_integer(
+  "num_processes", None, "Number of processes of the run.", lower_bound=1
+)
+_PROCESS_ID = flags.DEFINE_integer(
+  "process_id", None, "Number of this process, from 0.", lower_bound=0
+)
 
 
 # What ``--config=NAME`` stands for.
@@ -51,7 +59,14 @@ _HELP = ("help", "helpshort", "helpfull", "helpxml", "?")
 # The file by which a program of `folder` knows a folder of its own -> what else it writes there, see `workdir.check_files`.
 WRITES = {
   "benchmark.json": ("table.md", "growth_*.png"),
-  "config.json": ("results.json", "table.md", "pr_curves.png", "convergence.png", "costs.json", "runs"),
+  "config.json": (
+    "results.json",
+    "table.md",
+    "pr_curves.png",
+    "convergence.png",
+    "costs.json",
+    "runs",
+  ),
   "simulation.json": (
     "densities.png",
     "estimation_zero_one.png",
@@ -59,7 +74,13 @@ WRITES = {
     "interpolation.png",
     "tracking.png",
   ),
-  "stability.json": ("table.md", "constant_rate.png", "theorem2.png", "progress.png", "theorem1.png"),
+  "stability.json": (
+    "table.md",
+    "constant_rate.png",
+    "theorem2.png",
+    "progress.png",
+    "theorem1.png",
+  ),
 }
 
 # What a key of a config holds, by the type of its value.
@@ -107,7 +128,9 @@ def _with_path(argument: str) -> str:
     return argument
   name, colon, rest = given.partition(":")
   path = _CONFIGS / f"{name}.py"
-  if not name.startswith("_") and name.isidentifier() and path.is_file() and not Path(name).is_file():
+  if (
+    not name.startswith("_") and name.isidentifier() and path.is_file() and not Path(name).is_file()
+  ):
     return f"--config={path}{colon}{rest}"
   return f"--config={os.path.expanduser(given)}"
 
@@ -118,7 +141,10 @@ def _show_help(argv: Sequence[str], config: str) -> None:
     if argument.lstrip("-") in _HELP and argument.startswith("-"):
       with contextlib.suppress(SystemExit):
         flags.FLAGS([argv[0], argument])
-      if "config" in {flag.name for flag in flags.FLAGS.get_key_flags_for_module(argv[0])} and "xml" not in argument:
+      if (
+        "config" in {flag.name for flag in flags.FLAGS.get_key_flags_for_module(argv[0])}
+        and "xml" not in argument
+      ):
         print(f"\n{_help_on_keys(config, every='full' in argument)}")
       sys.exit(0)
 
@@ -126,8 +152,16 @@ def _show_help(argv: Sequence[str], config: str) -> None:
 def _help_on_keys(config: str, *, every: bool) -> str:
   """The keys of a config with default, allowed values and meaning: all of them, or those that are used most."""
   keys = [key for key in importlib.import_module(config).KEYS if every or key.often]
-  lines = [f"  --config.{key.name}: {key.meaning}\n    ({key.allowed}; default: {key.default!r})" for key in keys]
-  return "\n".join([f"{'All' if every else 'Often used'} keys of the config; a config file changes defaults:", *lines])
+  lines = [
+    f"  --config.{key.name}: {key.meaning}\n    ({key.allowed}; default: {key.default!r})"
+    for key in keys
+  ]
+  return "\n".join(
+    [
+      f"{'All' if every else 'Often used'} keys of the config; a config file changes defaults:",
+      *lines,
+    ]
+  )
 
 
 def _prepare_streams() -> None:
@@ -136,7 +170,9 @@ def _prepare_streams() -> None:
     stream = getattr(sys, name)
     if stream is None:  # closed by the shell: 1>&-
       setattr(sys, name, open(os.devnull, "w", errors="backslashreplace"))  # noqa: SIM115
-    elif stream is original and isinstance(stream, io.TextIOWrapper):  # else of tests, of a notebook
+    elif stream is original and isinstance(
+      stream, io.TextIOWrapper
+    ):  # else of tests, of a notebook
       raw = _Output(stream.fileno(), "w", closefd=False)
       made = io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),  # type: ignore[arg-type]
@@ -162,7 +198,10 @@ class _Output(io.FileIO):
     except OSError as error:
       self.lost = error.errno not in (errno.EPIPE, errno.EIO) and self.fileno() == 1
       if self.lost and not sys.is_finalizing():
-        _leave(f"Error: the output cannot be written ({error.strerror}); what the program made is in its files", 1)
+        _leave(
+          f"Error: the output cannot be written ({error.strerror}); what the program made is in its files",
+          1,
+        )
       return memoryview(data).nbytes
 
 
@@ -175,10 +214,14 @@ def require(argv: Sequence[str], example: str, **values: Any) -> None:
     **values: flag -> its value.
   """
   if len(argv) > 1:
-    _exit(f"unexpected argument {argv[1]!r}: flags look like --workdir=DIR or --config.optim.name=adam")
+    _exit(
+      f"unexpected argument {argv[1]!r}: flags look like --workdir=DIR or --config.optim.name=adam"
+    )
   missing = [name for name, value in values.items() if not value]
   if missing:
-    _exit(f"missing {' and '.join('--' + name for name in missing)}. For example:\n  {_command()} {example}")
+    _exit(
+      f"missing {' and '.join('--' + name for name in missing)}. For example:\n  {_command()} {example}"
+    )
   _set_up_logging()
 
 
@@ -266,19 +309,27 @@ def _config_mistake(argv: Sequence[str], error_of_flags: Exception) -> str | Non
     for override in argv:
       if override.startswith("--config."):
         key = override.removeprefix("--config.").split("=")[0]
-        message = _unknown_key(config, key.split(".")) or _wrong_value(config, key, path, error_of_flags)
+        message = _unknown_key(config, key.split(".")) or _wrong_value(
+          config, key, path, error_of_flags
+        )
         if message:
           return message
     return None
   changed = [override.split("=")[0] for override in argv if override.startswith("--config.")]
-  return f"{changed[0]} changes a key of a config: give --config=FILE too, as in training" if changed else None
+  return (
+    f"{changed[0]} changes a key of a config: give --config=FILE too, as in training"
+    if changed
+    else None
+  )
 
 
 def _told(error: Exception, path: str) -> str:
   """An error of a config file, with the line at which it has failed."""
   if isinstance(error, KeyError) and error.args == ("get_config",):
     return "it has no function get_config, which returns the config"
-  lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+  lines = [
+    frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path
+  ]
   return f"{type(error).__name__}: {error}" + (f" ({path}:{lines[-1]})" if lines else "")
 
 
@@ -324,7 +375,11 @@ def read(argv: Sequence[str], *, several_processes: bool = False, without_config
     several_processes: whether the program can be one of several processes; it joins them if the flags say so.
     without_config: flags that work, of a program that takes the config of the run where none is given (`Run.config` is then None).
   """
-  needed = {"workdir": _WORKDIR.value} if without_config else {"config": _CONFIG.value, "workdir": _WORKDIR.value}
+  needed = (
+    {"workdir": _WORKDIR.value}
+    if without_config
+    else {"config": _CONFIG.value, "workdir": _WORKDIR.value}
+  )
   require(argv, without_config or "--config=glyphs --workdir=runs/glyphs", **needed)
   with errors_as_messages():
     _join_processes(several_processes)
@@ -348,11 +403,15 @@ def _join_processes(allowed: bool) -> None:
   if not (named or _DISTRIBUTED.value):
     return
   if not allowed:
-    raise ValueError(f"{_command()} runs in one process: leave out --{(named or ['distributed'])[0]}")
+    raise ValueError(
+      f"{_command()} runs in one process: leave out --{(named or ['distributed'])[0]}"
+    )
   if named and (len(named) < len(given) or _DISTRIBUTED.value):
     raise ValueError(
       "--coordinator, --num_processes and --process_id go together, without --distributed; got "
-      + ", ".join(f"--{name}" for name in [*named, *(["distributed"] if _DISTRIBUTED.value else [])])
+      + ", ".join(
+        f"--{name}" for name in [*named, *(["distributed"] if _DISTRIBUTED.value else [])]
+      )
     )
   if named and given["process_id"] >= given["num_processes"]:
     raise ValueError(
@@ -404,7 +463,10 @@ def errors_as_messages() -> Iterator[None]:
   try:
     yield
   except KeyboardInterrupt:
-    _leave("Interrupted: what is finished stays, and the same command goes on or begins again", 128 + signal.SIGINT)
+    _leave(
+      "Interrupted: what is finished stays, and the same command goes on or begins again",
+      128 + signal.SIGINT,
+    )
   except (ValueError, OSError, ArithmeticError) as error:
     logging.getLogger("soprc_jax").debug("traceback", exc_info=True)
     _exit(_no_space(error) or str(error))
@@ -422,7 +484,9 @@ def errors_as_messages() -> Iterator[None]:
     if not (isinstance(error, RuntimeError) and _is_one_of_several()):
       raise
     first_line = str(error).splitlines()[0]
-    _exit(f"another process of the run has died or cannot be reached ({first_line}): start all of them again to go on")
+    _exit(
+      f"another process of the run has died or cannot be reached ({first_line}): start all of them again to go on"
+    )
 
 
 def _no_space(error: Exception) -> str:
@@ -490,7 +554,9 @@ class _Formatter(logging.Formatter):
 
 def _harmless(message: str) -> str:
   """Escapes control characters but line ends; without `soprc_jax`, which would load jax."""
-  return "".join(one if one.isprintable() or one in "\n\u00a0" else ascii(one)[1:-1] for one in message)
+  return "".join(
+    one if one.isprintable() or one in "\n\u00a0" else ascii(one)[1:-1] for one in message
+  )
 
 
 def _prepare_matplotlib() -> None:

@@ -17,7 +17,9 @@ def keep_pages() -> bool:
   Returns:
     Whether it was done.
   """
-  if not sys.platform.startswith("linux") or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
+  if not sys.platform.startswith("linux") or any(
+    name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ
+  ):
     return False
   try:
     mallopt = ctypes.CDLL(None).mallopt

@@ -15,10 +15,14 @@ from experiments import flags
 
 absl_flags.declare_key_flag("workdir")
 
-_STEP = absl_flags.DEFINE_integer("step", None, "The step; by default the last one that the run keeps.", lower_bound=1)
+_STEP = absl_flags.DEFINE_integer(
+  "step", None, "The step; by default the last one that the run keeps.", lower_bound=1
+)
 
 _OWN_LOSS = absl_flags.DEFINE_multi_string(
-  "own_loss", [], "package.module:function, the loss of your own (loss.name, warmup.loss) that the run was trained with."
+  "own_loss",
+  [],
+  "package.module:function, the loss of your own (loss.name, warmup.loss) that the run was trained with.",
 )
 
 

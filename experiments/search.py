@@ -27,14 +27,24 @@ _QUERY = absl_flags.DEFINE_multi_string(
   "query", [], "Image file, folder of images, or pattern like 'photos/*.jpg'; repeatable."
 )
 _SPLIT = absl_flags.DEFINE_string(
-  "split", "all", "Images to search: all, train, val or test (VehicleID: also test_medium, test_small)."
+  "split",
+  "all",
+  "Images to search: all, train, val or test (VehicleID: also test_medium, test_small).",
 )
-_INDEX = absl_flags.DEFINE_string("index", None, "File of soprc embed to search in, instead of a split.")
-_CHECKPOINT = absl_flags.DEFINE_enum("checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest.")
+_INDEX = absl_flags.DEFINE_string(
+  "index", None, "File of soprc embed to search in, instead of a split."
+)
+_CHECKPOINT = absl_flags.DEFINE_enum(
+  "checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest."
+)
 _TOP = absl_flags.DEFINE_integer("top", 10, "Number of images to show.", lower_bound=1)
-_SKIP_QUERY = absl_flags.DEFINE_bool("skip_query", False, "Leave the file of the query itself out of what is found.")
+_SKIP_QUERY = absl_flags.DEFINE_bool(
+  "skip_query", False, "Leave the file of the query itself out of what is found."
+)
 _FORMAT = absl_flags.DEFINE_enum("format", "table", ["table", "json"], "What is printed.")
-_CONTACT_SHEET = absl_flags.DEFINE_string("contact_sheet", None, "Picture to write, FILE.png; must not exist.")
+_CONTACT_SHEET = absl_flags.DEFINE_string(
+  "contact_sheet", None, "Picture to write, FILE.png; must not exist."
+)
 _BACKEND = absl_flags.DEFINE_enum(
   "backend",
   "exact",
@@ -63,7 +73,9 @@ def main(argv: Sequence[str]) -> None:
 
   with flags.errors_as_messages():
     paths = image_inputs.queries(_QUERY.value or [""], flag="--query")
-    picture = file_io.given(_CONTACT_SHEET.value, name="--contact_sheet") if _CONTACT_SHEET.value else None
+    picture = (
+      file_io.given(_CONTACT_SHEET.value, name="--contact_sheet") if _CONTACT_SHEET.value else None
+    )
     if picture is not None:
       index.check_output(picture, flag="--contact_sheet", suffix=".png")
       sheet.check_size(len(paths), _TOP.value)
@@ -72,18 +84,26 @@ def main(argv: Sequence[str]) -> None:
       raise ValueError("--index and --split: give one of them")
     file = file_io.given(_INDEX.value, name="--index") if _INDEX.value else None
     gallery = None if file is None else index.read(file)
-    found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value)
+    found = network.load(
+      run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value
+    )
     if file is not None and gallery is not None:
       embedder = None
       index.check_network(gallery, found, path=file)
-      seen = search.check_unseen(found, gallery.split, gallery.class_names, allow_seen_classes=_ALLOW_SEEN.value)
+      seen = search.check_unseen(
+        found, gallery.split, gallery.class_names, allow_seen_classes=_ALLOW_SEEN.value
+      )
     else:
       embedder, source = network.make_embed(found), embed.split_source(found, _SPLIT.value)
       names = sources.shown_classes(source)
       seen = search.check_unseen(found, _SPLIT.value, names, allow_seen_classes=_ALLOW_SEEN.value)
-      gallery = embed.make_index(found, source, split=_SPLIT.value, root=found.config.data.root, embed=embedder)
+      gallery = embed.make_index(
+        found, source, split=_SPLIT.value, root=found.config.data.root, embed=embedder
+      )
     vectors = search.embed_queries(found, paths, embedder)
-    rows = search.nearest(gallery, vectors, top=_TOP.value + _SKIP_QUERY.value, backend=_BACKEND.value)
+    rows = search.nearest(
+      gallery, vectors, top=_TOP.value + _SKIP_QUERY.value, backend=_BACKEND.value
+    )
     if _SKIP_QUERY.value:
       rows = search.without_query(gallery, paths, rows, top=_TOP.value)
     if picture is not None:

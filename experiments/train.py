@@ -35,11 +35,15 @@ def main(argv: Sequence[str]) -> None:
       raise ValueError("\n".join(unused))
     flags.prepare_jax()
     command = {"config": flags.config_name(), "overrides": flags.config_overrides()}
-    results = loop.train(run.config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value, command=command)
+    results = loop.train(
+      run.config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value, command=command
+    )
   if not parallel.is_main():
     return
   print(flags.metrics_line("test", results["test"]))
-  print(f"Results: {run.workdir / 'results.json'}; pictures: convergence.png and pr_curve.png beside it.")
+  print(
+    f"Results: {run.workdir / 'results.json'}; pictures: convergence.png and pr_curve.png beside it."
+  )
   print(f"Report: soprc report --workdir={shlex.quote(str(run.workdir))}")
 
 

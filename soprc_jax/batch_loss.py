@@ -66,14 +66,24 @@ def retrieval_loss(
   0.471 [0.1 0. ]
   """
   _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2)
-  lists = lists_lib.retrieval_lists(embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name)
+  lists = lists_lib.retrieval_lists(
+    embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name
+  )
   list_ids = class_labels.integer_labels(labels if list_ids is None else list_ids, "list_ids")
   if list_ids.dtype == bool:
     list_ids = list_ids.astype(jnp.int32)
   if where is not None:  # the label of an image that only fills the batch may be no row
     list_ids = jnp.where(masks.as_mask(where, "where"), list_ids, jnp.zeros_like(list_ids))
   return _loss(
-    lists, list_ids, tracker, opt_state, prior, tau1=tau1, tau2=tau2, lambdas=(lambda1, lambda2), axis_name=axis_name
+    lists,
+    list_ids,
+    tracker,
+    opt_state,
+    prior,
+    tau1=tau1,
+    tau2=tau2,
+    lambdas=(lambda1, lambda2),
+    axis_name=axis_name,
   )
 
 
@@ -126,10 +136,15 @@ def binary_loss(
   """
   _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2)
   if jnp.ndim(scores) not in (1, 2):
-    raise ValueError(f"scores must be [L], or [K, L] of K problems, got the shape {jnp.shape(scores)}")
+    raise ValueError(
+      f"scores must be [L], or [K, L] of K problems, got the shape {jnp.shape(scores)}"
+    )
   lists = lists_lib.binary_lists(scores, labels, where=where)
   if list_ids is None:
-    num_problems, num_rows = lists.positive_scores.shape[0], tracking.find_state(opt_state).v.shape[0]
+    num_problems, num_rows = (
+      lists.positive_scores.shape[0],
+      tracking.find_state(opt_state).v.shape[0],
+    )
     if num_problems > num_rows:
       raise ValueError(
         f"{num_problems} problems need a score_ema of num_lists={num_problems} or more, got {num_rows}; scores of one problem are [L]"
@@ -137,14 +152,24 @@ def binary_loss(
     list_ids = jnp.arange(num_problems)
   list_ids = class_labels.integer_labels(list_ids, "list_ids")
   return _loss(
-    lists, list_ids, tracker, opt_state, prior, tau1=tau1, tau2=tau2, lambdas=(lambda1, lambda2), axis_name=axis_name
+    lists,
+    list_ids,
+    tracker,
+    opt_state,
+    prior,
+    tau1=tau1,
+    tau2=tau2,
+    lambdas=(lambda1, lambda2),
+    axis_name=axis_name,
   )
 
 
 def _check(tracker: Any, axis_name: collectives.AxisName, **weights: Any) -> None:
   """Raises for a tracker that does not fit, or weights that are no numbers."""
   if not isinstance(tracker, tracking.ScoreEma):
-    raise TypeError(f"tracker must be what score_ema returned, not the chain that holds it; got {type(tracker).__name__}")
+    raise TypeError(
+      f"tracker must be what score_ema returned, not the chain that holds it; got {type(tracker).__name__}"
+    )
   if tracker.axis_name != axis_name:
     raise ValueError(
       f"the tracker and the loss need the same axis_name, else v is not that of all devices; got {tracker.axis_name!r} and {axis_name!r}"
@@ -169,7 +194,13 @@ def _loss(
   update_args = lists.update_args(list_ids)
   v = tracker.lookahead(opt_state, **update_args)
   scores = lists.positive_scores, lists.negative_scores
-  loss = estimators.soprc_loss(*scores, v, prior=prior, tau1=tau1, tau2=tau2, axis_name=axis_name, **lists.masks)
-  if any(isinstance(weight, jax.Array) or weight != 0 for weight in lambdas):  # a traced weight may be 0 at times
-    loss += estimators.semi_variance(*scores, lambda1=lambdas[0], lambda2=lambdas[1], axis_name=axis_name, **lists.masks)
+  loss = estimators.soprc_loss(
+    *scores, v, prior=prior, tau1=tau1, tau2=tau2, axis_name=axis_name, **lists.masks
+  )
+  if any(
+    isinstance(weight, jax.Array) or weight != 0 for weight in lambdas
+  ):  # a traced weight may be 0 at times
+    loss += estimators.semi_variance(
+      *scores, lambda1=lambdas[0], lambda2=lambdas[1], axis_name=axis_name, **lists.masks
+    )
   return loss, update_args

@@ -48,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1
   # Programs import experiments and configs from the top level; so do the processes that they start.
   sys.path.insert(0, str(root))
-  os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+  os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(root), os.environ.get("PYTHONPATH")])
+  )
   sys.argv = [f"soprc {name}", *argv[2:]]
   runpy.run_module(f"experiments.{_key(name)}", run_name="__main__", alter_sys=True)
   return 0

@@ -87,13 +87,22 @@ def soprc_loss(
   >>> print(f"{soprc_loss(positive_scores, negative_scores, v, prior=0.1):.4f}")
   0.3140
   """
-  lists, rows = _checked_lists(positive_scores, positive_where, negative_scores, negative_where, v=v)
+  lists, rows = _checked_lists(
+    positive_scores, positive_where, negative_scores, negative_where, v=v
+  )
   _check_hyperparameters(tau1, tau2, self_weight, prior, algorithm)
   if self_weight is None:
     self_weight = 1.0 / (rows.shape[-1] + 1.0)
   others = jax.lax.stop_gradient(rows), masks.mask_like(None, rows)
   risk = _list_risk(
-    lists, *others, prior, self_weight, tau1=tau1, tau2=tau2, tpr_gradient=tpr_gradient, algorithm=algorithm
+    lists,
+    *others,
+    prior,
+    self_weight,
+    tau1=tau1,
+    tau2=tau2,
+    tpr_gradient=tpr_gradient,
+    algorithm=algorithm,
   )
   return _reduce_lists(risk, lists.valid, reduce_fn, axis_name)
 
@@ -147,14 +156,22 @@ def ap_loss(
   (lists,) = _checked_lists(positive_scores, positive_where, negative_scores, negative_where)
   _check_hyperparameters(tau1, tau2, self_weight, None, algorithm)
   num_positives, num_negatives = (
-    jnp.sum(mask, axis=-1).astype(lists.positive_scores.dtype) for mask in (lists.positive_where, lists.negative_where)
+    jnp.sum(mask, axis=-1).astype(lists.positive_scores.dtype)
+    for mask in (lists.positive_where, lists.negative_where)
   )
   if self_weight is None:
     self_weight = masks.ratio(jnp.ones_like(num_positives), num_positives)
   batch_prior = masks.ratio(num_positives, num_positives + num_negatives)
   others = lists.positive_scores, lists.positive_where
   risk = _list_risk(
-    lists, *others, batch_prior, self_weight, tau1=tau1, tau2=tau2, tpr_gradient=tpr_gradient, algorithm=algorithm
+    lists,
+    *others,
+    batch_prior,
+    self_weight,
+    tau1=tau1,
+    tau2=tau2,
+    tpr_gradient=tpr_gradient,
+    algorithm=algorithm,
   )
   return _reduce_lists(risk, lists.valid, reduce_fn, axis_name)
 
@@ -247,14 +264,18 @@ def _list_risk(
   positives = lists.positive_scores
   prior = checks.prior_per_list(prior, positives)
   weight = checks.per_list("self_weight", self_weight, positives)
-  fpr = pair_means(L1, positives, lists.negative_scores, lists.negative_where, tau=tau1, algorithm=algorithm)
+  fpr = pair_means(
+    L1, positives, lists.negative_scores, lists.negative_where, tau=tau1, algorithm=algorithm
+  )
   tpr = pair_means(L2, positives, others, others_where, tau=tau2, algorithm=algorithm)
   # Scores of 1e38 overflow to inf; the largest number instead keeps (1 - prior) F and the risk defined.
   fpr = jnp.minimum(fpr, jnp.finfo(fpr.dtype).max)
   tpr = (1.0 - weight) * tpr + weight
   if not tpr_gradient:
     tpr = jax.lax.stop_gradient(tpr)
-  return masks.masked_mean(masks.share((1.0 - prior) * fpr, prior * tpr), lists.positive_where, axis=-1)
+  return masks.masked_mean(
+    masks.share((1.0 - prior) * fpr, prior * tpr), lists.positive_where, axis=-1
+  )
 
 
 def _checked_lists(
@@ -266,7 +287,8 @@ def _checked_lists(
 ) -> tuple[Any, ...]:
   """Checks the arguments of an estimator: the lists, whose invalid scores become 0, and ``others`` in their dtype."""
   checks.check_masks_passed(
-    positive_scores=(positive_scores, positive_where), negative_scores=(negative_scores, negative_where)
+    positive_scores=(positive_scores, positive_where),
+    negative_scores=(negative_scores, negative_where),
   )
   named = {"positive_scores": positive_scores, "negative_scores": negative_scores, **others}
   arrays = masks.promote(*named.values(), names=tuple(named))
@@ -277,7 +299,11 @@ def _checked_lists(
 
 
 def _check_hyperparameters(
-  tau1: ArrayLike, tau2: ArrayLike, self_weight: ArrayLike | None, prior: ArrayLike | None, algorithm: str
+  tau1: ArrayLike,
+  tau2: ArrayLike,
+  self_weight: ArrayLike | None,
+  prior: ArrayLike | None,
+  algorithm: str,
 ) -> None:
   """Range checks of what is a plain number here; under jit the config has checked it before."""
   if algorithm not in ALGORITHMS:
@@ -285,7 +311,9 @@ def _check_hyperparameters(
   checks.check_width("tau1", tau1)
   checks.check_width("tau2", tau2)
   checks.check_range("self_weight", self_weight, low=0.0, high=1.0)
-  checks.check_range("prior (a share of positives, not a percentage or a count)", prior, low=0.0, high=1.0)
+  checks.check_range(
+    "prior (a share of positives, not a percentage or a count)", prior, low=0.0, high=1.0
+  )
 
 
 def _largest_deviation(dtype: Any) -> float:

@@ -59,7 +59,9 @@ def interpolate_scores(
   return _interpolate(scores, mask, int(num_points), bounds, grid)
 
 
-def check_settings(num_points: int, bounds: tuple[float, float] | None, grid: Grid) -> tuple[float, float] | None:
+def check_settings(
+  num_points: int, bounds: tuple[float, float] | None, grid: Grid
+) -> tuple[float, float] | None:
   """Raises the ValueError of `interpolate_scores` for a setting out of range; returns the bounds as floats."""
   checks.check_count("num_points", num_points)
   if grid not in GRIDS:
@@ -74,7 +76,11 @@ def check_settings(num_points: int, bounds: tuple[float, float] | None, grid: Gr
 
 @functools.partial(jax.jit, static_argnums=(2, 3, 4))
 def _interpolate(
-  scores: jax.Array, mask: jax.Array, num_points: int, bounds: tuple[float, float] | None, grid: Grid
+  scores: jax.Array,
+  mask: jax.Array,
+  num_points: int,
+  bounds: tuple[float, float] | None,
+  grid: Grid,
 ) -> jax.Array:
   if scores.shape[-1] == 0:
     return jnp.zeros((*scores.shape[:-1], num_points), scores.dtype)
@@ -93,7 +99,9 @@ def _interpolate(
   return jnp.where(unknown, jnp.nan, points)
 
 
-def _extend(scores: jax.Array, mask: jax.Array, count: jax.Array, bounds: tuple[float, float] | None) -> jax.Array:
+def _extend(
+  scores: jax.Array, mask: jax.Array, count: jax.Array, bounds: tuple[float, float] | None
+) -> jax.Array:
   """``u_0 .. u_{n+1}`` of each list in ``[..., P + 2]``; entries behind repeat ``u_{n+1}``."""
   # Up to a quarter of the largest float no sum or difference below overflows.
   limit = float(jnp.finfo(scores.dtype).max) / 4
@@ -116,7 +124,9 @@ def _extend(scores: jax.Array, mask: jax.Array, count: jax.Array, bounds: tuple[
   return jnp.concatenate([below, inner, above], axis=-1)
 
 
-def _positions(count: jax.Array, num_points: int, grid: Grid, dtype: Any) -> tuple[jax.Array, jax.Array]:
+def _positions(
+  count: jax.Array, num_points: int, grid: Grid, dtype: Any
+) -> tuple[jax.Array, jax.Array]:
   """Segment ``floor(t n)`` and offset ``t n - floor(t n)`` of each point, ``[..., M]``."""
   n = jnp.maximum(count, 1)
   j = jnp.arange(num_points).reshape((1,) * (count.ndim - 1) + (-1,))

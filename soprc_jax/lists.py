@@ -84,7 +84,11 @@ class RetrievalLists(NamedTuple):
     >>> print(sorted(lists.update_args(jnp.zeros(1, int))))
     ['list_ids', 'positive_scores', 'positive_where']
     """
-    return {"positive_scores": self.positive_scores, "list_ids": list_ids, "positive_where": self.positive_where}
+    return {
+      "positive_scores": self.positive_scores,
+      "list_ids": list_ids,
+      "positive_where": self.positive_where,
+    }
 
 
 def _make_lists(
@@ -211,7 +215,11 @@ def join_devices(
   (vectors,) = masks.promote(embeddings, names=names[:1])
   rows = class_labels.integer_labels(labels, names[1])
   chex.assert_rank(vectors, 2, custom_message=f"{names[0]} must be [B, D]")
-  chex.assert_shape(rows, vectors.shape[:1], custom_message=f"{names[1]} must be [B], one for each row of {names[0]}")
+  chex.assert_shape(
+    rows,
+    vectors.shape[:1],
+    custom_message=f"{names[1]} must be [B], one for each row of {names[0]}",
+  )
   mask = masks.mask_like(None, rows) if where is None else _checked_mask(where, rows, names)
   if where is not None:
     vectors = jnp.where(mask[:, None], vectors, jnp.zeros_like(vectors))
@@ -226,8 +234,12 @@ def join_devices(
   return JoinedBatch(vectors, rows, mask, first)
 
 
-def _checked_mask(where: ArrayLike | None, labels: jax.Array, names: tuple[str, str, str]) -> jax.Array:
-  chex.assert_shape(jnp.asarray(where), labels.shape, custom_message=f"{names[2]} must be [B], like {names[1]}")
+def _checked_mask(
+  where: ArrayLike | None, labels: jax.Array, names: tuple[str, str, str]
+) -> jax.Array:
+  chex.assert_shape(
+    jnp.asarray(where), labels.shape, custom_message=f"{names[2]} must be [B], like {names[1]}"
+  )
   return masks.as_mask(where, names[2])
 
 
@@ -257,7 +269,9 @@ def similarities(
     itself = jnp.eye(size, dtype=bool)
   elif gallery is None:
     candidates = join_devices(embeddings, labels, where, axis_name)
-    itself = (candidates.first + jnp.arange(size))[:, None] == jnp.arange(candidates.labels.shape[0])[None, :]
+    itself = (candidates.first + jnp.arange(size))[:, None] == jnp.arange(
+      candidates.labels.shape[0]
+    )[None, :]
   else:
     names = ("gallery", "gallery_labels", "gallery_where")
     assert gallery_labels is not None  # checked above
@@ -268,7 +282,11 @@ def similarities(
       custom_message="embeddings and gallery must have one width",
     )
     itself = jnp.zeros((size, candidates.labels.shape[0]), bool)
-  scores = _gram(queries.embeddings) if alone else _product(*masks.promote(queries.embeddings, candidates.embeddings))
+  scores = (
+    _gram(queries.embeddings)
+    if alone
+    else _product(*masks.promote(queries.embeddings, candidates.embeddings))
+  )
   usable = queries.where[:, None] & candidates.where[None, :]
   same = class_labels.same_labels(queries.labels[:, None], candidates.labels[None, :])
   return Similarities(scores, same & usable & ~itself, ~same & usable, itself & usable)
@@ -310,7 +328,9 @@ def _transposed(matrix: jax.Array) -> jax.Array:
   return jax.lax.platform_dependent(matrix, cpu=of_a_copy, default=jnp.transpose)
 
 
-def binary_lists(scores: ArrayLike, labels: ArrayLike, *, where: ArrayLike | None = None) -> RetrievalLists:
+def binary_lists(
+  scores: ArrayLike, labels: ArrayLike, *, where: ArrayLike | None = None
+) -> RetrievalLists:
   """One list of scores with binary labels: masks instead of a fixed split, so shapes are static.
 
   Args:
@@ -341,13 +361,17 @@ def binary_lists(scores: ArrayLike, labels: ArrayLike, *, where: ArrayLike | Non
   return _make_lists(scores, positive & mask, scores, ~positive & mask, jnp.zeros([], jnp.int32))
 
 
-def pick_positives(scores: jax.Array, positive_mask: jax.Array, max_positives: int) -> tuple[jax.Array, jax.Array]:
+def pick_positives(
+  scores: jax.Array, positive_mask: jax.Array, max_positives: int
+) -> tuple[jax.Array, jax.Array]:
   """Picks the positives of each row, ``[B, P]``: all, or evenly spaced ranks where there are more; with their mask."""
   columns, mask = positive_columns(scores, positive_mask, max_positives)
   return jnp.take_along_axis(scores, columns, axis=1), mask
 
 
-def positive_columns(scores: jax.Array, positive_mask: jax.Array, max_positives: int) -> tuple[jax.Array, jax.Array]:
+def positive_columns(
+  scores: jax.Array, positive_mask: jax.Array, max_positives: int
+) -> tuple[jax.Array, jax.Array]:
   """Returns the columns that `pick_positives` picks, and their mask."""
   width = min(max_positives, scores.shape[1])
   count = jnp.sum(positive_mask, axis=1)

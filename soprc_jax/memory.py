@@ -134,9 +134,13 @@ def embedding_memory(
     embeddings: ArrayLike, labels: ArrayLike, where: ArrayLike | None, *, constant: bool = False
   ) -> lists.JoinedBatch:
     batch = lists.join_devices(embeddings, labels, where, axis_name, constant=constant)
-    chex.assert_shape(batch.embeddings, (None, dim), custom_message=f"embeddings must be [B, dim={dim}]")
+    chex.assert_shape(
+      batch.embeddings, (None, dim), custom_message=f"embeddings must be [B, dim={dim}]"
+    )
     if batch.labels.shape[0] > size:
-      raise ValueError(f"the memory has size={size} slots, fewer than the {batch.labels.shape[0]} images of a batch")
+      raise ValueError(
+        f"the memory has size={size} slots, fewer than the {batch.labels.shape[0]} images of a batch"
+      )
     return batch
 
   def update_fn(
@@ -152,18 +156,29 @@ def embedding_memory(
     del params, extra
     if embeddings is None or labels is None:
       given = {"embeddings": embeddings, "labels": labels}
-      raise TypeError(_MISSING.format(names=", ".join(name for name, value in given.items() if value is None)))
+      raise TypeError(
+        _MISSING.format(names=", ".join(name for name, value in given.items() if value is None))
+      )
     batch = jax.lax.stop_gradient(join(embeddings, labels, where, constant=True))
     store = batch.where & (state.count >= start_after)
-    stored, _ = _place(state, batch._replace(embeddings=batch.embeddings.astype(jnp.float32), where=store), overflow)
+    stored, _ = _place(
+      state, batch._replace(embeddings=batch.embeddings.astype(jnp.float32), where=store), overflow
+    )
     return updates, stored._replace(count=_counted(state.count, batch.where))
 
   def lookahead(
-    opt_state: optax.OptState, embeddings: ArrayLike, labels: ArrayLike, where: ArrayLike | None = None
+    opt_state: optax.OptState,
+    embeddings: ArrayLike,
+    labels: ArrayLike,
+    where: ArrayLike | None = None,
   ) -> Memory:
-    state = jax.lax.stop_gradient(tracking.find_one(opt_state, EmbeddingMemoryState, "embedding_memory"))
+    state = jax.lax.stop_gradient(
+      tracking.find_one(opt_state, EmbeddingMemoryState, "embedding_memory")
+    )
     batch = join(embeddings, labels, where)
-    constants = jax.lax.stop_gradient(batch.embeddings.astype(jnp.float32).astype(batch.embeddings.dtype))
+    constants = jax.lax.stop_gradient(
+      batch.embeddings.astype(jnp.float32).astype(batch.embeddings.dtype)
+    )
     if start_after > 0:
       early = state.count < start_after
       # The batch alone, from slot 0 on, until the start.
@@ -183,7 +198,9 @@ def embedding_memory(
   return transform
 
 
-def compare(embeddings: ArrayLike, labels: ArrayLike, memory: Memory, where: ArrayLike | None) -> lists.Similarities:
+def compare(
+  embeddings: ArrayLike, labels: ArrayLike, memory: Memory, where: ArrayLike | None
+) -> lists.Similarities:
   """Returns the pairs of the images of a batch and those of a memory.
 
   Labels are compared as the memory stores them. A `Memory` made by hand may hold them as they are, in any type.

@@ -21,7 +21,9 @@ try:
   from hypothesis import strategies as st
   from hypothesis.extra import numpy as hnp
 except ImportError as error:
-  raise ImportError("soprc_jax.testing draws its examples with hypothesis: pip install hypothesis") from error
+  raise ImportError(
+    "soprc_jax.testing draws its examples with hypothesis: pip install hypothesis"
+  ) from error
 
 Strategy = st.SearchStrategy
 
@@ -36,7 +38,15 @@ LABELS = (0, 1, 7, -3, 11_318, 2**31 - 1, -(2**31))
 _FLOAT32 = np.finfo(np.float32)
 # The bounds of a cosine and what rounding makes of them, zeros of both signs, numbers at and below the smallest normal one.
 _SPECIAL = (
-  *(0.0, -0.0, 1.0, -1.0, 0.5, float(np.nextafter(np.float32(1), np.float32(2))), -1.0000002384185791),
+  *(
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    float(np.nextafter(np.float32(1), np.float32(2))),
+    -1.0000002384185791,
+  ),
   *(float(_FLOAT32.tiny), -float(_FLOAT32.tiny), float(_FLOAT32.smallest_subnormal), -1e-40),
 )
 
@@ -72,7 +82,10 @@ class Batch(NamedTuple):
 
 
 def scores(
-  shape: tuple[int, ...] | int = (5,), *, limit: float = 1e30, dtypes: Sequence[npt.DTypeLike] = (np.float32,)
+  shape: tuple[int, ...] | int = (5,),
+  *,
+  limit: float = 1e30,
+  dtypes: Sequence[npt.DTypeLike] = (np.float32,),
 ) -> Strategy[np.ndarray]:
   """Finite scores: cosines on a grid (many ties) and between, all equal, the bounds and just beyond, subnormals, and up to ``limit``.
 
@@ -101,12 +114,18 @@ def scores(
     st.integers(-256, 256).map(lambda number: number / 256),
     st.floats(-1.0, 1.0, width=32),
     st.sampled_from(special),
-    st.floats(-far, far, allow_subnormal=True).map(lambda number: math.copysign(min(abs(number), far), number)),
+    st.floats(-far, far, allow_subnormal=True).map(
+      lambda number: math.copysign(min(abs(number), far), number)
+    ),
   )
-  grid = hnp.arrays(np.int16, shape, elements=st.integers(-256, 256)).map(lambda numbers: numbers / 256)
+  grid = hnp.arrays(np.int16, shape, elements=st.integers(-256, 256)).map(
+    lambda numbers: numbers / 256
+  )
   equal = element.map(lambda value: np.full(shape, value))
   anything = hnp.arrays(np.float64, shape, elements=element, fill=st.nothing())
-  return st.tuples(st.one_of(grid, anything, equal), st.sampled_from(list(dtypes))).map(lambda drawn: _cast(*drawn))
+  return st.tuples(st.one_of(grid, anything, equal), st.sampled_from(list(dtypes))).map(
+    lambda drawn: _cast(*drawn)
+  )
 
 
 def masks(shape: tuple[int, ...] | int) -> Strategy[np.ndarray]:
@@ -118,7 +137,9 @@ def masks(shape: tuple[int, ...] | int) -> Strategy[np.ndarray]:
   ...   assert where.shape == (2, 3) and where.dtype == bool
   >>> check()
   """
-  return st.one_of(hnp.arrays(bool, shape), st.sampled_from([True, False]).map(lambda value: np.full(shape, value)))
+  return st.one_of(
+    hnp.arrays(bool, shape), st.sampled_from([True, False]).map(lambda value: np.full(shape, value))
+  )
 
 
 @st.composite
@@ -164,14 +185,19 @@ def labels(size: int) -> Strategy[np.ndarray]:
   >>> check()
   """
   few = st.lists(st.sampled_from(LABELS), min_size=size, max_size=size)
-  skewed = st.lists(st.sampled_from((LABELS[-1], LABELS[-1], LABELS[-2])), min_size=size, max_size=size)
+  skewed = st.lists(
+    st.sampled_from((LABELS[-1], LABELS[-1], LABELS[-2])), min_size=size, max_size=size
+  )
   alone = st.permutations(range(size))
   return st.one_of(few, skewed, alone).map(lambda values: np.array(values, np.int32))
 
 
 @st.composite
 def embeddings_and_labels(
-  draw: Any, shapes: Sequence[tuple[int, int]] = BATCH_SHAPES, *, dtypes: Sequence[npt.DTypeLike] = (np.float32,)
+  draw: Any,
+  shapes: Sequence[tuple[int, int]] = BATCH_SHAPES,
+  *,
+  dtypes: Sequence[npt.DTypeLike] = (np.float32,),
 ) -> Batch:
   """Unit vectors with labels and a mask: in general position, exact duplicates, orthogonal ones (exact ties), all equal, and zero rows.
 

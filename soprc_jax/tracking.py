@@ -124,26 +124,44 @@ def score_ema(
     return ScoreEmaState(v, jnp.full([num_lists], start_weight, v.dtype), jnp.zeros([], jnp.int32))
 
   def advance(
-    state: ScoreEmaState, positive_scores: ArrayLike, list_ids: ArrayLike, positive_where: ArrayLike | None
+    state: ScoreEmaState,
+    positive_scores: ArrayLike,
+    list_ids: ArrayLike,
+    positive_where: ArrayLike | None,
   ) -> _Rows:
     _check_ids(list_ids, num_lists)
     checks.check_masks_passed(positive_scores=(positive_scores, positive_where))
-    (positive_scores,), list_ids = masks.promote(positive_scores, names=("positive_scores",)), jnp.asarray(list_ids)
+    (positive_scores,), list_ids = (
+      masks.promote(positive_scores, names=("positive_scores",)),
+      jnp.asarray(list_ids),
+    )
     chex.assert_rank(positive_scores, 2, custom_message="positive_scores must be [Q, P]")
     chex.assert_shape(
-      list_ids, positive_scores.shape[:1], custom_message="list_ids must be [Q], one for each row of positive_scores"
+      list_ids,
+      positive_scores.shape[:1],
+      custom_message="list_ids must be [Q], one for each row of positive_scores",
     )
     chex.assert_type(list_ids, int, custom_message="list_ids must be integers")
     chex.assert_shape(
-      state.v, (num_lists, num_points), custom_message="the state must be that of this score_ema: v [num_lists, num_points]"
+      state.v,
+      (num_lists, num_points),
+      custom_message="the state must be that of this score_ema: v [num_lists, num_points]",
     )
     mask = masks.mask_like(positive_where, positive_scores, "positive_where")
     # Without a gradient this is what update computes: under jit, lookahead and update do it once.
     phi = interpolation.interpolate_scores(
-      jax.lax.stop_gradient(positive_scores), num_points=num_points, bounds=bounds, grid=grid, where=mask
+      jax.lax.stop_gradient(positive_scores),
+      num_points=num_points,
+      bounds=bounds,
+      grid=grid,
+      where=mask,
     ).astype(state.v.dtype)
     seen = jnp.any(mask, axis=-1)
-    lists = _not_wrapped(list_ids, num_lists), jnp.where(seen[:, None], phi, jnp.zeros_like(phi)), seen
+    lists = (
+      _not_wrapped(list_ids, num_lists),
+      jnp.where(seen[:, None], phi, jnp.zeros_like(phi)),
+      seen,
+    )
     if axis_name is not None:
       lists = collectives.join_equal(lists, axis_name)
     step = beta(state.count) if callable(beta) else beta
@@ -162,8 +180,12 @@ def score_ema(
     del params, extra
     if positive_scores is None or list_ids is None:
       given = {"positive_scores": positive_scores, "list_ids": list_ids}
-      raise TypeError(_MISSING.format(", ".join(name for name, value in given.items() if value is None)))
-    ids, v, weight = jax.lax.stop_gradient(advance(state, positive_scores, list_ids, positive_where))
+      raise TypeError(
+        _MISSING.format(", ".join(name for name, value in given.items() if value is None))
+      )
+    ids, v, weight = jax.lax.stop_gradient(
+      advance(state, positive_scores, list_ids, positive_where)
+    )
     return updates, ScoreEmaState(
       v=state.v.at[ids].set(v, mode="drop"),
       weight=state.weight.at[ids].set(weight, mode="drop"),
@@ -171,7 +193,10 @@ def score_ema(
     )
 
   def lookahead(
-    opt_state: optax.OptState, positive_scores: ArrayLike, list_ids: ArrayLike, positive_where: ArrayLike | None = None
+    opt_state: optax.OptState,
+    positive_scores: ArrayLike,
+    list_ids: ArrayLike,
+    positive_where: ArrayLike | None = None,
   ) -> jax.Array:
     state = find_state(opt_state)
     rows = jax.lax.stop_gradient(advance(state, positive_scores, list_ids, positive_where).v)
@@ -199,22 +224,34 @@ def find_one(opt_state: optax.OptState, state_type: type[State], maker: str) -> 
 
   states = [node for node in jax.tree.leaves(opt_state, is_leaf=is_state) if is_state(node)]
   if len(states) != 1:
-    remedy = "pass the sub-state of the transform that you mean" if states else "is the transform part of the chain?"
-    raise ValueError(f"expected exactly one {maker} state in opt_state, found {len(states)}: {remedy}")
+    remedy = (
+      "pass the sub-state of the transform that you mean"
+      if states
+      else "is the transform part of the chain?"
+    )
+    raise ValueError(
+      f"expected exactly one {maker} state in opt_state, found {len(states)}: {remedy}"
+    )
   return states[0]
 
 
-def _mix(state: ScoreEmaState, ids: jax.Array, phi: jax.Array, seen: jax.Array, *, beta: jax.Array) -> _Rows:
+def _mix(
+  state: ScoreEmaState, ids: jax.Array, phi: jax.Array, seen: jax.Array, *, beta: jax.Array
+) -> _Rows:
   """Mixes into each row the mean ``phi [Q, M]`` of its lists that have been seen (Eq. 10); the first phi fills a row."""
   # Lists of one row share a slot; slots are as many as lists, whatever the number of rows.
   slots = jnp.searchsorted(jnp.sort(ids), ids)
   counts = jax.ops.segment_sum(seen.astype(phi.dtype), slots, ids.size)[slots]
   # Divided before the sum, which may be beyond the largest float where the mean is not.
   mean = jax.ops.segment_sum(phi / jnp.maximum(counts, 1)[:, None], slots, ids.size)[slots]
-  old_v, old_weight = (rows.at[ids].get(mode="fill", fill_value=jnp.nan) for rows in (state.v, state.weight))
+  old_v, old_weight = (
+    rows.at[ids].get(mode="fill", fill_value=jnp.nan) for rows in (state.v, state.weight)
+  )
   visited = counts > 0
   weight = jnp.where(visited, (1 - beta) * old_weight + beta, old_weight)
-  rate = jnp.where(visited, masks.ratio(jnp.broadcast_to(beta, weight.shape), weight), jnp.zeros_like(weight))
+  rate = jnp.where(
+    visited, masks.ratio(jnp.broadcast_to(beta, weight.shape), weight), jnp.zeros_like(weight)
+  )
   # Not v + rate (phi - v): with rate 1 that leaves a rounding error of the discarded v behind.
   v = (1 - rate)[:, None] * old_v + rate[:, None] * mean
   return _Rows(ids, v, weight)

@@ -25,6 +25,10 @@ def test_version_is_that_of_the_package():
 
 def test_the_paper_is_the_one_that_the_readme_names():
   paper = _CITATION["preferred-citation"]
-  (line,) = [line for line in (_ROOT / "README.md").read_text().splitlines() if line.startswith("The paper: ")]
+  (line,) = [
+    line
+    for line in (_ROOT / "README.md").read_text().splitlines()
+    if line.startswith("The paper: ")
+  ]
   names = ", ".join(author["family-names"] for author in paper["authors"])
   assert line == f"The paper: {names}, *{paper['title']}*, NeurIPS {paper['year']}."

@@ -12,13 +12,18 @@ import tempfile
 
 # Before jax is imported anywhere: the device count is fixed when the backend starts.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+os.environ["XLA_FLAGS"] = (
+  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+)
 
 # What one test has compiled, the others find, in this process and in those that tests start: the workers inherit the folder.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
   folder = tempfile.mkdtemp(prefix="soprc_jax_compiled_")
   atexit.register(shutil.rmtree, folder, ignore_errors=True)
-  os.environ |= {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2"}
+  os.environ |= {
+    "JAX_COMPILATION_CACHE_DIR": folder,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+  }
 # Most of the time goes to compilation, which takes two thirds of it without most of XLA's optimizations; in processes
 # that tests start too. `_OPTIMIZED` has them.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
@@ -60,7 +65,9 @@ optax.MultiSteps.__init__ = _with_strict_inside(optax.MultiSteps.__init__)
 _ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("soprc", derandomize=True, max_examples=25, **_ANY_SPEED)
 # HYPOTHESIS_PROFILE=thorough: random examples, others each time or those of --hypothesis-seed; tests/core/properties_*_test.py have as many as it says.
-hypothesis.settings.register_profile("thorough", derandomize=False, max_examples=1000, print_blob=True, **_ANY_SPEED)
+hypothesis.settings.register_profile(
+  "thorough", derandomize=False, max_examples=1000, print_blob=True, **_ANY_SPEED
+)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "soprc"))
 
 # Every compiled function maps memory, a system allows a process 65,530 maps, and beyond them XLA crashes. A worker of the suite comes near.

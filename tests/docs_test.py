@@ -29,7 +29,18 @@ _DOCUMENTED = ("data", "models", "reports", "serving", "training")
 def built(tmp_path_factory):
   """The pages, without running the notebooks (`notebooks_test`)."""
   folder = tmp_path_factory.mktemp("html")
-  command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", "-D", "nb_execution_mode=off"]
+  command = [
+    sys.executable,
+    "-m",
+    "sphinx",
+    "-W",
+    "--keep-going",
+    "-q",
+    "-b",
+    "html",
+    "-D",
+    "nb_execution_mode=off",
+  ]
   done = subprocess.run(
     [*command, "-d", folder / "doctrees", _DOCS, folder / "html"],
     cwd=runs.ROOT,
@@ -45,7 +56,9 @@ def built(tmp_path_factory):
 def _public(module):
   """Functions and classes without an underscore that a module defines."""
   for name, value in vars(module).items():
-    made_here = (inspect.isfunction(value) or inspect.isclass(value)) and value.__module__ == module.__name__
+    made_here = (
+      inspect.isfunction(value) or inspect.isclass(value)
+    ) and value.__module__ == module.__name__
     if made_here and not name.startswith("_") and value.__doc__:
       yield f"{module.__name__}.{name}"
 
@@ -60,7 +73,10 @@ def test_every_public_name_is_in_the_interface(built):
   modules = [importlib.import_module("soprc_jax.testing")]
   for package in _DOCUMENTED:
     folder = importlib.import_module(f"soprc_jax.{package}").__path__
-    modules += [importlib.import_module(f"soprc_jax.{package}.{module.name}") for module in pkgutil.iter_modules(folder)]
+    modules += [
+      importlib.import_module(f"soprc_jax.{package}.{module.name}")
+      for module in pkgutil.iter_modules(folder)
+    ]
   wanted += [name for module in modules for name in _public(module)]
   assert [name for name in wanted if name not in documented] == []
 
@@ -71,7 +87,11 @@ def test_no_package_is_forgotten(built):
   layout = (runs.ROOT / "CONTRIBUTING.md").read_text()
   assert [name for name in packages if f"  {name}/ " not in layout] == []
   modules = {module.name for module in pkgutil.iter_modules(soprc_jax.__path__) if not module.ispkg}
-  assert [name for name in modules if name[0] != "_" and name != "version" and f"  {name}.py " not in layout] == []
+  assert [
+    name
+    for name in modules
+    if name[0] != "_" and name != "version" and f"  {name}.py " not in layout
+  ] == []
 
 
 def test_every_program_is_named():
@@ -91,11 +111,19 @@ def test_commands_name_what_exists(path):
     assert (path.parent / target).is_file(), target
   for program in re.findall(r"(?m)^ *(?:[\w.=]+ )*soprc ([\w-]+)|`soprc ([\w-]+)", text):
     program = "".join(program).replace("-", "_")
-    places = [runs.ROOT / "experiments" / name for name in (f"{program}.py", f"{program}/__main__.py")]
+    places = [
+      runs.ROOT / "experiments" / name for name in (f"{program}.py", f"{program}/__main__.py")
+    ]
     assert program == "NAME" or any(place.is_file() for place in places), program
   for name, arguments in re.findall(r"--config=(?:configs/)?(\w+)(?:\.py)?(?::([\w,]+))?", text):
-    known = runpy.run_path(str(runs.ROOT / "configs" / f"{name}.py"))["ARGUMENTS"] if name != "NAME" else ()
-    assert [argument for argument in filter(None, arguments.split(",")) if argument not in known] == []
+    known = (
+      runpy.run_path(str(runs.ROOT / "configs" / f"{name}.py"))["ARGUMENTS"]
+      if name != "NAME"
+      else ()
+    )
+    assert [
+      argument for argument in filter(None, arguments.split(",")) if argument not in known
+    ] == []
   for key in re.findall(r"--config\.([\w.]+\w)[=`]", text):
     _value(config.default_config(), key)
   for name in re.findall(r"`((?:soprc_jax|tests|configs|experiments)/[\w/.]+\.\w+)`", text):
@@ -104,9 +132,14 @@ def test_commands_name_what_exists(path):
 
 def test_every_config_key_is_on_its_page(built):
   page = re.sub(r"<(?!/?t[dr])[^>]*>", "", (built / "config.html").read_text())
-  rows = [[html.unescape(cell) for cell in re.findall(r"<td>(.*?)</td>", row, re.S)] for row in page.split("<tr")]
+  rows = [
+    [html.unescape(cell) for cell in re.findall(r"<td>(.*?)</td>", row, re.S)]
+    for row in page.split("<tr")
+  ]
   shown = {tuple(row[::2]) for row in rows if row}
-  assert {(key.name, key.allowed) for table in (config, plans, binary_config) for key in table.KEYS} == shown
+  assert {
+    (key.name, key.allowed) for table in (config, plans, binary_config) for key in table.KEYS
+  } == shown
 
 
 def _value(tree, key):

@@ -36,7 +36,11 @@ def test_the_tests_of_a_row_exist_and_carry_its_number():
   for number, ids, _ in _rows():
     for entry in ids:
       file, _, name = entry.partition("::")
-      if not name.startswith(f"test_f{number:02}_") or not (_TESTS / file).is_file() or name not in _names(file):
+      if (
+        not name.startswith(f"test_f{number:02}_")
+        or not (_TESTS / file).is_file()
+        or name not in _names(file)
+      ):
         wrong.append(f"F{number}: {entry}")
   assert wrong == []
 

@@ -21,7 +21,9 @@ def _names(file, module):
   text = (_TESTS / file).read_text()
   dotted = "soprc_jax." + module.removesuffix(".py").replace("/", ".")
   package = importlib.import_module(dotted.rpartition(".")[0])
-  exported = {key for key, value in vars(package).items() if getattr(value, "__module__", "") == dotted}
+  exported = {
+    key for key, value in vars(package).items() if getattr(value, "__module__", "") == dotted
+  }
   imported, used = set(), set()
   for node in ast.walk(ast.parse(text)):
     if isinstance(node, ast.ImportFrom):
@@ -33,7 +35,9 @@ def _names(file, module):
 
 def test_every_module_is_tested_where_its_name_or_the_table_says():
   paths = _PACKAGE.rglob("*.py")
-  modules = sorted(path.relative_to(_PACKAGE).as_posix() for path in paths if path.stem != "__init__")
+  modules = sorted(
+    path.relative_to(_PACKAGE).as_posix() for path in paths if path.stem != "__init__"
+  )
   rows, wrong = dict(_ROW.findall((_TESTS / "README.md").read_text())), []
   for module in rows.keys() - set(modules):
     wrong.append(f"{module}: soprc_jax/ does not have it: remove its row")
@@ -47,5 +51,7 @@ def test_every_module_is_tested_where_its_name_or_the_table_says():
     elif not (_TESTS / row).is_file():
       wrong.append(f"{module}: there is no tests/{row}: name the file that tests it")
     elif not _names(row, module):
-      wrong.append(f"{module}: tests/{row} does not name it: import it, or put its path in the docstring")
+      wrong.append(
+        f"{module}: tests/{row} does not name it: import it, or put its path in the docstring"
+      )
   assert wrong == []

@@ -18,9 +18,13 @@ def test_there_are_two():
 @pytest.mark.parametrize("path", _NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs(path):
   notebook = nbformat.read(path, as_version=4)
-  assert [cell for cell in notebook.cells if cell.get("outputs") or cell.get("execution_count")] == []
+  assert [
+    cell for cell in notebook.cells if cell.get("outputs") or cell.get("execution_count")
+  ] == []
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of Jupyter's own; what fails in a cell is an error all the same
+    warnings.simplefilter(
+      "ignore"
+    )  # of Jupyter's own; what fails in a cell is an error all the same
     nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
   outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
   assert [output["text"] for output in outputs if output.get("name") == "stderr"] == []

@@ -46,7 +46,11 @@ def test_paper_map_names_the_defining_function(source, symbol):
 def test_the_example_prints_what_stands_below_it():
   code, printed = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", _README, re.S).groups()
   output = io.StringIO()
-  with contextlib.redirect_stdout(output), jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+  with (
+    contextlib.redirect_stdout(output),
+    jax.numpy_rank_promotion("allow"),
+    jax.numpy_dtype_promotion("standard"),
+  ):
     exec(compile(code, "README.md", "exec"), {})
   assert output.getvalue() == printed
 
@@ -69,7 +73,9 @@ def test_paper_map_is_complete():
   }
 
 
-@pytest.mark.parametrize(("folder", "text"), [("", _README), ("results", _RESULTS)], ids=["README", "results"])
+@pytest.mark.parametrize(
+  ("folder", "text"), [("", _README), ("results", _RESULTS)], ids=["README", "results"]
+)
 def test_pictures_and_links_exist(folder, text):
   for path in re.findall(r'src="([^"]+)"', text):
     assert (_ROOT / folder / path).is_file(), path

@@ -67,18 +67,29 @@ def _offences(source, name):
   found = []
   for node in ast.walk(ast.parse(source)):
     if isinstance(node, ast.Import | ast.ImportFrom):
-      modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+      modules = (
+        [alias.name for alias in node.names]
+        if isinstance(node, ast.Import)
+        else [node.module or ""]
+      )
       found += [module for module in modules if module.split(".")[0] in _NEVER]
     elif isinstance(node, ast.Call):
       call = ast.unparse(node.func)
       options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-      found += [call] * (call in ("eval", "exec", "compile", "__import__", "os.system", "os.popen", "tempfile.mktemp"))
+      found += [call] * (
+        call
+        in ("eval", "exec", "compile", "__import__", "os.system", "os.popen", "tempfile.mktemp")
+      )
       found += [call] * (call.endswith((".extractall", ".extract", ".unpack_archive")))
-      found += [call] * (call in ("np.load", "numpy.load") and options.get("allow_pickle") != "False")
+      found += [call] * (
+        call in ("np.load", "numpy.load") and options.get("allow_pickle") != "False"
+      )
       found += [call] * (call == "torch.load" and options.get("weights_only") != "True")
       found += [f"{call}(shell=...)"] * ("shell" in options)
       found += [call] * (call.startswith("socket.") and call != "socket.gethostname")
-      found += [call] * (call.startswith(("importlib.import_module", "runpy.")) and name not in _IMPORTS)
+      found += [call] * (
+        call.startswith(("importlib.import_module", "runpy.")) and name not in _IMPORTS
+      )
   return found
 
 
@@ -106,11 +117,15 @@ def test_offences_are_found(source):
 
 def test_no_module_could_run_what_a_file_holds():
   paths = [
-    path for folder in ("soprc_jax", "experiments", "configs") for path in sorted((runs.ROOT / folder).rglob("*.py"))
+    path
+    for folder in ("soprc_jax", "experiments", "configs")
+    for path in sorted((runs.ROOT / folder).rglob("*.py"))
   ]
   names = {path: path.relative_to(runs.ROOT).as_posix() for path in paths}
   assert len(paths) > 50
-  assert {names[path]: found for path in paths if (found := _offences(path.read_text(), names[path]))} == {}
+  assert {
+    names[path]: found for path in paths if (found := _offences(path.read_text(), names[path]))
+  } == {}
 
 
 class TestArrays:
@@ -121,7 +136,13 @@ class TestArrays:
     monkeypatch.setattr(glyphs, "render", lambda: small)
     glyphs.load(tmp_path)
     (path,) = tmp_path.iterdir()
-    np.savez(path, images=small.images, labels=small.labels, ids=_evil(tmp_path / "executed"), digest=small.digest())
+    np.savez(
+      path,
+      images=small.images,
+      labels=small.labels,
+      ids=_evil(tmp_path / "executed"),
+      digest=small.digest(),
+    )
     with caplog.at_level(logging.WARNING):
       assert glyphs.load(tmp_path).digest() == small.digest()
     assert "is damaged (Object arrays cannot be loaded when allow_pickle=False)" in caplog.text
@@ -132,7 +153,9 @@ class TestArrays:
     for content in (_evil(tmp_path / "executed"), np.array(7)):
       np.save(path, content)
       with caplog.at_level(logging.WARNING):
-        np.testing.assert_array_equal(tfds_source._column([{"class_id": 7}], "class_id", tmp_path, "sop"), [7])
+        np.testing.assert_array_equal(
+          tfds_source._column([{"class_id": 7}], "class_id", tmp_path, "sop"), [7]
+        )
       assert f"{path} is damaged" in caplog.text
       np.testing.assert_array_equal(np.load(path), [7])
       caplog.clear()
@@ -150,7 +173,9 @@ class TestArrays:
     header = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
     path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode())
     with caplog.at_level(logging.WARNING):
-      np.testing.assert_array_equal(tfds_source._column([{"class_id": 7}], "class_id", tmp_path, "sop"), [7])
+      np.testing.assert_array_equal(
+        tfds_source._column([{"class_id": 7}], "class_id", tmp_path, "sop"), [7]
+      )
     assert f"{path} is damaged" in caplog.text
 
 
@@ -162,7 +187,10 @@ class TestWeights:
   def test_a_torch_that_could_run_them_reads_none(self, tmp_path, monkeypatch, version):
     torch.save({"conv1.weight": torch.zeros(2)}, tmp_path / "w.pth")
     monkeypatch.setattr(torch, "__version__", version)
-    with pytest.raises(ValueError, match=rf"w\.pth: torch {re.escape(version)} may run what .*; install torch >= 2\.10"):
+    with pytest.raises(
+      ValueError,
+      match=rf"w\.pth: torch {re.escape(version)} may run what .*; install torch >= 2\.10",
+    ):
       pretrained.read(str(tmp_path / "w.pth"))
     monkeypatch.setattr(torch, "__version__", "2.10.0a0+git1")
     assert list(pretrained.read(str(tmp_path / "w.pth"))) == ["conv1.weight"]
@@ -170,8 +198,13 @@ class TestWeights:
   @_needs_torch
   def test_tensors_without_plain_data_are_named(self, tmp_path):
     torch.save({"fc.bias": torch.nn.Parameter(torch.ones(2))}, tmp_path / "parameter.pth")
-    np.testing.assert_array_equal(pretrained.read(str(tmp_path / "parameter.pth"))["fc.bias"], [1, 1])
-    for name, tensor in {"sparse": torch.eye(2).to_sparse(), "meta": torch.zeros(2, device="meta")}.items():
+    np.testing.assert_array_equal(
+      pretrained.read(str(tmp_path / "parameter.pth"))["fc.bias"], [1, 1]
+    )
+    for name, tensor in {
+      "sparse": torch.eye(2).to_sparse(),
+      "meta": torch.zeros(2, device="meta"),
+    }.items():
       torch.save({"fc.weight": tensor}, tmp_path / f"{name}.pth")
       with pytest.raises(ValueError, match=rf"{name}\.pth: 'fc\.weight' is no plain tensor"):
         pretrained.read(str(tmp_path / f"{name}.pth"))
@@ -185,11 +218,17 @@ class TestWeights:
       ({"a": ("F32", [4], [0, 2**50])}, None, "no safetensors file"),
       ({"a": ("F32", [2**62, 4], [0, 16])}, None, "no safetensors file"),
       ({"a": ("F8_E4M3", [16], [0, 16])}, None, "weights of a type that cannot be read"),
-      ({"x": ("F32", [2], [0, 8]), "module.x": ("F32", [2], [8, 16])}, None, "has two weights for 'x'"),
+      (
+        {"x": ("F32", [2], [0, 8]), "module.x": ("F32", [2], [8, 16])},
+        None,
+        "has two weights for 'x'",
+      ),
     ],
   )
   def test_broken_headers(self, tmp_path, header, length, message):
-    entries = {name: dict(zip(("dtype", "shape", "data_offsets"), entry)) for name, entry in header.items()}
+    entries = {
+      name: dict(zip(("dtype", "shape", "data_offsets"), entry)) for name, entry in header.items()
+    }
     text = json.dumps(entries).encode()
     path = tmp_path / "w.safetensors"
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + bytes(16))
@@ -214,7 +253,9 @@ class TestImages:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(EpsImagePlugin, "gs_binary", None)
     content = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n"
-    with pytest.raises(decoding.BrokenImageError, match=r"photo\.jpg: this is no image that can be read"):
+    with pytest.raises(
+      decoding.BrokenImageError, match=r"photo\.jpg: this is no image that can be read"
+    ):
       decoding.pixels(decoding.as_picture(decoding.Encoded(content, "photo.jpg")))
     assert not (tmp_path / "executed").exists()
 
@@ -230,7 +271,13 @@ class TestImages:
       image_folder.load(str(tmp_path))
 
 
-_OUTSIDE = ["/etc/Aves/2820/x.jpg", "a/../../../x.jpg", "../a/b/x.jpg", "a\\..\\..\\b/c/x.jpg", "a\0/b/c/x.jpg"]
+_OUTSIDE = [
+  "/etc/Aves/2820/x.jpg",
+  "a/../../../x.jpg",
+  "../a/b/x.jpg",
+  "a\\..\\..\\b/c/x.jpg",
+  "a\0/b/c/x.jpg",
+]
 
 
 class TestPathsInLists:
@@ -247,8 +294,12 @@ class TestPathsInLists:
       trees.inaturalist(tmp_path, 2, 2)
       changed, line = tmp_path / list_files.BENCHMARKS[source].lists["train"], path
     changed.write_text(changed.read_text() + line + "\n")
-    with pytest.raises(ValueError, match=r"must be a path relative to .* that stays in it") as error:
-      list_files.load_csv(str(changed)) if source == "csv" else list_files.load(source, str(tmp_path))
+    with pytest.raises(
+      ValueError, match=r"must be a path relative to .* that stays in it"
+    ) as error:
+      list_files.load_csv(str(changed)) if source == "csv" else list_files.load(
+        source, str(tmp_path)
+      )
     assert changed.name in str(error.value)
     assert repr(path) in str(error.value)
 
@@ -318,7 +369,9 @@ class TestFoldersOfOthers:
     assert mine.read_text() == "mine"
     (foreign / "tensorboard").mkdir()
     (foreign / "tensorboard" / "events").symlink_to(mine)
-    with pytest.raises(ValueError, match="events is a link, and a run does not write through links"):
+    with pytest.raises(
+      ValueError, match="events is a link, and a run does not write through links"
+    ):
       workdir.check(foreign, runs.tiny_config())
 
   @pytest.mark.parametrize("content", ["[]", "3", '"x"', "{}", '{"data": 3}', '{"data": {}}', "["])
@@ -335,7 +388,9 @@ class TestCheckpoints:
     """The format of the arrays would put the bytes of whatever file it names into the weights."""
     like = {"params": {"w": np.arange(4.0, dtype=np.float32)}, "batch_stats": {}}
     checkpoints.save_variables(tmp_path, like)
-    np.testing.assert_array_equal(checkpoints.load_network(str(tmp_path), like)["params"]["w"], like["params"]["w"])
+    np.testing.assert_array_equal(
+      checkpoints.load_network(str(tmp_path), like)["params"]["w"], like["params"]["w"]
+    )
     (chunk,) = (tmp_path / checkpoints.VARIABLES / "d").iterdir()
     chunk.rename(tmp_path / "secret")
     chunk.symlink_to(tmp_path / "secret")
@@ -384,10 +439,22 @@ class TestCompiled:
 class TestNetwork:
   def test_processes_of_tests_have_none(self):
     code = "import socket; socket.create_connection(('192.0.2.1', 80), timeout=0.1)"
-    done = subprocess.run([sys.executable, "-c", code], env=runs.environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+      [sys.executable, "-c", code],
+      env=runs.environment(),
+      capture_output=True,
+      text=True,
+      check=False,
+    )
     assert "no network unless asked" in done.stderr
     code = "import socket; socket.getaddrinfo('example.org', 80)"
-    done = subprocess.run([sys.executable, "-c", code], env=runs.environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+      [sys.executable, "-c", code],
+      env=runs.environment(),
+      capture_output=True,
+      text=True,
+      check=False,
+    )
     assert "no network unless asked" in done.stderr
 
   def test_what_could_reach_it_is_not_loaded(self):
@@ -400,20 +467,33 @@ class TestNetwork:
       "assert set(datasets.make_splits(resolved.data)) == {'train', 'val', 'test'}\n"
       "print('value of the test:', len({'huggingface_hub', 'tensorflow', 'tensorflow_datasets', 'comet_ml', 'boto3', 'requests'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env=runs.environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+      [sys.executable, "-c", code],
+      env=runs.environment(),
+      capture_output=True,
+      text=True,
+      check=False,
+    )
     assert (done.returncode, runs.value(done.stdout)) == (0, 0), done.stderr
 
 
 @pytest.mark.slow
 def test_a_run_writes_into_its_workdir_and_the_caches_alone(tmp_path):
-  folders = {name: tmp_path / name for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "here")}
+  folders = {
+    name: tmp_path / name
+    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "here")
+  }
   for folder in folders.values():
     folder.mkdir()
   there = {name: str(folder) for name, folder in folders.items()}
   flags_of_run = runs.tiny_flags(tmp_path / "run", steps=2, warmup_steps=0, **{"data.workers": 1})
-  done = runs.call("experiments.train", *flags_of_run, cwd=folders["here"], env=runs.environment(**there))
+  done = runs.call(
+    "experiments.train", *flags_of_run, cwd=folders["here"], env=runs.environment(**there)
+  )
   assert done.returncode == 0, done.stderr
-  written = {name: sorted(entry.name for entry in folder.iterdir()) for name, folder in folders.items()}
+  written = {
+    name: sorted(entry.name for entry in folder.iterdir()) for name, folder in folders.items()
+  }
   # matplotlib keeps its list of fonts.
   assert set(written.pop("XDG_CACHE_HOME")) <= {"matplotlib", "soprc_jax"}
   assert set(written.pop("XDG_CONFIG_HOME")) <= {"matplotlib"}

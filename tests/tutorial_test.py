@@ -39,7 +39,9 @@ def test_commands_print_what_the_page_says(tmp_path):
       words = shlex.split(command.replace("IMAGES", str(images)).replace("runs/", f"{tmp_path}/"))
       done = runs.call(words[2], *words[3:], env=runs.environment())
       assert done.returncode == 0, done.stderr
-      output = (done.stdout + done.stderr).replace(str(images), "IMAGES").replace(f"{tmp_path}/", "runs/")
+      output = (
+        (done.stdout + done.stderr).replace(str(images), "IMAGES").replace(f"{tmp_path}/", "runs/")
+      )
       printed += [_shape(line) for line in output.splitlines()]
     missing = [line for line in expected if not _found(_shape(line), printed)]
     assert missing == [], "\n".join(printed)

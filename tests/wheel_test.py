@@ -19,17 +19,27 @@ pytest.importorskip("setuptools", minversion="70.1")  # builds wheels by itself 
 def installed(tmp_path_factory):
   """A folder with the unpacked wheel alone."""
   folder = tmp_path_factory.mktemp("wheel")
-  build = [sys.executable, "-c", "import sys; from setuptools import build_meta as b; print(b.build_wheel(sys.argv[1]))"]
+  build = [
+    sys.executable,
+    "-c",
+    "import sys; from setuptools import build_meta as b; print(b.build_wheel(sys.argv[1]))",
+  ]
   # setuptools writes beside its sources: those are copied, without what git does not know.
   sources = folder / "sources"
-  listed = subprocess.run(["git", "ls-files", "-z"], cwd=runs.ROOT, capture_output=True, check=False)
-  names = [name for name in listed.stdout.decode().split("\0") if name and (runs.ROOT / name).is_file()]
+  listed = subprocess.run(
+    ["git", "ls-files", "-z"], cwd=runs.ROOT, capture_output=True, check=False
+  )
+  names = [
+    name for name in listed.stdout.decode().split("\0") if name and (runs.ROOT / name).is_file()
+  ]
   if not names:
     pytest.skip("not a clone: git lists no files")
   for name in names:
     (sources / name).parent.mkdir(parents=True, exist_ok=True)
     (sources / name).write_bytes((runs.ROOT / name).read_bytes())
-  done = subprocess.run([*build, str(folder)], cwd=sources, capture_output=True, text=True, timeout=300)
+  done = subprocess.run(
+    [*build, str(folder)], cwd=sources, capture_output=True, text=True, timeout=300
+  )
   assert done.returncode == 0, done.stderr
   (wheel,) = folder.glob("*.whl")
   with zipfile.ZipFile(wheel) as archive:
@@ -39,19 +49,30 @@ def installed(tmp_path_factory):
 
 def _python(installed, code, cwd):
   env = runs.environment() | {"PYTHONPATH": str(installed)}
-  return subprocess.run([sys.executable, "-P", "-c", code], cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+  return subprocess.run(
+    [sys.executable, "-P", "-c", code],
+    cwd=cwd,
+    env=env,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
 
 
 def test_all_modules_and_data_are_in_it(installed):
   sources = installed.parent / "sources"
-  here = {path.relative_to(sources) for path in (sources / "soprc_jax").rglob("*") if path.is_file()}
+  here = {
+    path.relative_to(sources) for path in (sources / "soprc_jax").rglob("*") if path.is_file()
+  }
   for program_files in ("experiments", "configs"):
     here |= {
       pathlib.Path("soprc_jax/programs", path.relative_to(sources))
       for path in (sources / program_files).rglob("*")
       if path.is_file()
     }
-  there = {path.relative_to(installed) for path in (installed / "soprc_jax").rglob("*") if path.is_file()}
+  there = {
+    path.relative_to(installed) for path in (installed / "soprc_jax").rglob("*") if path.is_file()
+  }
   assert here == there
   assert {path.name for path in installed.iterdir()} == {
     "soprc_jax",
@@ -87,8 +108,17 @@ def environment(installed):
   folder = installed.parent / "environment"
   venv.create(folder, with_pip=False, symlinks=True)
   (wheel,) = installed.parent.glob("*.whl")
-  install = ["pip", f"--python={folder / 'bin/python'}", "install", "--no-index", "--no-deps", str(wheel)]
-  done = subprocess.run([sys.executable, "-m", *install], capture_output=True, text=True, timeout=300)
+  install = [
+    "pip",
+    f"--python={folder / 'bin/python'}",
+    "install",
+    "--no-index",
+    "--no-deps",
+    str(wheel),
+  ]
+  done = subprocess.run(
+    [sys.executable, "-m", *install], capture_output=True, text=True, timeout=300
+  )
   assert done.returncode == 0, done.stderr
   (packages,) = folder.glob("lib/python*/site-packages")
   # A path in a .pth file alone: .pth files there, of an editable installation, are not read.
@@ -107,8 +137,17 @@ def _soprc(environment, arguments, cwd):
 
 def test_the_command_runs_from_another_folder(environment, tmp_path):
   """``soprc train`` and ``soprc evaluate``, with a config by its bare name and an argument."""
-  settings = ["--config=glyphs:triplet", "--workdir=run", "--config.model.width=8", "--config.model.embedding_dim=8"]
-  settings += ["--config.train.steps=1", "--config.train.batch_size=8", "--config.log.progress=false"]
+  settings = [
+    "--config=glyphs:triplet",
+    "--workdir=run",
+    "--config.model.width=8",
+    "--config.model.embedding_dim=8",
+  ]
+  settings += [
+    "--config.train.steps=1",
+    "--config.train.batch_size=8",
+    "--config.log.progress=false",
+  ]
   for command in ("train", "evaluate"):
     done = _soprc(environment, [command, *settings], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -120,12 +159,19 @@ def test_the_command_lists_every_program(environment, tmp_path):
   done = _soprc(environment, ["--help"], tmp_path)
   assert done.returncode == 0, done.stderr
   listed = done.stdout.split("commands:\n")[1].split("\n\n")[0]
-  programs = {path.stem for path in (runs.ROOT / "experiments").glob("[!_]*.py")} - {"flags", "malloc"}
+  programs = {path.stem for path in (runs.ROOT / "experiments").glob("[!_]*.py")} - {
+    "flags",
+    "malloc",
+  }
   programs |= {path.parent.name for path in (runs.ROOT / "experiments").glob("*/__main__.py")}
-  assert [line.split()[0] for line in listed.splitlines()] == sorted(name.replace("_", "-") for name in programs)
+  assert [line.split()[0] for line in listed.splitlines()] == sorted(
+    name.replace("_", "-") for name in programs
+  )
 
 
-@pytest.mark.parametrize(("name", "hint"), [("trian", " Did you mean 'train'?"), ("flags", ""), ("../x", "")])
+@pytest.mark.parametrize(
+  ("name", "hint"), [("trian", " Did you mean 'train'?"), ("flags", ""), ("../x", "")]
+)
 def test_an_unknown_command_is_named(environment, tmp_path, name, hint):
   done = _soprc(environment, [name], tmp_path)
   assert done.returncode == 1

@@ -30,17 +30,24 @@ absl_flags.declare_key_flag("config")
 absl_flags.declare_key_flag("workdir")
 _STAGES = absl_flags.DEFINE_list("stages", None, "Stages to make, in this order. Default: all.")
 _SEEDS = absl_flags.DEFINE_list(
-  "seeds", None, "Seeds of weights, batches and augmentation; the first picks rates. Default: config.compare."
+  "seeds",
+  None,
+  "Seeds of weights, batches and augmentation; the first picks rates. Default: config.compare.",
 )
 _MINUTES = absl_flags.DEFINE_float(
-  "minutes", 40.0, "No run is begun that would end later than this, but the first one always.", lower_bound=0.0
+  "minutes",
+  40.0,
+  "No run is begun that would end later than this, but the first one always.",
+  lower_bound=0.0,
 )
 _INIT_FROM = absl_flags.DEFINE_string(
   "init_from",
   None,
   "Workdir of the run that all start from; {seed} is replaced by the seed. Default: config.compare, else random weights.",
 )
-_LIST = absl_flags.DEFINE_bool("list", False, "Tell the planned runs and their time, and make none.")
+_LIST = absl_flags.DEFINE_bool(
+  "list", False, "Tell the planned runs and their time, and make none."
+)
 _ALLOW_SEEN = absl_flags.DEFINE_bool(
   "allow_seen_classes",
   False,
@@ -90,7 +97,12 @@ def main(argv: Sequence[str]) -> None:
       print(f"\n{(run.workdir / f'{stage.name}.md').read_text(encoding='utf-8')}")
   print(f"Written to {run.workdir}: {', '.join(names)}")
   if not done:
-    left = [option for runs in ablation.planned(plan, run.workdir).values() for option, ended in runs if not ended]
+    left = [
+      option
+      for runs in ablation.planned(plan, run.workdir).values()
+      for option, ended in runs
+      if not ended
+    ]
     print(f"{len(left)} runs are left, about {_minutes(left, seconds)}: the same command goes on.")
 
 
@@ -101,10 +113,14 @@ def _write_gradient(plan: Any, run: flags.Run) -> list[str]:
   from soprc_jax.training import workdir
 
   name = plans.RunName("soprc", run.config.optim.learning_rate, plan.seeds[0])
-  if "gradient" not in [stage.name for stage in plan.stages] or "val" not in (comparison.finished(run.workdir, name) or {}):
+  if "gradient" not in [stage.name for stage in plan.stages] or "val" not in (
+    comparison.finished(run.workdir, name) or {}
+  ):
     return []
   config = ablation.run_config(plan, _make_config, ablation.BASE, name.rate, name.seed)
-  text = gradient_through_t.markdown(gradient_through_t.measure(config, run.workdir / name.folder()), tau2=config.loss.tau2)
+  text = gradient_through_t.markdown(
+    gradient_through_t.measure(config, run.workdir / name.folder()), tau2=config.loss.tau2
+  )
   workdir.write_atomically(run.workdir / "gradient_through_t.md", text)
   print(f"\n{text}")
   return ["gradient_through_t.md"]
@@ -133,7 +149,9 @@ def _plan(config: Any) -> Any:
   stages = ablation_stages.make(config, settings)
   chosen = _STAGES.value if _STAGES.value is not None else list(stages)
   if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(stages):
-    raise ValueError(f"--stages takes one or more of {', '.join(stages)}, each once; got {','.join(chosen)!r}")
+    raise ValueError(
+      f"--stages takes one or more of {', '.join(stages)}, each once; got {','.join(chosen)!r}"
+    )
   if "table2" in chosen:
     _check_table2(config)
   init_from = _INIT_FROM.value
@@ -146,9 +164,14 @@ def _check_table2(config: Any) -> None:
   """The rows of Table 2 set some keys themselves, and differ in nothing else."""
   from configs import common
 
-  lost = sorted({key for row in range(1, 6) for key in common.ablation_values(row)} & set(flags.config_overrides()))
+  lost = sorted(
+    {key for row in range(1, 6) for key in common.ablation_values(row)}
+    & set(flags.config_overrides())
+  )
   if lost:
-    raise ValueError(f"--config.{lost[0]} is set by the rows of stage table2: leave it out, or choose other --stages")
+    raise ValueError(
+      f"--config.{lost[0]} is set by the rows of stage table2: leave it out, or choose other --stages"
+    )
   if config.loss.prior.kind == "batch":
     raise ValueError(
       "loss.prior.kind=batch is row 1 of stage table2, the others need another prior: leave it out, or choose other --stages"

@@ -43,7 +43,9 @@ class Plan(NamedTuple):
 
   def starts(self) -> dict[int, str]:
     """Seed -> the network that its runs start from; empty from random weights."""
-    return {seed: plans.start_of(self.init_from, seed) for seed in self.seeds} if self.init_from else {}
+    return (
+      {seed: plans.start_of(self.init_from, seed) for seed in self.seeds} if self.init_from else {}
+    )
 
 
 class Result(NamedTuple):
@@ -60,7 +62,9 @@ class Result(NamedTuple):
   trials: int
 
 
-def check(plan: Plan, make_config: MakeConfig, folder: Path, *, allow_seen_classes: bool = False) -> None:
+def check(
+  plan: Plan, make_config: MakeConfig, folder: Path, *, allow_seen_classes: bool = False
+) -> None:
   """Raises a ValueError or an OSError for what would stop a run later; ``allow_seen_classes`` as `comparison.check_starts`.
 
   Raises:
@@ -72,7 +76,9 @@ def check(plan: Plan, make_config: MakeConfig, folder: Path, *, allow_seen_class
     checkpoints.check_start(start)
   base = run_config(plan, make_config, BASE, None, plan.seeds[0])
   if base.data.trainval:
-    raise ValueError("data.trainval must be False in an ablation: options and rates are picked on val; got True")
+    raise ValueError(
+      "data.trainval must be False in an ablation: options and rates are picked on val; got True"
+    )
   for _, option, rates in _options(plan):
     for rate, seed in itertools.product(rates, plan.seeds):
       name = plans.RunName(option.name, rate, seed)
@@ -102,10 +108,14 @@ def _check_batches(plan: Plan, make_config: MakeConfig) -> None:
     if config.train.batch_size not in checked:
       checked.add(config.train.batch_size)
       try:
-        parallel.check_batch(config.train.batch_size, config.train.per_class, config.train.microbatch)
+        parallel.check_batch(
+          config.train.batch_size, config.train.per_class, config.train.microbatch
+        )
         build.make_data(config)
       except ValueError as error:
-        raise ValueError(f"stage {stage}, {option.name}: {error}; or leave the stage out (--stages)") from error
+        raise ValueError(
+          f"stage {stage}, {option.name}: {error}; or leave the stage out (--stages)"
+        ) from error
 
 
 def _options(plan: Plan) -> Iterator[tuple[str, Option, tuple[float, ...]]]:
@@ -131,7 +141,9 @@ def planned(plan: Plan, folder: Path) -> dict[str, list[tuple[Option, bool]]]:
   for stage in plan.stages:
     found[stage.name] = []
     for variant in stage.variants:
-      trials = [(option, rate, plan.seeds[0]) for option in variant.options for rate in variant.rates]
+      trials = [
+        (option, rate, plan.seeds[0]) for option in variant.options for rate in variant.rates
+      ]
       option, rate = _choose(variant, plan, folder) or trials[0][:2]
       for option, rate, seed in [*trials, *((option, rate, seed) for seed in plan.seeds[1:])]:
         name = plans.RunName(option.name, rate, seed)
@@ -223,7 +235,9 @@ def _choose(variant: Variant, plan: Plan, folder: Path) -> tuple[Option, float] 
   return variant.options[i], rate
 
 
-def run_config(plan: Plan, make_config: MakeConfig, option: Option, rate: float | None, seed: int) -> Any:
+def run_config(
+  plan: Plan, make_config: MakeConfig, option: Option, rate: float | None, seed: int
+) -> Any:
   """The resolved config of a run; without a rate that of the config file."""
   config = make_config(option)
   config.seed = seed

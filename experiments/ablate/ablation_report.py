@@ -16,12 +16,17 @@ from soprc_jax.training import workdir as workdir_lib
 
 _TEST = ("mAUPRC", "recall@1")
 # What the training log tells of the gradient: key, title, whether on a logarithmic axis.
-_SIGNALS = (("grad_norm", "norm of the gradient", True), ("saturated_lists", "share of saturated lists", False))
+_SIGNALS = (
+  ("grad_norm", "norm of the gradient", True),
+  ("saturated_lists", "share of saturated lists", False),
+)
 _ENDS = 0.1  # share of the run whose mean is told at its two ends
 _SMOOTHED = 0.05  # share of the run that a point of a curve is the mean of
 
 
-def write(folder: Path, plan: ablation.Plan, results: Mapping[str, Sequence[ablation.Result]]) -> list[str]:
+def write(
+  folder: Path, plan: ablation.Plan, results: Mapping[str, Sequence[ablation.Result]]
+) -> list[str]:
   """Writes ablation.json, and STAGE.md and STAGE.png of each stage that has results; returns the names of the files.
 
   Stages that ablation.json has from earlier calls stay in it.
@@ -32,7 +37,9 @@ def write(folder: Path, plan: ablation.Plan, results: Mapping[str, Sequence[abla
     found = results[stage.name]
     if not found:
       continue
-    workdir_lib.write_atomically(folder / f"{stage.name}.md", table(folder, stage, found, plan.seeds))
+    workdir_lib.write_atomically(
+      folder / f"{stage.name}.md", table(folder, stage, found, plan.seeds)
+    )
     plot(folder / f"{stage.name}.png", folder, stage, found)
     entries = [_entry(folder, result) for result in found]
     content[stage.name] = {"title": stage.title, "seeds": plan.seeds, "variants": entries}
@@ -42,13 +49,25 @@ def write(folder: Path, plan: ablation.Plan, results: Mapping[str, Sequence[abla
   return ["ablation.json", *names]
 
 
-def table(folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds: Sequence[int]) -> str:
+def table(
+  folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds: Sequence[int]
+) -> str:
   """A Markdown table of a stage: test metrics over the seeds, paired differences, and what the gradient did."""
   paper = stage.name == "table2"
   reference = next((result for result in results if result.variant.label == stage.reference), None)
   first = None if reference is None else _values(folder, reference, "test", "mAUPRC")
-  header = [stage.axis or "variant", "option", "rate", "val mAUPRC", *_TEST, f"minus {stage.reference}"]
-  header += [f"{title}, first and last tenth" for _, title, _ in _SIGNALS] + ["paper: mAUPRC", "recall@1"] * paper
+  header = [
+    stage.axis or "variant",
+    "option",
+    "rate",
+    "val mAUPRC",
+    *_TEST,
+    f"minus {stage.reference}",
+  ]
+  header += [f"{title}, first and last tenth" for _, title, _ in _SIGNALS] + [
+    "paper: mAUPRC",
+    "recall@1",
+  ] * paper
   rows = []
   for result in results:
     own = _values(folder, result, "test", "mAUPRC")
@@ -70,7 +89,10 @@ def table(folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds:
       [f"{len(stage.variants) - len(results)} of {len(stage.variants)} variants have not finished."]
       * (len(results) < len(stage.variants))
     ),
-    *filter(None, [comparison.seen_classes(folder, (run for result in results for run in result.row.runs))]),
+    *filter(
+      None,
+      [comparison.seen_classes(folder, (run for result in results for run in result.row.runs))],
+    ),
   ]
   return "\n".join([text_table.markdown(header, rows), "", *notes]) + "\n"
 
@@ -98,7 +120,11 @@ def plot(path: Path, folder: Path, stage: Stage, results: Sequence[ablation.Resu
     _plot_sweep(axes[0, 0], folder, stage, results)
   by_step = axes[0, -3:]
   for i, result in enumerate(results):
-    style = {"color": f"C{i % 10}", "linestyle": "-" if i < 10 else "--", "label": result.variant.label}
+    style = {
+      "color": f"C{i % 10}",
+      "linestyle": "-" if i < 10 else "--",
+      "label": result.variant.label,
+    }
     steps, val = tables.mean_convergence(folder, result.row)
     by_step[0].plot(steps, val, marker="o", markersize=3, **style)
     for axis, (key, _, _) in zip(by_step[1:], _SIGNALS, strict=True):
@@ -120,7 +146,9 @@ def plot(path: Path, folder: Path, stage: Stage, results: Sequence[ablation.Resu
 def _plot_sweep(axis: Any, folder: Path, stage: Stage, results: Sequence[ablation.Result]) -> None:
   x = np.array([result.variant.value for result in results], float)
   values = [_values(folder, result, "test", "mAUPRC") for result in results]
-  means, deviations = (np.array([stat(value) for value in values]) for stat in (np.mean, _deviation))
+  means, deviations = (
+    np.array([stat(value) for value in values]) for stat in (np.mean, _deviation)
+  )
   axis.set(xlabel=stage.axis, ylabel="mAUPRC on test")
   if (x == 0).any():
     # Linear between 0 and the smallest other value.

@@ -98,8 +98,12 @@ def make(base: Any, settings: Any) -> dict[str, Stage]:
 
 def option(base: Any, values: Values) -> Option:
   """The option of these values, named by those that are not the config's own; ``soprc`` is the config as it is."""
-  changed = {key: value for key, value in values.items() if config_keys.value_of(base, key) != value}
-  return Option(",".join(f"{_short(key)}={_shown(value)}" for key, value in changed.items()) or "soprc", changed)
+  changed = {
+    key: value for key, value in values.items() if config_keys.value_of(base, key) != value
+  }
+  return Option(
+    ",".join(f"{_short(key)}={_shown(value)}" for key, value in changed.items()) or "soprc", changed
+  )
 
 
 def _table2(settings: Any) -> Stage:
@@ -115,7 +119,9 @@ def _table2(settings: Any) -> Stage:
 def _batch_sizes(base: Any) -> Stage:
   own, per_class = base.train.batch_size, base.train.per_class
   sizes = sorted({max(own * factor // (4 * per_class), 2) * per_class for factor in (1, 2, 4, 8)})
-  return _points(base, "batch_size", "train.batch_size", sizes, "Batch size, at the same number of steps")
+  return _points(
+    base, "batch_size", "train.batch_size", sizes, "Batch size, at the same number of steps"
+  )
 
 
 def _sweep(base: Any, name: str, key: str, values: tuple[Any, ...]) -> Stage:
@@ -131,7 +137,9 @@ def _points(base: Any, name: str, key: str, values: Iterable[Any], title: str) -
     label = f"{value:g}" + (" (config)" if value == own else "")
     return Variant(label, (option(base, {key: value}),), rates, float(value))
 
-  return Stage(name, title, tuple(map(variant, values)), f"{own:g} (config)", _SYMBOLS.get(name, name))
+  return Stage(
+    name, title, tuple(map(variant, values)), f"{own:g} (config)", _SYMBOLS.get(name, name)
+  )
 
 
 def _named(base: Any, name: str, title: str, entries: Mapping[str, Values]) -> Stage:
@@ -145,7 +153,9 @@ def _named(base: Any, name: str, title: str, entries: Mapping[str, Values]) -> S
   return Stage(name, title, tuple(rows), "config")
 
 
-def _prior(kind: str, value: float | None = None, start: float = 0.0, **more: Any) -> dict[str, Any]:
+def _prior(
+  kind: str, value: float | None = None, start: float = 0.0, **more: Any
+) -> dict[str, Any]:
   """Values of ``loss.prior``; the frequency and the batch's share need no value."""
   tree: dict[str, Any] = {"kind": kind, "start": start, **more}
   if start:
@@ -224,7 +234,9 @@ def _tuned(base: Any, rates: tuple[float, ...]) -> Stage:
     variant("SmoothAP", "smooth_ap", "loss.smooth_ap.tau", (0.01, 0.03, 0.1)),
     variant("Triplet", "triplet", "loss.triplet.margin", (0.05, 0.1, 0.2)),
   )
-  return Stage("tuned", "SOPRC, SmoothAP and triplet, tuned on val with the same effort", rows, "SOPRC")
+  return Stage(
+    "tuned", "SOPRC, SmoothAP and triplet, tuned on val with the same effort", rows, "SOPRC"
+  )
 
 
 def _short(key: str) -> str:
@@ -233,4 +245,6 @@ def _short(key: str) -> str:
 
 
 def _shown(value: Any) -> str:
-  return f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+  return (
+    f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
+  )

@@ -43,7 +43,11 @@ class Push(NamedTuple):
 
 
 def measure(
-  config: Any, trained: Path, *, num_batches: int = 8, priors: tuple[float, ...] = (0.5, 0.03, 0.001)
+  config: Any,
+  trained: Path,
+  *,
+  num_batches: int = 8,
+  priors: tuple[float, ...] = (0.5, 0.03, 0.001),
 ) -> list[Push]:
   """The pushes of SOPRC's gradient on the first training batches of a run, at the network that it starts from and at the one that it ends with.
 
@@ -65,7 +69,9 @@ def measure(
     scores = [_scores(config, network, batches[step]) for step in range(num_batches)]
     for prior in priors:
       pushes = [_pushes(config.loss, prior, batch) for batch in scores]
-      found.append(_summary(name, prior, *(np.concatenate(part) for part in zip(*pushes, strict=True))))
+      found.append(
+        _summary(name, prior, *(np.concatenate(part) for part in zip(*pushes, strict=True)))
+      )
   return found
 
 
@@ -92,19 +98,28 @@ def markdown(pushes: list[Push], *, tau2: float) -> str:
   return "\n".join([text_table.markdown(header, rows), "", note]) + "\n"
 
 
-def _scores(config: Any, network: dict[str, Any], batch: dict[str, np.ndarray]) -> lists.RetrievalLists:
+def _scores(
+  config: Any, network: dict[str, Any], batch: dict[str, np.ndarray]
+) -> lists.RetrievalLists:
   """The lists of a batch, by the batch's own statistics, as a training step sees them."""
   model = build.make_model(config, freeze_bn=config.model.freeze_bn, axis_name=None)
   embeddings, _ = model.apply(network, batch["image"], train=True, mutable=["batch_stats"])
   return lists.retrieval_lists(
-    embeddings, batch["label"], max_positives=config.train.per_class - 1, where=jnp.asarray(batch["where"])
+    embeddings,
+    batch["label"],
+    max_positives=config.train.per_class - 1,
+    where=jnp.asarray(batch["where"]),
   )
 
 
 def _pushes(loss: Any, prior: float, found: lists.RetrievalLists) -> tuple[np.ndarray, np.ndarray]:
   """``[valid positives]`` steps -dL/dh through F, and through F and T, times the number of positives."""
   v = interpolation.interpolate_scores(
-    found.positive_scores, num_points=loss.num_points, bounds=_BOUNDS, grid=loss.grid, where=found.positive_where
+    found.positive_scores,
+    num_points=loss.num_points,
+    bounds=_BOUNDS,
+    grid=loss.grid,
+    where=found.positive_where,
   )
 
   @functools.partial(jax.jit, static_argnames="through")
@@ -122,7 +137,10 @@ def _pushes(loss: Any, prior: float, found: lists.RetrievalLists) -> tuple[np.nd
 
   where = np.asarray(found.positive_where)
   count = where.sum()
-  without, with_ = (-count * np.asarray(gradient(found.positive_scores, through))[where] for through in (False, True))
+  without, with_ = (
+    -count * np.asarray(gradient(found.positive_scores, through))[where]
+    for through in (False, True)
+  )
   return without, with_
 
 
@@ -131,5 +149,8 @@ def _summary(name: str, prior: float, without: np.ndarray, with_: np.ndarray) ->
   return Push(
     name,
     prior,
-    *(float(value) for value in ((without < 0).mean(), (with_ < 0).mean(), ratio, without.mean(), with_.mean())),
+    *(
+      float(value)
+      for value in ((without < 0).mean(), (with_ < 0).mean(), ratio, without.mean(), with_.mean())
+    ),
   )

@@ -41,7 +41,9 @@ def main(argv: Sequence[str]) -> None:
   with flags.errors_as_messages():
     out = _new_file(_OUT.value)
     if folder is not None and (folder / _NOTE).exists():
-      raise ValueError(f"--workdir={folder} holds {_told(folder / _NOTE)} already: choose a new folder, or remove it")
+      raise ValueError(
+        f"--workdir={folder} holds {_told(folder / _NOTE)} already: choose a new folder, or remove it"
+      )
     began = time.perf_counter()
     run = _run_apart if len(names) > 1 else lambda names, grows: _run(names[0], grows=grows)
     rows, curves, failed = run(names, grows=folder is not None)
@@ -60,9 +62,13 @@ def main(argv: Sequence[str]) -> None:
       workdir.write_atomically(folder / "table.md", table)
       pictures = speed_tables.plot_growth(folder, curves)
   print(table)
-  print(f"{about['machine']}; {about['date']}; {about['seconds']} s. A ratio above 1 says that ours is faster.")
+  print(
+    f"{about['machine']}; {about['date']}; {about['seconds']} s. A ratio above 1 says that ours is faster."
+  )
   for curve in curves:
-    print(f"{curve.benchmark}, {curve.name}: {curve.cost} by {curve.size} with exponent {curve.exponent:.2f}")
+    print(
+      f"{curve.benchmark}, {curve.name}: {curve.cost} by {curve.size} with exponent {curve.exponent:.2f}"
+    )
   if folder is not None:
     print(f"Written to {folder}: {', '.join(['table.md', _NOTE, *pictures])}")
   if failed:
@@ -73,7 +79,9 @@ def _names(given: list[str]) -> list[str]:
   """The benchmarks that are asked for; ends the process with a message where one is unknown, or none is named."""
   with flags.errors_as_messages():
     if not given:
-      raise ValueError(f"missing NAME. For example:\n  soprc benchmark {_EXAMPLE}\nNames: {', '.join(NAMES)}, all")
+      raise ValueError(
+        f"missing NAME. For example:\n  soprc benchmark {_EXAMPLE}\nNames: {', '.join(NAMES)}, all"
+      )
     names = list(NAMES) if given == ["all"] else given
     unknown = [name for name in names if name not in NAMES]
     if unknown or len(set(names)) < len(names):
@@ -113,13 +121,24 @@ def _run(name: str, *, grows: bool) -> tuple[list[Any], list[Any], list[str]]:
   try:
     for row in module.rows():
       rows.append(row)
-      log.info("%s, %s: %.2f x %s (target %.2f)", row.benchmark, row.case, row.ratio, row.peer, row.target)
+      log.info(
+        "%s, %s: %.2f x %s (target %.2f)", row.benchmark, row.case, row.ratio, row.peer, row.target
+      )
     if grows:
       for curve in module.growth():
         curves.append(curve)
-        log.info("%s, %s: %s by %s with exponent %.2f", curve.benchmark, curve.name, curve.cost, curve.size, curve.exponent)
+        log.info(
+          "%s, %s: %s by %s with exponent %.2f",
+          curve.benchmark,
+          curve.name,
+          curve.cost,
+          curve.size,
+          curve.exponent,
+        )
   except ModuleNotFoundError as error:
-    raise ValueError(f'the benchmark {name} needs {error.name}: pip install -e ".[bench]"') from error
+    raise ValueError(
+      f'the benchmark {name} needs {error.name}: pip install -e ".[bench]"'
+    ) from error
   return rows, curves, []
 
 
@@ -131,11 +150,20 @@ def _run_apart(names: Sequence[str], *, grows: bool) -> tuple[list[Any], list[An
   with tempfile.TemporaryDirectory(prefix="soprc_jax_benchmark_") as folder:
     for name in names:
       extra = [f"--workdir={folder}/{name}_growth"] if grows else []
-      command = [sys.executable, "-m", "experiments.benchmark", name, f"--out={folder}/{name}.json", *extra]
+      command = [
+        sys.executable,
+        "-m",
+        "experiments.benchmark",
+        name,
+        f"--out={folder}/{name}.json",
+        *extra,
+      ]
       if subprocess.run(command, stdout=subprocess.DEVNULL).returncode:
         failed.append(name)
         continue
-      found = speed_tables.from_json(json.loads(Path(folder, f"{name}.json").read_text(encoding="utf-8")))
+      found = speed_tables.from_json(
+        json.loads(Path(folder, f"{name}.json").read_text(encoding="utf-8"))
+      )
       rows += found[0]
       curves += found[1]
   return rows, curves, failed

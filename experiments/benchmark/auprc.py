@@ -56,12 +56,22 @@ def growth() -> Iterator[harness.Curve]:
     scores = _scores(positives, count)
     run, plan = _compile(_ours("sorted"), scores)
     seconds.append(harness.median_seconds(run))
-    memory.append((plan.temp_size_in_bytes + plan.argument_size_in_bytes + plan.output_size_in_bytes) / 2**20)
-  yield harness.Curve("auprc", f"soprc_loss, {positives:,} positives", "negatives", counts, "seconds", seconds)
-  yield harness.Curve("auprc", f"soprc_loss, {positives:,} positives", "negatives", counts, "MiB", memory)
+    memory.append(
+      (plan.temp_size_in_bytes + plan.argument_size_in_bytes + plan.output_size_in_bytes) / 2**20
+    )
+  yield harness.Curve(
+    "auprc", f"soprc_loss, {positives:,} positives", "negatives", counts, "seconds", seconds
+  )
+  yield harness.Curve(
+    "auprc", f"soprc_loss, {positives:,} positives", "negatives", counts, "MiB", memory
+  )
   counts = [10**3, 10**4, 10**5, 10**6]
-  seconds = [harness.median_seconds(_compile(_ap_loss(), _scores(count, count)[:2])[0]) for count in counts]
-  yield harness.Curve("auprc", "ap_loss, as many negatives", "positives", counts, "seconds", seconds)
+  seconds = [
+    harness.median_seconds(_compile(_ap_loss(), _scores(count, count)[:2])[0]) for count in counts
+  ]
+  yield harness.Curve(
+    "auprc", "ap_loss, as many negatives", "positives", counts, "seconds", seconds
+  )
 
 
 def _scores(num_positives: int, num_negatives: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -74,13 +84,17 @@ def _scores(num_positives: int, num_negatives: int) -> tuple[jax.Array, jax.Arra
 
 def _ours(algorithm: Any) -> Callable[..., Any]:
   def loss(positive: jax.Array, negative: jax.Array, v: jax.Array) -> jax.Array:
-    return soprc_jax.soprc_loss(positive, negative, v, prior=_PRIOR, tau1=_TAU1, tau2=_TAU2, algorithm=algorithm)
+    return soprc_jax.soprc_loss(
+      positive, negative, v, prior=_PRIOR, tau1=_TAU1, tau2=_TAU2, algorithm=algorithm
+    )
 
   return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
 
 
 def _ap_loss() -> Callable[..., Any]:
-  return jax.jit(jax.value_and_grad(functools.partial(soprc_jax.ap_loss, algorithm="sorted"), argnums=(0, 1)))
+  return jax.jit(
+    jax.value_and_grad(functools.partial(soprc_jax.ap_loss, algorithm="sorted"), argnums=(0, 1))
+  )
 
 
 def _torch_blockwise(positive: Any, negative: Any, v: Any, block: int = 2) -> tuple[float, Any]:
@@ -112,7 +126,9 @@ def _check(*results: Any) -> None:
   for other in others:
     wrong = abs(float(first[0]) - float(other[0])) > 1e-5
     for ours, theirs in zip(first[1], other[1], strict=True):
-      wrong |= np.linalg.norm(np.asarray(ours) - np.asarray(theirs)) > 1e-4 * np.linalg.norm(np.asarray(theirs))
+      wrong |= np.linalg.norm(np.asarray(ours) - np.asarray(theirs)) > 1e-4 * np.linalg.norm(
+        np.asarray(theirs)
+      )
     if wrong:
       raise ArithmeticError("the implementations of the SOPRC loss do not agree")
 

@@ -115,7 +115,10 @@ def compare(
 ) -> list[Row]:
   """One row for each peer, all timed in turns with ours; arguments as in `Row` and `time_together`."""
   seconds = time_together({"ours": ours, **peers}, repetitions=repetitions, warmup=warmup)
-  return [row(benchmark, case, peer, seconds["ours"], seconds[peer], target=target, note=note) for peer in peers]
+  return [
+    row(benchmark, case, peer, seconds["ours"], seconds[peer], target=target, note=note)
+    for peer in peers
+  ]
 
 
 def row(

@@ -72,7 +72,10 @@ def _loaders(folder: str, workers: int) -> harness.Row:
   # What may have been loaded while the other loader was timed.
   drained = _PREFETCH + 2 + 2 * _PREFETCH * workers
   steps = (drained + _TIMED) * (harness.REPETITIONS + 1)
-  streams = {"ours": _ours(folder, workers, steps), "peer": _theirs(torch, torchvision, folder, workers, steps)}
+  streams = {
+    "ours": _ours(folder, workers, steps),
+    "peer": _theirs(torch, torchvision, folder, workers, steps),
+  }
   seconds: dict[str, list[float]] = {name: [] for name in streams}
   for _ in range(harness.REPETITIONS):
     for name, stream in streams.items():
@@ -85,7 +88,9 @@ def _loaders(folder: str, workers: int) -> harness.Row:
       if images.shape not in ((_BATCH, _SIZE, _SIZE, 3), (_BATCH, 3, _SIZE, _SIZE)):
         raise AssertionError(f"{name} gives batches of shape {images.shape}")
   del streams
-  rates = (_BATCH * _TIMED / float(np.median(seconds[name])) / (os.cpu_count() or 1) for name in seconds)
+  rates = (
+    _BATCH * _TIMED / float(np.median(seconds[name])) / (os.cpu_count() or 1) for name in seconds
+  )
   return harness.row(
     "input",
     f"{_BATCH * _TIMED} JPEG of {_SIDES[0]} to {_SIDES[1]} pixels, random resized crop to {_SIZE}, {workers} workers",
@@ -113,15 +118,21 @@ def _ours(folder: str, workers: int, num_steps: int) -> Iterator[np.ndarray]:
     yield batch["image"]
 
 
-def _theirs(torch: Any, torchvision: Any, folder: str, workers: int, num_steps: int) -> Iterator[Any]:
+def _theirs(
+  torch: Any, torchvision: Any, folder: str, workers: int, num_steps: int
+) -> Iterator[Any]:
   transforms = torchvision.transforms
   # The same crops: 20 to 100 % of the area.
   crop = transforms.RandomResizedCrop(_SIZE, scale=(0.2, 1.0))
-  transform = transforms.Compose([crop, transforms.RandomHorizontalFlip(), transforms.PILToTensor()])
+  transform = transforms.Compose(
+    [crop, transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
+  )
   data = torchvision.datasets.ImageFolder(folder, transform)
   chosen = torch.utils.data.RandomSampler(data, replacement=True, num_samples=num_steps * _BATCH)
   options = {"prefetch_factor": _PREFETCH} if workers else {}
-  for images, _ in torch.utils.data.DataLoader(data, _BATCH, sampler=chosen, num_workers=workers, **options):
+  for images, _ in torch.utils.data.DataLoader(
+    data, _BATCH, sampler=chosen, num_workers=workers, **options
+  ):
     yield images
 
 
@@ -147,7 +158,13 @@ def _import_torchvision() -> Any:
 def _waiting() -> harness.Row:
   """A short run of configs/glyphs.py, by the clock fields of its metrics.jsonl."""
   with tempfile.TemporaryDirectory() as folder:
-    command = ["-m", "experiments.train", "--config=glyphs", f"--workdir={folder}/run", "--config.eval.every=0"]
+    command = [
+      "-m",
+      "experiments.train",
+      "--config=glyphs",
+      f"--workdir={folder}/run",
+      "--config.eval.every=0",
+    ]
     command += [f"--config.train.steps={_WAIT_STEPS}", "--config.checkpoint.every=0"]
     subprocess.run([sys.executable, *command], check=True, capture_output=True)
     lines = list(workdir.read_metrics(Path(folder) / "run"))

@@ -58,7 +58,9 @@ def make_batch(size: int) -> Batch:
 
 def _soprc(embeddings: jax.Array, batch: Batch) -> jax.Array:
   found = _lists(embeddings, batch)
-  return estimators.soprc_loss(found.positive_scores, found.negative_scores, batch.v, prior=PRIOR, **found.masks)
+  return estimators.soprc_loss(
+    found.positive_scores, found.negative_scores, batch.v, prior=PRIOR, **found.masks
+  )
 
 
 def _ap(embeddings: jax.Array, batch: Batch) -> jax.Array:
@@ -104,9 +106,7 @@ _NOTES = {
   "listwise_ap": "the similarity 1 of a query to itself is a kink; gradients compared without their radial part",
   "xbm": f"against a constant memory of {MEMORY_SIZE}",
 }
-_SMOOTH_AP_NOTE = (
-  "the peer (2.9) exchanges class size and number of classes, so that its value is another one; time compared"
-)
+_SMOOTH_AP_NOTE = "the peer (2.9) exchanges class size and number of classes, so that its value is another one; time compared"
 
 
 def rows() -> Iterator[harness.Row]:
@@ -121,8 +121,16 @@ def rows() -> Iterator[harness.Row]:
       theirs = _peers(name, batch)
       for peer, (step, comparable) in theirs.items():
         if comparable:
-          _check(f"{name} of {peer} at {size}", ours(), step(), batch, radial=name not in ("fast_ap", "listwise_ap"))
-      timed = {peer: step for peer, (step, _) in theirs.items()} | {"its matrix products in jax": _products(name, batch)}
+          _check(
+            f"{name} of {peer} at {size}",
+            ours(),
+            step(),
+            batch,
+            radial=name not in ("fast_ap", "listwise_ap"),
+          )
+      timed = {peer: step for peer, (step, _) in theirs.items()} | {
+        "its matrix products in jax": _products(name, batch)
+      }
       seconds = _seconds({"ours": ours, **timed}, size)
       for peer in timed:
         target = _TARGET if peer in theirs else _PRODUCTS_TARGET
@@ -146,12 +154,16 @@ def growth() -> Iterator[harness.Curve]:
   for size in _GROWTH_SIZES:
     batch = make_batch(size)
     for name in _GROWTH_LOSSES:
-      steps[name, size] = functools.partial(jax.jit(jax.value_and_grad(LOSSES[name])), batch.embeddings, batch)
+      steps[name, size] = functools.partial(
+        jax.jit(jax.value_and_grad(LOSSES[name])), batch.embeddings, batch
+      )
   for name in _GROWTH_LOSSES:
     functions = {str(size): steps[name, size] for size in _GROWTH_SIZES}
     seconds = harness.time_together(functions, repetitions=3, warmup=1)
     costs = [float(np.median(seconds[str(size)])) for size in _GROWTH_SIZES]
-    yield harness.Curve("loss", f"{name}, value and gradient", "batch size", _GROWTH_SIZES, "seconds", costs)
+    yield harness.Curve(
+      "loss", f"{name}, value and gradient", "batch size", _GROWTH_SIZES, "seconds", costs
+    )
 
 
 def _seconds(steps: Mapping[str, Callable[[], Any]], size: int) -> dict[str, list[float]]:
@@ -176,13 +188,17 @@ def _products(name: str, batch: Batch) -> Callable[[], Any]:
   """The products of the loss by themselves: the scores, and their gradient by each of the two factors that is not constant."""
   memory = batch.memory if name == "xbm" else None
   width = MEMORY_SIZE if name == "xbm" else batch.labels.shape[0]
-  weights = jnp.asarray(np.random.default_rng(0).normal(size=(batch.labels.shape[0], width)), jnp.float32)
+  weights = jnp.asarray(
+    np.random.default_rng(0).normal(size=(batch.labels.shape[0], width)), jnp.float32
+  )
   product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
   def products(embeddings: jax.Array, weights: jax.Array) -> Any:
     if memory is not None:
       return product(embeddings, memory.T), product(weights, memory)
-    return product(embeddings, embeddings.T), product(weights, embeddings) + product(weights.T, embeddings)
+    return product(embeddings, embeddings.T), product(weights, embeddings) + product(
+      weights.T, embeddings
+    )
 
   return functools.partial(jax.jit(products), batch.embeddings, weights)
 
@@ -216,13 +232,18 @@ def _peers(name: str, batch: Batch) -> dict[str, tuple[Callable[[], Any], bool]]
     "xbm": step(peers.xbm, memory, memory_labels),
     "blackbox": step(peers.blackbox),
   }
-  library = {loss: step(function) for loss, function in peers.metric_learning_losses(len(labels)).items()}
+  library = {
+    loss: step(function) for loss, function in peers.metric_learning_losses(len(labels)).items()
+  }
   library["xbm"] = step(peers.metric_learning_xbm(memory, memory_labels))
   if len(labels) > 500:
     del library["smooth_ap"]  # it needs some 30 GiB
   found = {}
   if name in library:
-    found[f"pytorch-metric-learning {pytorch_metric_learning.__version__}"] = (library[name], name != "smooth_ap")
+    found[f"pytorch-metric-learning {pytorch_metric_learning.__version__}"] = (
+      library[name],
+      name != "smooth_ap",
+    )
   if name in plain:
     found[f"plain torch {torch.__version__}"] = (plain[name], True)
   return found
@@ -234,6 +255,11 @@ def _check(what: str, ours: Any, theirs: Any, batch: Batch, *, radial: bool) -> 
   vectors = np.asarray(batch.embeddings)
   gradients = [np.asarray(gradient) for gradient in (ours[1], theirs[1])]
   if not radial:
-    gradients = [gradient - np.sum(gradient * vectors, axis=1, keepdims=True) * vectors for gradient in gradients]
+    gradients = [
+      gradient - np.sum(gradient * vectors, axis=1, keepdims=True) * vectors
+      for gradient in gradients
+    ]
   # A rank or a hinge that rounding moves to its other side changes single entries.
-  np.testing.assert_allclose(gradients[0], gradients[1], rtol=0, atol=5e-3 * np.abs(gradients[1]).max(), err_msg=what)
+  np.testing.assert_allclose(
+    gradients[0], gradients[1], rtol=0, atol=5e-3 * np.abs(gradients[1]).max(), err_msg=what
+  )

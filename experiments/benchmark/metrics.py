@@ -32,11 +32,19 @@ def rows() -> Iterator[harness.Row]:
 
 def growth() -> Iterator[harness.Curve]:
   """Seconds by size of the gallery, of which all images are queries, and by length of the list."""
-  for name, function in (("retrieval_metrics", metrics.retrieval_metrics), ("mean_pr_curve", metrics.mean_pr_curve)):
-    costs = [harness.median_seconds(functools.partial(function, *_embeddings(size))) for size in _CURVE_SIZES]
+  for name, function in (
+    ("retrieval_metrics", metrics.retrieval_metrics),
+    ("mean_pr_curve", metrics.mean_pr_curve),
+  ):
+    costs = [
+      harness.median_seconds(functools.partial(function, *_embeddings(size)))
+      for size in _CURVE_SIZES
+    ]
     yield harness.Curve("metrics", name, "images", _CURVE_SIZES, "seconds", costs)
   auprc = jax.jit(metrics.auprc)
-  costs = [harness.median_seconds(functools.partial(auprc, *_scores(length))) for length in _CURVE_LENGTHS]
+  costs = [
+    harness.median_seconds(functools.partial(auprc, *_scores(length))) for length in _CURVE_LENGTHS
+  ]
   yield harness.Curve("metrics", "auprc", "scores", _CURVE_LENGTHS, "seconds", costs)
 
 
@@ -72,13 +80,19 @@ def _retrieval(size: int, num_queries: int, repetitions: int) -> Iterator[harnes
     if abs(evaluate() - want) > 1e-6:
       raise AssertionError(f"{name} finds {evaluate()}, ours {want}")
   products = _products(queries, embeddings)
-  seconds = harness.time_together({"ours": ours, **peers, **products}, repetitions=repetitions, warmup=0)
+  seconds = harness.time_together(
+    {"ours": ours, **peers, **products}, repetitions=repetitions, warmup=0
+  )
   case = f"retrieval_metrics, {num_queries} queries in {size} x {_WIDTH}"
   for peer in peers:
-    yield harness.row("metrics", case, peer, seconds["ours"], seconds[peer], target=_RETRIEVAL_TARGET)
+    yield harness.row(
+      "metrics", case, peer, seconds["ours"], seconds[peer], target=_RETRIEVAL_TARGET
+    )
   fastest = min(products, key=lambda name: float(np.median(seconds[name])))
   note = "float32 similarities, not counted or ranked"
-  yield harness.row("metrics", case, fastest, seconds["ours"], seconds[fastest], target=_PRODUCT_TARGET, note=note)
+  yield harness.row(
+    "metrics", case, fastest, seconds["ours"], seconds[fastest], target=_PRODUCT_TARGET, note=note
+  )
 
 
 def _embeddings(size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +119,9 @@ def _metric_learning(embeddings: Any, labels: Any, num_queries: int) -> Callable
 
   def evaluate() -> float:
     queries, query_labels = embeddings[:num_queries], labels[:num_queries]
-    found = calculator.get_accuracy(queries, query_labels, embeddings, labels, ref_includes_query=True)
+    found = calculator.get_accuracy(
+      queries, query_labels, embeddings, labels, ref_includes_query=True
+    )
     return found["mean_average_precision"]
 
   return evaluate
@@ -154,7 +170,9 @@ def _mean_pr_curve(size: int) -> harness.Row:
     grid = np.linspace(-1, 1, 2001)
     precision, recall = np.zeros(2001), np.zeros(2001)
     for start in range(0, size, _BLOCK):
-      scores = (embeddings[start : start + _BLOCK].astype(np.float64) @ embeddings.T.astype(np.float64)).astype(np.float32)
+      scores = (
+        embeddings[start : start + _BLOCK].astype(np.float64) @ embeddings.T.astype(np.float64)
+      ).astype(np.float32)
       for i, row in enumerate(scores):
         row[start + i] = -np.inf
         positives = np.sort(row[labels == labels[start + i]])[1:]
@@ -167,9 +185,13 @@ def _mean_pr_curve(size: int) -> harness.Row:
   def ours() -> tuple[np.ndarray, np.ndarray]:
     return metrics.mean_pr_curve(embeddings, labels, block_size=_BLOCK)[:2]
 
-  np.testing.assert_allclose(ours(), by_sorting(), atol=1e-4)  # linspace puts some thresholds an ulp elsewhere
+  np.testing.assert_allclose(
+    ours(), by_sorting(), atol=1e-4
+  )  # linspace puts some thresholds an ulp elsewhere
   case = f"mean_pr_curve, {size} x {_WIDTH}, 2001 thresholds"
-  (row,) = harness.compare("metrics", case, ours=ours, peers={"numpy, sorted rows": by_sorting}, target=1.0, warmup=0)
+  (row,) = harness.compare(
+    "metrics", case, ours=ours, peers={"numpy, sorted rows": by_sorting}, target=1.0, warmup=0
+  )
   return row
 
 

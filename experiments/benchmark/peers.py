@@ -22,7 +22,9 @@ def metric_learning_losses(batch_size: int) -> Mapping[str, TorchLoss]:
   cosine = {"distance": distances.DotProductSimilarity(normalize_embeddings=False)}
   triplet = losses.TripletMarginLoss(margin=0.1, reducer=reducers.SumReducer(), **cosine)
   return {
-    "contrastive": losses.ContrastiveLoss(pos_margin=1.0, neg_margin=0.5, reducer=reducers.SumReducer(), **cosine),
+    "contrastive": losses.ContrastiveLoss(
+      pos_margin=1.0, neg_margin=0.5, reducer=reducers.SumReducer(), **cosine
+    ),
     "triplet": lambda embeddings, labels: triplet(embeddings, labels) / batch_size,
     "multi_similarity": losses.MultiSimilarityLoss(alpha=2.0, beta=40.0, base=0.5, **cosine),
     "smooth_ap": losses.SmoothAPLoss(temperature=0.01),
@@ -36,7 +38,9 @@ def metric_learning_xbm(memory: Any, memory_labels: Any) -> TorchLoss:
   from pytorch_metric_learning.utils import loss_and_miner_utils as pairs
 
   distance = distances.DotProductSimilarity(normalize_embeddings=False)
-  contrastive = losses.ContrastiveLoss(pos_margin=1.0, neg_margin=0.5, reducer=reducers.SumReducer(), distance=distance)
+  contrastive = losses.ContrastiveLoss(
+    pos_margin=1.0, neg_margin=0.5, reducer=reducers.SumReducer(), distance=distance
+  )
 
   def loss(embeddings: Any, labels: Any) -> Any:
     found = pairs.get_all_pairs_indices(labels, memory_labels)
@@ -73,7 +77,9 @@ def _false_positive_rate(scores: Any, positives: Any, negative: Any, tau1: float
   return losses.sum(-1) / negative.sum(-1, keepdim=True)
 
 
-def soprc(embeddings: Any, labels: Any, v: Any, *, prior: float, tau1: float = 0.1, tau2: float = 0.001) -> Any:
+def soprc(
+  embeddings: Any, labels: Any, v: Any, *, prior: float, tau1: float = 0.1, tau2: float = 0.001
+) -> Any:
   """Eq. 8 with v ``[B, M]`` looked up before."""
   import torch
 
@@ -101,7 +107,9 @@ def ap(embeddings: Any, labels: Any, *, tau1: float = 0.1, tau2: float = 0.001) 
   return ((1 - prior) * fpr / ((1 - prior) * fpr + prior * tpr)).mean()
 
 
-def semi_variance(embeddings: Any, labels: Any, *, lambda1: float = 1.0, lambda2: float = 5.0) -> Any:
+def semi_variance(
+  embeddings: Any, labels: Any, *, lambda1: float = 1.0, lambda2: float = 5.0
+) -> Any:
   """Eq. 9, over the selected scores of the batch."""
   import torch
 
@@ -109,7 +117,10 @@ def semi_variance(embeddings: Any, labels: Any, *, lambda1: float = 1.0, lambda2
   positives, negatives = _equal_rows(scores, positive), _equal_rows(scores, negative)
   below = torch.relu(positives.mean() - positives)
   above = torch.relu(negatives - negatives.mean())
-  return lambda1 * below.square().sum() / (below > 0).sum() + lambda2 * above.square().sum() / (above > 0).sum()
+  return (
+    lambda1 * below.square().sum() / (below > 0).sum()
+    + lambda2 * above.square().sum() / (above > 0).sum()
+  )
 
 
 def smooth_ap(embeddings: Any, labels: Any, *, tau: float = 0.01) -> Any:
@@ -134,7 +145,9 @@ def listwise_ap(embeddings: Any, labels: Any, *, num_bins: int = 20) -> Any:
   centres = torch.arange(num_bins, dtype=scores.dtype)[:, None, None]
   weights = torch.relu(1 - (position - centres).abs())
   weights = torch.where(
-    (centres == 0) & (position < 0) | (centres == num_bins - 1) & (position > num_bins - 1), 1.0, weights
+    (centres == 0) & (position < 0) | (centres == num_bins - 1) & (position > num_bins - 1),
+    1.0,
+    weights,
   )
   in_class, all_ = (weights * relevant).sum(-1), weights.sum(-1)
   precision = in_class.cumsum(0) / (all_.cumsum(0) + 1e-16)
@@ -149,7 +162,9 @@ def auroc(embeddings: Any, labels: Any, *, tau: float = 0.1) -> Any:
   return (losses.sum((1, 2)) / (relevant.shape[1] * negative.sum(-1))).mean()
 
 
-def xbm(embeddings: Any, labels: Any, memory: Any, memory_labels: Any, *, negative_margin: float = 0.5) -> Any:
+def xbm(
+  embeddings: Any, labels: Any, memory: Any, memory_labels: Any, *, negative_margin: float = 0.5
+) -> Any:
   """Contrastive loss of a batch against the memory."""
   import torch
 
@@ -158,7 +173,9 @@ def xbm(embeddings: Any, labels: Any, memory: Any, memory_labels: Any, *, negati
   return torch.where(same, 1 - scores, torch.relu(scores - negative_margin)).sum() / len(labels)
 
 
-def blackbox(embeddings: Any, labels: Any, *, lambda_: float = 5.0, interclass_coef: float = 0.9) -> Any:
+def blackbox(
+  embeddings: Any, labels: Any, *, lambda_: float = 5.0, interclass_coef: float = 0.9
+) -> Any:
   """BlackBox AP without margin and memory: per query, and over all pairs of the batch."""
   import torch
 
@@ -185,7 +202,10 @@ def blackbox(embeddings: Any, labels: Any, *, lambda_: float = 5.0, interclass_c
     return 1 - precision.sum(-1) / (relevant.sum(-1) + 1e-5)
 
   scores, _, negative = _pairs(embeddings, labels)
-  within, across = loss(scores, ~negative).mean(), loss(scores.view(1, -1), ~negative.view(1, -1)).mean()
+  within, across = (
+    loss(scores, ~negative).mean(),
+    loss(scores.view(1, -1), ~negative.view(1, -1)).mean(),
+  )
   return (1 - interclass_coef) * within + interclass_coef * across
 
 

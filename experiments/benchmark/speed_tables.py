@@ -24,18 +24,25 @@ def _processor() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
   except OSError:
     return platform.processor() or platform.machine()
-  return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+  return next(
+    (line.split(":")[1].strip() for line in lines if line.startswith("model name")),
+    platform.machine(),
+  )
 
 
 def reached(rows: Sequence[harness.Row]) -> bool:
   """Whether one case, given by its rows, is as fast as it should be: by one row that suffices, or by all others."""
   others = [row for row in rows if not row.suffices]
-  return any(row.met for row in rows if row.suffices) or (bool(others) and all(row.met for row in others))
+  return any(row.met for row in rows if row.suffices) or (
+    bool(others) and all(row.met for row in others)
+  )
 
 
 def cases(rows: Iterable[harness.Row]) -> list[list[harness.Row]]:
   """The rows of each case, in order."""
-  return [list(group) for _, group in itertools.groupby(rows, key=lambda row: (row.benchmark, row.case))]
+  return [
+    list(group) for _, group in itertools.groupby(rows, key=lambda row: (row.benchmark, row.case))
+  ]
 
 
 def markdown(rows: Sequence[harness.Row]) -> str:
@@ -45,13 +52,21 @@ def markdown(rows: Sequence[harness.Row]) -> str:
   >>> print(markdown([row]).splitlines()[2])
   | loss | triplet | 500 ms | torch: **2.00** ± 0.00 (2.00) | yes |
   """
-  header = ["benchmark", "case", "ours", "peer: time / ours ± half the quartile range (target)", "reached"]
+  header = [
+    "benchmark",
+    "case",
+    "ours",
+    "peer: time / ours ± half the quartile range (target)",
+    "reached",
+  ]
   lines, notes = [], dict[str, int]()
   for group in cases(rows):
     cells = []
     for row in group:
       mark = f" [{notes.setdefault(row.note, len(notes) + 1)}]" if row.note else ""
-      cells.append(f"{row.peer}: **{_number(row.ratio)}** ± {_number(row.spread)} ({_number(row.target)}){mark}")
+      cells.append(
+        f"{row.peer}: **{_number(row.ratio)}** ± {_number(row.spread)} ({_number(row.target)}){mark}"
+      )
     first = group[0]
     answer = "yes" if reached(group) else "**no**"
     lines.append([first.benchmark, first.case, _seconds(first.ours), "; ".join(cells), answer])
@@ -67,7 +82,9 @@ def _seconds(value: float) -> str:
   return f"{value:.3g} s" if value >= 1 else f"{1e3 * value:.3g} ms"
 
 
-def as_json(rows: Sequence[harness.Row], curves: Sequence[harness.Curve], about: Mapping[str, Any]) -> dict[str, Any]:
+def as_json(
+  rows: Sequence[harness.Row], curves: Sequence[harness.Curve], about: Mapping[str, Any]
+) -> dict[str, Any]:
   """The same for programs; ``about`` says where and when it was measured."""
   return {
     **about,
@@ -78,19 +95,32 @@ def as_json(rows: Sequence[harness.Row], curves: Sequence[harness.Curve], about:
 
 def from_json(content: Mapping[str, Any]) -> tuple[list[harness.Row], list[harness.Curve]]:
   """Rows and curves of `as_json`."""
-  rows = [harness.Row(**{name: entry[name] for name in harness.Row._fields}) for entry in content["rows"]]
-  curves = [harness.Curve(**{name: entry[name] for name in harness.Curve._fields}) for entry in content["curves"]]
+  rows = [
+    harness.Row(**{name: entry[name] for name in harness.Row._fields}) for entry in content["rows"]
+  ]
+  curves = [
+    harness.Curve(**{name: entry[name] for name in harness.Curve._fields})
+    for entry in content["curves"]
+  ]
   return rows, curves
 
 
 def plot_growth(folder: Path, curves: Sequence[harness.Curve]) -> list[str]:
   """One log-log plot for each benchmark, size and cost, with the fitted exponents; names of the files."""
   names = []
-  for (benchmark, size, cost), group in itertools.groupby(sorted(curves, key=_axes_of), key=_axes_of):
+  for (benchmark, size, cost), group in itertools.groupby(
+    sorted(curves, key=_axes_of), key=_axes_of
+  ):
     figure, axes = plots.grid(1, 1, size=(6.5, 4.5))
     axis = axes[0, 0]
     for curve in group:
-      axis.loglog(curve.sizes, curve.costs, "o-", markersize=4, label=f"{curve.name}: exponent {curve.exponent:.2f}")
+      axis.loglog(
+        curve.sizes,
+        curve.costs,
+        "o-",
+        markersize=4,
+        label=f"{curve.name}: exponent {curve.exponent:.2f}",
+      )
     axis.set(xlabel=size, ylabel=cost, title=f"benchmark {benchmark}: growth")
     axis.legend(fontsize="small")
     names.append(f"growth_{benchmark}_{size}_{cost}.png".replace(" ", "_").replace("/", "_"))

@@ -12,8 +12,16 @@ import time
 from experiments.benchmark import harness
 
 _IMPORT_TARGET, _WARM_TARGET = 1 / 1.5, 1.0
-_FLOOR = "import jax, optax, flax.linen, orbax.checkpoint, grain.python, tensorboardX, ml_collections"
-_RUN = ("-m", "experiments.train", "--config=glyphs", "--config.log.line_every=1", "--config.train.steps=1000")
+_FLOOR = (
+  "import jax, optax, flax.linen, orbax.checkpoint, grain.python, tensorboardX, ml_collections"
+)
+_RUN = (
+  "-m",
+  "experiments.train",
+  "--config=glyphs",
+  "--config.log.line_every=1",
+  "--config.train.steps=1000",
+)
 _RUN_REPETITIONS = 3
 
 
@@ -26,7 +34,12 @@ def rows() -> Iterator[harness.Row]:
     }
   )
   yield harness.row(
-    "startup", "import soprc_jax", "import jax, optax", seconds["ours"], seconds["peer"], target=_IMPORT_TARGET
+    "startup",
+    "import soprc_jax",
+    "import jax, optax",
+    seconds["ours"],
+    seconds["peer"],
+    target=_IMPORT_TARGET,
   )
   cold, warm, floor = [], [], []
   _first_step_twice()  # reads what is not on the warm disk yet, and renders the glyphs

@@ -110,7 +110,9 @@ class OurStep:
     data, self.per_class = build.make_data(self.config), self.config.train.per_class
     parts = build.make_parts(self.config, data.class_counts())
     state = build.starting_state(self.config, parts)
-    self.variables = jax.tree.map(np.asarray, {"params": state.params, "batch_stats": state.batch_stats})
+    self.variables = jax.tree.map(
+      np.asarray, {"params": state.params, "batch_stats": state.batch_stats}
+    )
     counts = data.class_counts()
     self.priors = (self.config.loss.prior.value * counts / counts.max()).astype(np.float32)
     batch = dict(build.make_batches(self.config, data)[0])
@@ -130,7 +132,14 @@ def _curves() -> Iterator[Curve]:
   yield Curve("train", "ResNet-50 step, 64 pixels", "images", _CURVE_BATCHES, "seconds", batches)
   pixels = [_seconds(size, _CURVE_BATCH) for size in _CURVE_SIZES]
   areas = [float(size**2) for size in _CURVE_SIZES]
-  yield Curve("train", f"ResNet-50 step, {_CURVE_BATCH} images", "pixels of an image", areas, "seconds", pixels)
+  yield Curve(
+    "train",
+    f"ResNet-50 step, {_CURVE_BATCH} images",
+    "pixels of an image",
+    areas,
+    "seconds",
+    pixels,
+  )
 
 
 @functools.cache

@@ -24,7 +24,9 @@ class Bottleneck(nn.Module):
     self.bn3 = nn.BatchNorm2d(4 * width)
     self.downsample: nn.Module = nn.Identity()
     if stride > 1 or width_in != 4 * width:
-      self.downsample = nn.Sequential(nn.Conv2d(width_in, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+      self.downsample = nn.Sequential(
+        nn.Conv2d(width_in, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width)
+      )
 
   def forward(self, x: torch.Tensor) -> torch.Tensor:
     y = torch.relu_(self.bn1(self.conv1(x)))
@@ -87,7 +89,15 @@ class Step:
     config: resolved config, of which ``loss`` and ``optim`` are read.
   """
 
-  def __init__(self, net: Any, images: np.ndarray, labels: np.ndarray, per_class: int, priors: np.ndarray, config: Any):
+  def __init__(
+    self,
+    net: Any,
+    images: np.ndarray,
+    labels: np.ndarray,
+    per_class: int,
+    priors: np.ndarray,
+    config: Any,
+  ):
     self._net, self._loss = net, config.loss
     self._images = torch.from_numpy(images.copy())
     self._classes = torch.from_numpy(labels[::per_class].astype(np.int64))
@@ -96,7 +106,10 @@ class Step:
     self._weight = torch.zeros(len(priors))
     optim = config.optim
     self._optimizer = torch.optim.SGD(
-      net.parameters(), lr=optim.learning_rate, momentum=optim.momentum, weight_decay=optim.weight_decay
+      net.parameters(),
+      lr=optim.learning_rate,
+      momentum=optim.momentum,
+      weight_decay=optim.weight_decay,
     )
 
   def __call__(self) -> float:
@@ -110,14 +123,20 @@ class Step:
   def _soprc(self, embeddings: torch.Tensor) -> torch.Tensor:
     count, k = len(embeddings), self._per_class
     scores = (embeddings @ embeddings.T).reshape(count // k, k, count // k, k)
-    same = torch.eye(count // k, dtype=torch.bool)[:, None, :, None].expand(scores.shape).reshape(count, count)
+    same = (
+      torch.eye(count // k, dtype=torch.bool)[:, None, :, None]
+      .expand(scores.shape)
+      .reshape(count, count)
+    )
     flat = scores.reshape(count, count)
     positive = flat[same & ~torch.eye(count, dtype=torch.bool)].reshape(count, k - 1)
     negative = flat[~same].reshape(count, count - k)
     v = self._carry(positive.detach()).repeat_interleave(k, 0)
     prior = self._priors[self._classes].repeat_interleave(k)[:, None]
     false_rate = peers.huber(positive[:, :, None] - negative[:, None, :], self._loss.tau1).mean(-1)
-    hits = torch.tanh(torch.relu(v[:, None, :] - positive.detach()[:, :, None]) / (2 * self._loss.tau2)).mean(-1)
+    hits = torch.tanh(
+      torch.relu(v[:, None, :] - positive.detach()[:, :, None]) / (2 * self._loss.tau2)
+    ).mean(-1)
     own = 1 / (v.shape[-1] + 1)
     false_part, true_part = (1 - prior) * false_rate, prior * ((1 - own) * hits + own)
     risk = (false_part / (false_part + true_part)).mean()
@@ -125,7 +144,11 @@ class Step:
 
   def _carry(self, positive: torch.Tensor) -> torch.Tensor:
     """v of the batch's classes (Eq. 10), ``[B / k, M]``, after it has taken the scores in."""
-    phi = _interpolate(positive, self._v.shape[1]).reshape(len(self._classes), self._per_class, -1).mean(1)
+    phi = (
+      _interpolate(positive, self._v.shape[1])
+      .reshape(len(self._classes), self._per_class, -1)
+      .mean(1)
+    )
     weight = (1 - self._loss.beta) * self._weight[self._classes] + self._loss.beta
     v = self._v[self._classes]
     v = v + (self._loss.beta / weight)[:, None] * (phi - v)

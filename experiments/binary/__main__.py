@@ -33,7 +33,9 @@ from experiments import flags
 absl_flags.declare_key_flag("config")
 absl_flags.declare_key_flag("workdir")
 _LIBAUC_PYTHON = absl_flags.DEFINE_string(
-  "libauc_python", "", "Interpreter with torch and libauc: its APLoss with SOAP is compared too, in a process of its own."
+  "libauc_python",
+  "",
+  "Interpreter with torch and libauc: its APLoss with SOAP is compared too, in a process of its own.",
 )
 _EXAMPLE = "--config=imbalanced:digits --workdir=runs/binary_digits"
 
@@ -41,7 +43,10 @@ _EXAMPLE = "--config=imbalanced:digits --workdir=runs/binary_digits"
 def main(argv: Sequence[str]) -> None:
   given = absl_flags.FLAGS
   flags.require(argv, _EXAMPLE, config=given.config, workdir=given.workdir)
-  folder, python = flags.folder(argv, _EXAMPLE, "config.json"), os.path.expanduser(_LIBAUC_PYTHON.value)
+  folder, python = (
+    flags.folder(argv, _EXAMPLE, "config.json"),
+    os.path.expanduser(_LIBAUC_PYTHON.value),
+  )
   with flags.errors_as_messages():
     study = prepare(flags.load_config(), folder, python)
     flags.prepare_jax()
@@ -77,7 +82,11 @@ def prepare(config: Any, folder: Path, python: str) -> Study:
     methods.append(binary_losses.PEER)
   table = tabular.load(config.data.name, positive=config.data.positive)
   splits = binary.prepare(config, table, config.seeds[0]).splits
-  about |= {"data": binary_report.describe(splits), "chance": float(splits.test.labels.mean()), "machine": _machine()}
+  about |= {
+    "data": binary_report.describe(splits),
+    "chance": float(splits.test.labels.mean()),
+    "machine": _machine(),
+  }
   workdir.claim(folder, shared, flags.WRITES[workdir.CONFIG])
   return Study(config, table, methods, about)
 
@@ -101,4 +110,6 @@ def _machine() -> str:
 
 
 if __name__ == "__main__":
-  app.run(main, flags_parser=functools.partial(flags.parse, config="experiments.binary.binary_config"))
+  app.run(
+    main, flags_parser=functools.partial(flags.parse, config="experiments.binary.binary_config")
+  )

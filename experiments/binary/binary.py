@@ -68,7 +68,9 @@ def prepare(config: Any, table: tabular.Table, seed: int) -> Task:
     ValueError: the data do not fit the config.
   """
   data = config.data
-  splits = tabular.split(table, share=data.share, val_share=data.val_share, test_share=data.test_share, seed=seed)
+  splits = tabular.split(
+    table, share=data.share, val_share=data.val_share, test_share=data.test_share, seed=seed
+  )
   sampler = balanced.BalancedSampler(
     splits.train.labels, batch_size=data.batch_size, positive_share=data.positive_share, seed=seed
   )
@@ -81,7 +83,9 @@ def prepare(config: Any, table: tabular.Table, seed: int) -> Task:
 def make_loss(config: Any, name: str, task: Task) -> Objective:
   """The loss of a method for tasks of this size."""
   counts = np.bincount(task.splits.train.labels, minlength=2)
-  setting = Setting(counts, num_steps=config.train.steps, max_positives=task.num_positives, axis_name=None)
+  setting = Setting(
+    counts, num_steps=config.train.steps, max_positives=task.num_positives, axis_name=None
+  )
   return binary_losses.make(name, config.loss, setting)
 
 
@@ -92,26 +96,39 @@ def make_trainer(config: Any, name: str, task: Task) -> Callable[[Task], Found]:
 
   def run(rate: Any, params: Any, splits: tabular.Splits, batches: Any) -> tuple[Any, ...]:
     tx = make_optimizer(config, loss, rate)
-    take_steps = functools.partial(_take_steps, network, loss, tx, splits.train.features, splits.train.labels)
+    take_steps = functools.partial(
+      _take_steps, network, loss, tx, splits.train.features, splits.train.labels
+    )
 
     def evaluated(carry: Any, rows: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
       state, best, best_params = carry
       state, losses = take_steps(state, rows)
       value = auprc(network.apply(state.params, splits.val.features), splits.val.labels)
       better = value > best  # never so for NaN
-      best_params = jax.tree.map(lambda new, old: jnp.where(better, new, old), state.params, best_params)
+      best_params = jax.tree.map(
+        lambda new, old: jnp.where(better, new, old), state.params, best_params
+      )
       return (state, jnp.where(better, value, best), best_params), (value, jnp.mean(losses))
 
     state = State(params, tx.init(params), jnp.zeros([], jnp.int32))
-    (_, best, best_params), (val, losses) = jax.lax.scan(evaluated, (state, jnp.float32(-1), params), batches)
-    return val, losses, network.apply(best_params, splits.test.features), jnp.where(best < 0, jnp.nan, best)
+    (_, best, best_params), (val, losses) = jax.lax.scan(
+      evaluated, (state, jnp.float32(-1), params), batches
+    )
+    return (
+      val,
+      losses,
+      network.apply(best_params, splits.test.features),
+      jnp.where(best < 0, jnp.nan, best),
+    )
 
   over_rates = jax.jit(jax.vmap(run, in_axes=(0, None, None, None)))
   rates = jnp.array(config.rates, jnp.float32)
 
   def train(task: Task) -> Found:
     splits = task.splits._replace(feature_names=())
-    return Found(*(np.asarray(values) for values in over_rates(rates, task.params, splits, task.batches)))
+    return Found(
+      *(np.asarray(values) for values in over_rates(rates, task.params, splits, task.batches))
+    )
 
   return train
 
@@ -137,10 +154,14 @@ def first_state(config: Any, name: str, task: Task) -> State:
   return State(task.params, tx.init(task.params), jnp.zeros([], jnp.int32))
 
 
-def make_optimizer(config: Any, loss: Objective, rate: Any) -> optax.GradientTransformationExtraArgs:
+def make_optimizer(
+  config: Any, loss: Objective, rate: Any
+) -> optax.GradientTransformationExtraArgs:
   """The loss's tracker, then ``config.optim`` at a learning rate that may be traced."""
   # The updates of SGD and of Adam are linear in the rate, so that one of 1 can be scaled.
-  return optax.chain(loss.tracker, optimizers.make_optimizer(_at_rate_one(config)), optax.scale(rate))
+  return optax.chain(
+    loss.tracker, optimizers.make_optimizer(_at_rate_one(config)), optax.scale(rate)
+  )
 
 
 def rate_factors(config: Any) -> np.ndarray:
@@ -153,7 +174,9 @@ def rate_factors(config: Any) -> np.ndarray:
 def _at_rate_one(config: Any) -> Any:
   """What `optimizers` reads of a retrieval config, with a learning rate of 1."""
   optim = {**config.optim.to_dict(), "learning_rate": 1.0, "head_multiplier": 1.0}
-  return config_dict.ConfigDict({"optim": optim, "train": config.train.to_dict(), "warmup": {"steps": 0}})
+  return config_dict.ConfigDict(
+    {"optim": optim, "train": config.train.to_dict(), "warmup": {"steps": 0}}
+  )
 
 
 @jax.jit

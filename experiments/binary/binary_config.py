@@ -41,11 +41,23 @@ KEYS = (
   ),
   Key("data.name", "digits", "data set", choices=tuple(tabular.DATA_SETS), often=True),
   Key("data.positive", 8, "the positive class of digits and breast_cancer"),
-  Key("data.share", 0.05, "share of positives to which the data are thinned; 0: as they are", low=0, high=0.5),
+  Key(
+    "data.share",
+    0.05,
+    "share of positives to which the data are thinned; 0: as they are",
+    low=0,
+    high=0.5,
+  ),
   Key("data.val_share", 0.2, "share of the data for val", above=0, high=1),
   Key("data.test_share", 0.4, "share of the data for test", above=0, high=1),
   Key("data.batch_size", 64, "examples of a batch", low=2, high=2**20),
-  Key("data.positive_share", 0.25, "share of positives in a batch; 0: the data's own", low=0, high=0.99),
+  Key(
+    "data.positive_share",
+    0.25,
+    "share of positives in a batch; 0: the data's own",
+    low=0,
+    high=0.99,
+  ),
   Key(
     "model.widths",
     (64, 64),
@@ -53,28 +65,86 @@ KEYS = (
     must=f"integers >= 1 and <= {_WIDEST}",
     holds=lambda widths: all(1 <= width <= _WIDEST for width in widths),
   ),
-  Key("loss.scores", "sigmoid", "scores of the logits, in units of tau1", choices=binary_losses.SCORES, losses=_RANKING),
+  Key(
+    "loss.scores",
+    "sigmoid",
+    "scores of the logits, in units of tau1",
+    choices=binary_losses.SCORES,
+    losses=_RANKING,
+  ),
   Key("loss.tau1", 0.1, "width of l1 (Eq. 7)", above=0, losses=_SOPRC, often=True),
   Key("loss.tau2", 0.001, "width of l2 (Eq. 7)", above=0, losses=("soprc", "ap")),
   Key("loss.beta", 0.1, "step of v (Eq. 10)", above=0, high=1, losses=_SOPRC),
-  Key("loss.num_points", 100, "M; 0: the positives of the training data, as in the paper", high=10**6, losses=_SOPRC),
-  Key("loss.prior_start", 0.5, "> 0: the prior goes from here to the data's, log-linear", low=0, high=1, losses=_SOPRC),
-  Key("loss.self_weight", None, "weight of a positive in its T; None: 1/(M+1)", low=0, high=1, kind=float, losses=_SOPRC),
+  Key(
+    "loss.num_points",
+    100,
+    "M; 0: the positives of the training data, as in the paper",
+    high=10**6,
+    losses=_SOPRC,
+  ),
+  Key(
+    "loss.prior_start",
+    0.5,
+    "> 0: the prior goes from here to the data's, log-linear",
+    low=0,
+    high=1,
+    losses=_SOPRC,
+  ),
+  Key(
+    "loss.self_weight",
+    None,
+    "weight of a positive in its T; None: 1/(M+1)",
+    low=0,
+    high=1,
+    kind=float,
+    losses=_SOPRC,
+  ),
   Key("loss.tpr_gradient", False, "the gradient passes through T too", losses=_SOPRC),
-  Key("loss.weighted_cross_entropy.share", 0.5, "positives' share; 0: the data's", low=0, high=0.99, losses=_WEIGHTED),
+  Key(
+    "loss.weighted_cross_entropy.share",
+    0.5,
+    "positives' share; 0: the data's",
+    low=0,
+    high=0.99,
+    losses=_WEIGHTED,
+  ),
   Key("loss.focal.gamma", 2.0, "exponent of the focal loss", low=0, losses=("focal",)),
-  Key("loss.auroc.surrogate", "logistic", "of the logits; huber: of the scores", choices=_SURROGATES, losses=("auroc",)),
+  Key(
+    "loss.auroc.surrogate",
+    "logistic",
+    "of the logits; huber: of the scores",
+    choices=_SURROGATES,
+    losses=("auroc",),
+  ),
   Key("loss.auroc.tau", 0.1, "width of the surrogate huber", above=0, losses=("auroc",)),
   Key("loss.ap.tau1", 0.1, "width of l1 of the AP loss", above=0, losses=("ap",)),
-  Key("loss.libauc.gamma", 0.9, "gamma of APLoss, its default", above=0, high=1, losses=(binary_losses.PEER,)),
-  Key("loss.libauc.margin", 1.0, "margin of APLoss, its default", above=0, losses=(binary_losses.PEER,)),
+  Key(
+    "loss.libauc.gamma",
+    0.9,
+    "gamma of APLoss, its default",
+    above=0,
+    high=1,
+    losses=(binary_losses.PEER,),
+  ),
+  Key(
+    "loss.libauc.margin",
+    1.0,
+    "margin of APLoss, its default",
+    above=0,
+    losses=(binary_losses.PEER,),
+  ),
   Key("optim.name", "adam", "optimizer", choices=optimizers.OPTIMIZERS),
   Key("optim.schedule", "cosine", "schedule of the learning rate", choices=("constant", "cosine")),
   Key("optim.ramp_steps", 0, "steps in which the rate rises from 0"),
   Key("optim.momentum", 0.9, "momentum of SGD", low=0, high=1),
   Key("optim.weight_decay", 0.0, "weight decay, added to the gradient (L2)", low=0),
   Key("train.steps", 1000, "steps, a multiple of eval.every", low=1, high=10**7, often=True),
-  Key("eval.every", 50, "steps between evaluations on val; the best of these networks is tested", low=1),
+  Key(
+    "eval.every",
+    50,
+    "steps between evaluations on val; the best of these networks is tested",
+    low=1,
+  ),
 )
 
 
@@ -92,7 +162,9 @@ def resolve(config: Any) -> Any:
   tree, default = config.to_dict(), default_config().to_dict()
   problems = config_keys.key_problems(tree, default)
   if {problem.split(" ")[0] for problem in problems} & (tree.keys() ^ default.keys()):
-    problems.append("Is this the config of another program? soprc train-binary takes configs/imbalanced.py")
+    problems.append(
+      "Is this the config of another program? soprc train-binary takes configs/imbalanced.py"
+    )
   config_keys.raise_if(problems)
   config_keys.raise_if(config_keys.type_problems(tree, default))
   config = ConfigDict(tree)
@@ -116,5 +188,7 @@ def _joint_problems(config: Any) -> list[str]:
     problems.append("data.val_share + data.test_share must be below 1, the rest is for training")
   if every > 0 and steps % every:
     near = max(steps // every, 1) * every
-    problems.append(f"train.steps must be a multiple of eval.every={every}, e.g. {near}; got {steps}")
+    problems.append(
+      f"train.steps must be a multiple of eval.every={every}, e.g. {near}; got {steps}"
+    )
   return problems

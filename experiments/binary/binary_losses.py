@@ -81,8 +81,12 @@ def _auroc(config: Any, setting: Setting) -> Objective:
 
   def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:
     found = _lists(logits, labels, kind, setting)
-    positive_scores, positive_where = masks.masked(found.positive_scores[0], found.positive_where[0])
-    negative_scores, negative_where = masks.masked(found.negative_scores[0], found.negative_where[0])
+    positive_scores, positive_where = masks.masked(
+      found.positive_scores[0], found.positive_where[0]
+    )
+    negative_scores, negative_where = masks.masked(
+      found.negative_scores[0], found.negative_where[0]
+    )
     margin = positive_scores[:, None] - negative_scores[None, :]
     if config.auroc.surrogate == "logistic":
       values = jax.nn.softplus(-margin)
@@ -109,7 +113,9 @@ def _weighted_cross_entropy(config: Any, setting: Setting) -> Objective:
 
   def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:
     values, positive = optax.sigmoid_binary_cross_entropy(logits, labels), labels > 0
-    return share * masks.masked_mean(values, positive) + (1 - share) * masks.masked_mean(values, ~positive)
+    return share * masks.masked_mean(values, positive) + (1 - share) * masks.masked_mean(
+      values, ~positive
+    )
 
   return baselines.stateless(loss, setting)
 
@@ -147,8 +153,13 @@ def _prior(setting: Setting) -> float:
   return float(setting.class_counts[1] / setting.class_counts.sum())
 
 
-def _lists(logits: jax.Array, labels: jax.Array, kind: str, setting: Setting) -> lists.RetrievalLists:
+def _lists(
+  logits: jax.Array, labels: jax.Array, kind: str, setting: Setting
+) -> lists.RetrievalLists:
   """Makes the batch one list; positives only in the columns that may hold one."""
   found = lists.binary_lists(bound(logits, kind), labels)
   columns = slice(None, setting.max_positives)
-  return found._replace(positive_scores=found.positive_scores[:, columns], positive_where=found.positive_where[:, columns])
+  return found._replace(
+    positive_scores=found.positive_scores[:, columns],
+    positive_where=found.positive_where[:, columns],
+  )

@@ -27,13 +27,25 @@ def versions(python: str) -> str:
     ValueError: it does not run, or cannot import libauc.
   """
   if not SCRIPT.is_file():
-    raise ValueError(f"{SCRIPT} is missing: --libauc_python needs the repository, not the installed package alone")
+    raise ValueError(
+      f"{SCRIPT} is missing: --libauc_python needs the repository, not the installed package alone"
+    )
   try:
-    done = subprocess.run([python, "-c", _VERSIONS], capture_output=True, encoding="utf-8", errors="replace", check=False)
+    done = subprocess.run(
+      [python, "-c", _VERSIONS],
+      capture_output=True,
+      encoding="utf-8",
+      errors="replace",
+      check=False,
+    )
   except OSError as error:
-    raise ValueError(f"--libauc_python={python} cannot be started ({error.strerror}): {_REMEDY}") from None
+    raise ValueError(
+      f"--libauc_python={python} cannot be started ({error.strerror}): {_REMEDY}"
+    ) from None
   if done.returncode or not done.stdout.startswith("libauc"):
-    raise ValueError(f"--libauc_python={python} cannot import libauc ({_last_line(done.stderr)}): {_REMEDY}")
+    raise ValueError(
+      f"--libauc_python={python} cannot import libauc ({_last_line(done.stderr)}): {_REMEDY}"
+    )
   return done.stdout.strip()
 
 
@@ -48,7 +60,11 @@ def train(config: Any, task: binary.Task, python: str) -> tuple[binary.Found, fl
     arrays: dict[str, Any] = _task_arrays(config, task)
     np.savez(given, **arrays)
     done = subprocess.run(
-      [python, str(SCRIPT), str(given), str(gotten)], capture_output=True, encoding="utf-8", errors="replace", check=False
+      [python, str(SCRIPT), str(given), str(gotten)],
+      capture_output=True,
+      encoding="utf-8",
+      errors="replace",
+      check=False,
     )
     if done.returncode or not gotten.exists():
       raise ChildProcessError(f"{python} {SCRIPT} has failed: {_last_line(done.stderr)}")
@@ -56,7 +72,9 @@ def train(config: Any, task: binary.Task, python: str) -> tuple[binary.Found, fl
       return _judged(found, task), float(found["step_seconds"])
 
 
-def first_steps(config: Any, task: binary.Task, rate: float, *, steps: int) -> tuple[Any, binary.Task]:
+def first_steps(
+  config: Any, task: binary.Task, rate: float, *, steps: int
+) -> tuple[Any, binary.Task]:
   """The config and the task of a run of one rate that ends after so many steps: for timing."""
   config = config.copy_and_resolve_references()
   batches = task.batches.reshape(-1, task.batches.shape[-1])[:steps]
@@ -89,7 +107,12 @@ def _task_arrays(config: Any, task: binary.Task) -> dict[str, np.ndarray]:
 
 def _judged(found: Any, task: binary.Task) -> binary.Found:
   """The best network on val by the same measure as for every other method."""
-  val = np.array([[float(binary.auprc(logits, task.splits.val.labels)) for logits in run] for run in found["val"]])
+  val = np.array(
+    [
+      [float(binary.auprc(logits, task.splits.val.labels)) for logits in run]
+      for run in found["val"]
+    ]
+  )
   at = np.nan_to_num(val, nan=-1).argmax(axis=1)
   best = val[np.arange(len(val)), at]
   return binary.Found(val, found["losses"], found["test"][np.arange(len(val)), at], best)

@@ -16,7 +16,11 @@ TABLE, PR_CURVES, CONVERGENCE = "table.md", "pr_curves.png", "convergence.png"
 
 
 def write(
-  folder: Path, config: Any, rows: Sequence[binary_runs.Row], costs: Mapping[str, float], about: Mapping[str, Any]
+  folder: Path,
+  config: Any,
+  rows: Sequence[binary_runs.Row],
+  costs: Mapping[str, float],
+  about: Mapping[str, Any],
 ) -> str:
   """Writes the four files and returns the table.
 
@@ -29,15 +33,28 @@ def write(
   """
   values = {row.method: _test_values(row) for row in rows}
   table = markdown(config, rows, values, costs, about)
-  results = {"config": config.to_dict(), **about, "methods": [_entry(row, values[row.method], costs) for row in rows]}
+  results = {
+    "config": config.to_dict(),
+    **about,
+    "methods": [_entry(row, values[row.method], costs) for row in rows],
+  }
   workdir.write_results(folder, results)
   workdir.write_atomically(folder / TABLE, table)
   curves = {binary_losses.LABELS[row.method]: _mean_pr_curve(row) for row in rows}
   title = f"{config.data.name}, mean over {len(config.seeds)} seeds"
-  plots.plot_curves(folder / PR_CURVES, curves, title=f"Test: {title}", axes=("recall", "precision"))
+  plots.plot_curves(
+    folder / PR_CURVES, curves, title=f"Test: {title}", axes=("recall", "precision")
+  )
   steps = config.eval.every * (1 + np.arange(rows[0].convergence.shape[1]))
   curves = {binary_losses.LABELS[row.method]: (steps, row.convergence.mean(axis=0)) for row in rows}
-  plots.plot_curves(folder / CONVERGENCE, curves, title=f"Val: {title}", axes=("step", "AUPRC"), markers=True, top=None)
+  plots.plot_curves(
+    folder / CONVERGENCE,
+    curves,
+    title=f"Val: {title}",
+    axes=("step", "AUPRC"),
+    markers=True,
+    top=None,
+  )
   return table
 
 
@@ -50,7 +67,14 @@ def markdown(
 ) -> str:
   """The methods, best test AUPRC first, with the paired difference of the first method to each other one."""
   first = rows[0].method
-  header = ["method", "rate", "test AUPRC", "test AUROC", f"{binary_losses.LABELS[first]} minus this", "step, ms"]
+  header = [
+    "method",
+    "rate",
+    "test AUPRC",
+    "test AUROC",
+    f"{binary_losses.LABELS[first]} minus this",
+    "step, ms",
+  ]
   lines = []
   for row in sorted(rows, key=lambda row: -np.nan_to_num(values[row.method]["AUPRC"].mean())):
     own = values[row.method]
@@ -76,7 +100,9 @@ def markdown(
 def describe(splits: tabular.Splits) -> str:
   """One sentence about the sizes of a split."""
   parts = {"train": splits.train, "val": splits.val, "test": splits.test}
-  sizes = [f"{name} {len(part.labels):,} ({part.labels.sum():,} positive)" for name, part in parts.items()]
+  sizes = [
+    f"{name} {len(part.labels):,} ({part.labels.sum():,} positive)" for name, part in parts.items()
+  ]
   return f"{', '.join(sizes)}, {len(splits.feature_names)} features."
 
 
@@ -87,7 +113,9 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
   0.875
   """
   negatives, positives = np.sort(scores[labels <= 0]), scores[labels > 0]
-  below = np.searchsorted(negatives, positives, side="left") + np.searchsorted(negatives, positives, side="right")
+  below = np.searchsorted(negatives, positives, side="left") + np.searchsorted(
+    negatives, positives, side="right"
+  )
   return float(np.mean(below) / (2 * len(negatives)))
 
 
@@ -103,7 +131,9 @@ def _test_values(row: binary_runs.Row) -> dict[str, np.ndarray]:
   """Metric -> ``[S]``, NaN where training broke down."""
   broken = ~np.isfinite(row.val)
   found = {
-    "AUPRC": np.array([float(binary.auprc(*run)) for run in zip(row.scores, row.labels, strict=True)]),
+    "AUPRC": np.array(
+      [float(binary.auprc(*run)) for run in zip(row.scores, row.labels, strict=True)]
+    ),
     "AUROC": np.array([auroc(*run) for run in zip(row.scores, row.labels, strict=True)]),
   }
   return {key: np.where(broken, np.nan, values) for key, values in found.items()}
@@ -113,11 +143,15 @@ def _mean_pr_curve(row: binary_runs.Row, *, points: int = 501) -> tuple[np.ndarr
   """Recall ``[points]``, and the mean precision there over the seeds; runs that broke down are left out."""
   grid = np.linspace(0, 1, points)
   fine = np.isfinite(row.val)
-  curves = [np.interp(grid, *pr_curve(*run)) for run in zip(row.scores[fine], row.labels[fine], strict=True)]
+  curves = [
+    np.interp(grid, *pr_curve(*run)) for run in zip(row.scores[fine], row.labels[fine], strict=True)
+  ]
   return grid, np.mean(curves, axis=0) if curves else np.full(points, np.nan)
 
 
-def _entry(row: binary_runs.Row, values: Mapping[str, np.ndarray], costs: Mapping[str, float]) -> dict[str, Any]:
+def _entry(
+  row: binary_runs.Row, values: Mapping[str, np.ndarray], costs: Mapping[str, float]
+) -> dict[str, Any]:
   return {
     "method": row.method,
     "label": binary_losses.LABELS[row.method],

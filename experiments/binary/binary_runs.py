@@ -48,7 +48,9 @@ class Row(NamedTuple):
     return len(self.val_by_rate) > 1 and self.rate in (min(self.val_by_rate), max(self.val_by_rate))
 
 
-def run_all(config: Any, table: tabular.Table, folder: Path, *, methods: Sequence[str], python: str = "") -> list[Row]:
+def run_all(
+  config: Any, table: tabular.Table, folder: Path, *, methods: Sequence[str], python: str = ""
+) -> list[Row]:
   """Trains every method at every seed, but for what the folder holds already.
 
   Args:
@@ -84,7 +86,15 @@ def run_all(config: Any, table: tabular.Table, folder: Path, *, methods: Sequenc
       made += 1
       left = (time.perf_counter() - began) / made * (total - done)
       best = float(np.nanmax(found.best)) if np.isfinite(found.best).any() else math.nan
-      _log.info("%d/%d %s, seed %d: val AUPRC %.4f (about %.1f min left)", done, total, method, seed, best, left / 60)
+      _log.info(
+        "%d/%d %s, seed %d: val AUPRC %.4f (about %.1f min left)",
+        done,
+        total,
+        method,
+        seed,
+        best,
+        left / 60,
+      )
   return [_row(config, folder, method, np.stack(labels)) for method in methods]
 
 
@@ -171,7 +181,9 @@ def _load(path: Path, config: Any, num_test: int) -> binary.Found:
     shapes = ((rates, config.train.steps // config.eval.every),) * 2 + ((rates, num_test), (rates,))
     for name, array, shape in zip(found._fields, found, shapes, strict=True):
       if array.shape != shape or array.dtype.kind != "f":
-        raise ValueError(f"{path}: {name} must be {list(shape)} numbers, it is {list(array.shape)} of {array.dtype}")
+        raise ValueError(
+          f"{path}: {name} must be {list(shape)} numbers, it is {list(array.shape)} of {array.dtype}"
+        )
   except ValueError as error:
     raise ValueError(f"{error}: remove it, and the run is made again") from error
   return found

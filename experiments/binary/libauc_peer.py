@@ -22,19 +22,31 @@ def main(task_path: str, found_path: str) -> None:
   with np.load(task_path, allow_pickle=False) as task:
     found = [train(task, float(rate)) for rate in task["rates"]]
   val, test, losses, seconds = zip(*found)
-  np.savez(found_path, val=np.stack(val), test=np.stack(test), losses=np.stack(losses), step_seconds=np.median(seconds))
+  np.savez(
+    found_path,
+    val=np.stack(val),
+    test=np.stack(test),
+    losses=np.stack(losses),
+    step_seconds=np.median(seconds),
+  )
 
 
 def train(task: Any, rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
   """One run: logits of val and test ``[E, n]`` at each evaluation, mean losses ``[E]``, median seconds of a step."""
-  features, labels = torch.from_numpy(task["train_features"]), torch.from_numpy(task["train_labels"]).float()
+  features, labels = (
+    torch.from_numpy(task["train_features"]),
+    torch.from_numpy(task["train_labels"]).float(),
+  )
   network = make_network(task)
   positives = np.flatnonzero(task["train_labels"])
   # APLoss keeps two averages for each positive, by its number among the positives.
   numbers = np.zeros(len(labels), np.int64)
   numbers[positives] = np.arange(len(positives))
   loss_fn = APLoss(
-    data_len=len(positives), gamma=float(task["gamma"]), margin=float(task["margin"]), device=torch.device("cpu")
+    data_len=len(positives),
+    gamma=float(task["gamma"]),
+    margin=float(task["margin"]),
+    device=torch.device("cpu"),
   )
   optimizer = SOAP(
     network.parameters(),
@@ -63,7 +75,10 @@ def train(task: Any, rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, f
         losses.append(loss.item())
       seconds.append(time.perf_counter() - began)
     with torch.no_grad():
-      logits = [network(torch.from_numpy(task[f"{part}_features"]))[:, 0].numpy() for part in ("val", "test")]
+      logits = [
+        network(torch.from_numpy(task[f"{part}_features"]))[:, 0].numpy()
+        for part in ("val", "test")
+      ]
     traces.append((*logits, np.float32(np.mean(losses) if losses else np.nan)))
   val, test, mean_losses = zip(*traces)
   return np.stack(val), np.stack(test), np.stack(mean_losses), float(np.median(seconds))
@@ -74,7 +89,10 @@ def make_network(task: Any) -> torch.nn.Sequential:
   count = sum(name.startswith("kernel") for name in task.files)
   layers: list[torch.nn.Module] = []
   for i in range(count):
-    kernel, bias = torch.from_numpy(task[f"kernel{i}"].copy()), torch.from_numpy(task[f"bias{i}"].copy())
+    kernel, bias = (
+      torch.from_numpy(task[f"kernel{i}"].copy()),
+      torch.from_numpy(task[f"bias{i}"].copy()),
+    )
     layer = torch.nn.Linear(*kernel.shape)
     with torch.no_grad():
       layer.weight.copy_(kernel.T)

@@ -35,7 +35,9 @@ _RATES = absl_flags.DEFINE_list(
   None,
   "Grid of learning rates, the same for every method (not for SOPRC with soprc_with_sgd). Default: config.compare.",
 )
-_SEEDS = absl_flags.DEFINE_list("seeds", None, "Seeds of weights, batches and augmentation. Default: config.compare.")
+_SEEDS = absl_flags.DEFINE_list(
+  "seeds", None, "Seeds of weights, batches and augmentation. Default: config.compare."
+)
 _INIT_FROM = absl_flags.DEFINE_string(
   "init_from",
   None,
@@ -47,7 +49,9 @@ _ALLOW_SEEN = absl_flags.DEFINE_bool(
   False,
   "Start from networks also if they were trained on classes of val or test: a warning and a note in the results instead of an error.",
 )
-_LIST = absl_flags.DEFINE_bool("list", False, "Print the runs and the estimated time, and start none.")
+_LIST = absl_flags.DEFINE_bool(
+  "list", False, "Print the runs and the estimated time, and start none."
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -58,7 +62,9 @@ def main(argv: Sequence[str]) -> None:
     plan = plans.read_plan(_settings())
     _refuse_lost_overrides()
     comparison.check(plan, _make_config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
-    first = plans.run_config(plan, _make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
+    first = plans.run_config(
+      plan, _make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0])
+    )
     if _LIST.value:
       _print_plan(plan, first, run)
       return
@@ -110,7 +116,11 @@ def _settings() -> Any:
   with settings.unlocked():
     settings.init_from = settings.init_from or config.model.init_from
     try:
-      for key, flag, kind in (("methods", _METHODS, str), ("rates", _RATES, float), ("seeds", _SEEDS, int)):
+      for key, flag, kind in (
+        ("methods", _METHODS, str),
+        ("rates", _RATES, float),
+        ("seeds", _SEEDS, int),
+      ):
         if flag.value is not None:
           settings[key] = tuple(kind(value) for value in flag.value)
     except ValueError as error:
@@ -140,7 +150,9 @@ def _refuse_lost_overrides() -> None:
       )
   for key in flags.config_overrides():
     if key in plans.OWN_KEYS:
-      raise ValueError(f"--config.{key} is set by the comparison in every run: use {plans.OWN_KEYS[key]}")
+      raise ValueError(
+        f"--config.{key} is set by the comparison in every run: use {plans.OWN_KEYS[key]}"
+      )
     if key == "optim.name" and _settings().soprc_with_sgd:
       raise ValueError(
         "--config.optim.name goes with compare.soprc_with_sgd=False: with True SOPRC has sgd and the others adam"

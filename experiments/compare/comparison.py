@@ -56,7 +56,9 @@ class Row(NamedTuple):
     return len(self.val) > 1 and self.rate in (min(self.val), max(self.val))
 
 
-def check(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path, *, allow_seen_classes: bool = False) -> None:
+def check(
+  plan: plans.Plan, make_config: plans.MakeConfig, folder: Path, *, allow_seen_classes: bool = False
+) -> None:
   """Raises a ValueError or an OSError for what would stop a run later or make the comparison unfair.
 
   Args:
@@ -78,9 +80,13 @@ def check(plan: plans.Plan, make_config: plans.MakeConfig, folder: Path, *, allo
     raise ValueError(
       "the config file's argument chooses a loss or a preset already: leave it out, and give it in --methods"
     )
-  first = plans.run_config(plan, make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
+  first = plans.run_config(
+    plan, make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0])
+  )
   if first.data.trainval:
-    raise ValueError("data.trainval must be False in a comparison: learning rates are picked on val; got True")
+    raise ValueError(
+      "data.trainval must be False in a comparison: learning rates are picked on val; got True"
+    )
   build.make_data(first)
   for method in plan.methods:
     for rate in plans.rates_of(plan, method):
@@ -106,7 +112,9 @@ def check_folder(folder: Path, writes: Sequence[str] = WRITES) -> None:
   workdir_lib.check_files(folder, writes, own=_NOTE)
 
 
-def check_starts(starts: Mapping[int, str], config: Any, *, allow_seen_classes: bool = False) -> None:
+def check_starts(
+  starts: Mapping[int, str], config: Any, *, allow_seen_classes: bool = False
+) -> None:
   """Loads the network that each seed starts from, and throws it away.
 
   Args:
@@ -124,14 +132,18 @@ def check_starts(starts: Mapping[int, str], config: Any, *, allow_seen_classes: 
   for start in starts.values():
     folder = file_io.given(start, name="starts")
     if workdir_lib.find_config(folder) and not (folder / workdir_lib.RESULTS).exists():
-      raise ValueError(f"the run in {start} has not finished: the network to start from would change as it goes on")
+      raise ValueError(
+        f"the run in {start} has not finished: the network to start from would change as it goes on"
+      )
     with config.unlocked():
       config.model.init_from = start
     build.check_unseen(config, splits, allow_seen_classes=allow_seen_classes)
     checkpoints.load_network(start, like)
 
 
-def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path, *, data: Any = None) -> None:
+def claim(
+  shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path, *, data: Any = None
+) -> None:
   """Makes the folder and notes what is compared from which start on which data, or checks that it is what was noted there.
 
   Args:
@@ -157,11 +169,16 @@ def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path, *,
       classes.write_images(folder, splits)
     return
   workdir_lib.refuse_links(folder, WRITES)
-  there = stored.read_json(path, _NOTED, remedy="restore it from a copy, or choose another --workdir")
-  lines = config_lib.differences(json.loads(json.dumps(noted["shared"], default=list)), config_lib.renewed(there["shared"]))
+  there = stored.read_json(
+    path, _NOTED, remedy="restore it from a copy, or choose another --workdir"
+  )
+  lines = config_lib.differences(
+    json.loads(json.dumps(noted["shared"], default=list)), config_lib.renewed(there["shared"])
+  )
   if lines:
     raise ValueError(
-      f"--workdir={folder} holds a comparison of another config; choose another folder:\n  " + "\n  ".join(lines)
+      f"--workdir={folder} holds a comparison of another config; choose another folder:\n  "
+      + "\n  ".join(lines)
     )
   for seed, start in starts.items():
     if there["starts"].get(str(seed), prints[str(seed)]) != prints[str(seed)]:
@@ -178,12 +195,16 @@ def claim(shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path, *,
   workdir_lib.write_atomically(path, json.dumps(there | noted, indent=2, default=list) + "\n")
 
 
-def _check_data(path: Path, there: Mapping[str, Any], here: Mapping[str, Any], splits: datasets.Splits) -> None:
+def _check_data(
+  path: Path, there: Mapping[str, Any], here: Mapping[str, Any], splits: datasets.Splits
+) -> None:
   """Raises a ValueError if the data are not those that the earlier runs were trained on."""
   folder, noted = path.parent, there.get("data", here)  # an older version noted none
   problem = stored.problem(noted, classes.SPLITS, "data")
   if problem:
-    raise ValueError(f"{path} is corrupt ({problem}): restore it from a copy, or choose another --workdir")
+    raise ValueError(
+      f"{path} is corrupt ({problem}): restore it from a copy, or choose another --workdir"
+    )
   lines = classes.split_changes(noted, here, splits, folder)
   if lines:
     raise ValueError(classes.changed_message(folder, lines))
@@ -230,7 +251,9 @@ def finished(folder: Path, name: plans.RunName) -> dict[str, Any] | None:
     path = folder / name.folder() / file
     if path.exists():
       return stored.read_json(
-        path, _ENDED, remedy="restore it from a copy, or remove it and the same command goes on with the run"
+        path,
+        _ENDED,
+        remedy="restore it from a copy, or remove it and the same command goes on with the run",
       )
   return None
 
@@ -249,14 +272,18 @@ def metric(folder: Path, name: plans.RunName, split: str, key: str) -> float:
     return math.nan
   problem = stored.problem(results, {split: {key: float}})
   if problem:
-    raise ValueError(f"the results of {folder / name.folder()} are damaged or of another evaluation: {problem}")
+    raise ValueError(
+      f"the results of {folder / name.folder()} are damaged or of another evaluation: {problem}"
+    )
   return results[split][key]
 
 
 def seen_classes(folder: Path, names: Iterable[plans.RunName]) -> str:
   """Returns a note on the classes of val and test that the starts of some runs were trained on; empty if there are none."""
   found = [(finished(folder, name) or {}).get("seen_classes") for name in names]
-  told = dict.fromkeys(classes.sentence(one) for one in found if one and not stored.problem(one, classes.SEEN))
+  told = dict.fromkeys(
+    classes.sentence(one) for one in found if one and not stored.problem(one, classes.SEEN)
+  )
   return f"Not a test of unseen classes: {'; '.join(told)}." if told else ""
 
 
@@ -267,11 +294,18 @@ def device(folder: Path, name: plans.RunName) -> str:
 
 def val_by_rate(folder: Path, method: str, rates: Sequence[float], seed: int) -> dict[float, float]:
   """Val mAUPRC of the runs of ``seed``; all of them must have ended."""
-  return {rate: metric(folder, plans.RunName(method, rate, seed), "val", "mAUPRC") for rate in rates}
+  return {
+    rate: metric(folder, plans.RunName(method, rate, seed), "val", "mAUPRC") for rate in rates
+  }
 
 
 def run_one(
-  config: Any, folder: Path, name: plans.RunName, progress: "Progress", *, allow_seen_classes: bool = False
+  config: Any,
+  folder: Path,
+  name: plans.RunName,
+  progress: "Progress",
+  *,
+  allow_seen_classes: bool = False,
 ) -> None:
   """Makes a run unless it has ended before, and tells its result.
 
@@ -285,11 +319,15 @@ def run_one(
   Raises:
     ValueError: its folder holds a run of another config.
   """
-  workdir_lib.check(folder / name.folder(), config)  # a finished run of another config must not enter the table
+  workdir_lib.check(
+    folder / name.folder(), config
+  )  # a finished run of another config must not enter the table
   began = time.perf_counter()
   found = finished(folder, name)
   # With another patience than it had, a run that broke down may go on.
-  is_new = found is None or ("diverged" in found and _patience(config) not in (0, found.get("patience")))
+  is_new = found is None or (
+    "diverged" in found and _patience(config) not in (0, found.get("patience"))
+  )
   if is_new:
     _log.info("Run %s", name.folder())
     try:
@@ -300,7 +338,8 @@ def run_one(
       workdir_lib.write_atomically(folder / name.folder() / _DIVERGED, json.dumps(note) + "\n")
   results = finished(folder, name) or {}
   told = (
-    results.get("diverged") or f"val mAUPRC {results['val']['mAUPRC']:.4f}, test mAUPRC {results['test']['mAUPRC']:.4f}"
+    results.get("diverged")
+    or f"val mAUPRC {results['val']['mAUPRC']:.4f}, test mAUPRC {results['test']['mAUPRC']:.4f}"
   )
   progress.tell(name, told, time.perf_counter() - began if is_new else None)
 

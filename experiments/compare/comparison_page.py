@@ -26,7 +26,11 @@ _METHOD = {
   "peak_memory_bytes": float,
 }
 _CONFIG = {"data": {"source": str}, "model": dict, "train": {"steps": int, "batch_size": int}}
-_TABLE = {"methods": [_METHOD], "config": _CONFIG, "plan": {"seeds": [int], "rates": [float], "init_from": str}}
+_TABLE = {
+  "methods": [_METHOD],
+  "config": _CONFIG,
+  "plan": {"seeds": [int], "rates": [float], "init_from": str},
+}
 
 
 def make(folder: Path) -> str:
@@ -37,7 +41,9 @@ def make(folder: Path) -> str:
     OSError: a file may not be read.
   """
   path = folder / "table.json"
-  table = stored.read_json(path, _TABLE, remedy="remove it, and the command of soprc compare writes it again")
+  table = stored.read_json(
+    path, _TABLE, remedy="remove it, and the command of soprc compare writes it again"
+  )
   _check(path, table)
   entries = sorted(table["methods"], key=lambda entry: -_mean(entry))
   source, shared = table["config"]["data"]["source"], run_tables.flat(table["config"])
@@ -49,7 +55,10 @@ def make(folder: Path) -> str:
     folder=folder,
     config=table["config"],
     plan=table["plan"],
-    headline=[(f"{entry['label']}, test mAUPRC", page.number(entry["test"]["mAUPRC"]["mean"])) for entry in entries[:3]],
+    headline=[
+      (f"{entry['label']}, test mAUPRC", page.number(entry["test"]["mAUPRC"]["mean"]))
+      for entry in entries[:3]
+    ],
     seen=seen if isinstance(seen, str) else "",
     methods=_methods(table, entries),
     broken=[entry["label"] for entry in entries if None in entry["test"]["mAUPRC"]["values"]],
@@ -90,11 +99,21 @@ def _methods(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> 
   for entry in entries:
     gap = "" if entry is first else tables.difference(values, _values(entry))
     rate = f"{entry['learning_rate']:g}{'*' if _at_edge(entry) else ''}"
-    cells = [rate, *(_with_deviation(entry["test"][metric]) for metric in metrics), "-" if "nan" in gap else gap]
+    cells = [
+      rate,
+      *(_with_deviation(entry["test"][metric]) for metric in metrics),
+      "-" if "nan" in gap else gap,
+    ]
     rows.append([page.name(entry["label"]), *map(page.Number, cells)])
   seeds = len(table["plan"]["seeds"])
-  caption = f"Test results, mean ± standard deviation over {seeds} seeds" if seeds > 1 else "Test results of one seed"
-  return page.table(f"{caption}, values from 0 to 1; best mAUPRC first", header, rows, own=[entries.index(first)])
+  caption = (
+    f"Test results, mean ± standard deviation over {seeds} seeds"
+    if seeds > 1
+    else "Test results of one seed"
+  )
+  return page.table(
+    f"{caption}, values from 0 to 1; best mAUPRC first", header, rows, own=[entries.index(first)]
+  )
 
 
 def _paper(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> tuple[Markup, str]:
@@ -103,13 +122,23 @@ def _paper(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> tu
   reported = paper.reported(data["source"], trainval=bool(data.get("trainval")))
   assert reported is not None
   metrics = [metric for metric in reported.metrics if metric in entries[0]["test"]]
-  header = ["method", *(f"{metric}, here" for metric in metrics), *(f"{metric}, paper" for metric in metrics)]
+  header = [
+    "method",
+    *(f"{metric}, here" for metric in metrics),
+    *(f"{metric}, paper" for metric in metrics),
+  ]
   rows = []
   for entry in entries:
     there = reported.rows.get(entry["method"])
     here = [run_tables.percent(entry["test"][metric]["mean"]) for metric in metrics]
     columns = [reported.metrics.index(metric) for metric in metrics]
-    rows.append([page.name(entry["label"]), *here, *(page.number(there[i] if there else None, 2) for i in columns)])
+    rows.append(
+      [
+        page.name(entry["label"]),
+        *here,
+        *(page.number(there[i] if there else None, 2) for i in columns),
+      ]
+    )
   caption = f"In percent; the paper's (Table 1 and its appendix): {reported.title}"
   return page.table(caption, header, rows), reported.note
 
@@ -117,7 +146,11 @@ def _paper(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> tu
 def _curves(folder: Path, table: Mapping[str, Any]) -> list[Markup]:
   """Precision-recall and convergence; empty where the folders of the runs are gone."""
   rows = {entry["label"]: _row(folder, table, entry) for entry in table["methods"]}
-  if not any((folder / run.folder() / workdir_lib.RESULTS).exists() for row in rows.values() for run in row.runs):
+  if not any(
+    (folder / run.folder() / workdir_lib.RESULTS).exists()
+    for row in rows.values()
+    for run in row.runs
+  ):
     return []
   pr = {label: tables.mean_pr_curve(folder, row, points=201) for label, row in rows.items()}
   val = {label: tables.mean_convergence(folder, row) for label, row in rows.items()}
@@ -131,7 +164,9 @@ def _curves(folder: Path, table: Mapping[str, Any]) -> list[Markup]:
       x_range=(0.0, 1.0),
       y_range=(0.0, 1.0),
     ),
-    charts.line_chart(f"mAUPRC on val, {mean}", _series(val, marks=True), x_label="step", y_label="mAUPRC on val"),
+    charts.line_chart(
+      f"mAUPRC on val, {mean}", _series(val, marks=True), x_label="step", y_label="mAUPRC on val"
+    ),
   ]
 
 
@@ -141,16 +176,22 @@ def _series(curves: Mapping[str, tables.Curve], *, marks: bool = False) -> list[
     charts.Series(name, x, y, None if i == 0 else i - 1, marks=marks and len(x) <= 40)
     for i, (name, (x, y)) in enumerate(curves.items())
   ]
-  return sorted(series, key=lambda one: -float(np.nan_to_num(np.mean(one.y))) if len(one.y) else 0.0)
+  return sorted(
+    series, key=lambda one: -float(np.nan_to_num(np.mean(one.y))) if len(one.y) else 0.0
+  )
 
 
 def _row(folder: Path, table: Mapping[str, Any], entry: Mapping[str, Any]) -> comparison_lib.Row:
-  names = tuple(plans.RunName(entry["method"], entry["learning_rate"], seed) for seed in table["plan"]["seeds"])
+  names = tuple(
+    plans.RunName(entry["method"], entry["learning_rate"], seed) for seed in table["plan"]["seeds"]
+  )
   if [name.folder() for name in names] != entry["runs"]:
     raise ValueError(
       f"{folder / 'table.json'} is damaged (the runs of {entry['method']!r} are not those of its rate and seeds): remove it, and make it again"
     )
-  val = {float(rate): np.nan if value is None else value for rate, value in entry["val_by_rate"].items()}
+  val = {
+    float(rate): np.nan if value is None else value for rate, value in entry["val_by_rate"].items()
+  }
   return comparison_lib.Row(entry["method"], entry["learning_rate"], val, names)
 
 
@@ -159,9 +200,15 @@ def _rates(entries: Sequence[Mapping[str, Any]]) -> Markup:
   rows = []
   for entry in entries:
     found = {float(rate): value for rate, value in entry["val_by_rate"].items()}
-    cells = [page.Number("broke down") if found.get(rate, 0) is None else found.get(rate) for rate in rates]
+    cells = [
+      page.Number("broke down") if found.get(rate, 0) is None else found.get(rate) for rate in rates
+    ]
     rows.append([page.name(entry["label"]), *cells])
-  return page.table("mAUPRC on val at the first seed, by learning rate", ["method", *(f"{rate:g}" for rate in rates)], rows)
+  return page.table(
+    "mAUPRC on val at the first seed, by learning rate",
+    ["method", *(f"{rate:g}" for rate in rates)],
+    rows,
+  )
 
 
 def _costs(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Markup:
@@ -174,7 +221,9 @@ def _costs(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Ma
   return page.table(caption, ["method", "milliseconds", "images per second", "memory, MiB"], rows)
 
 
-def _own_keys(folder: Path, methods: Sequence[Mapping[str, Any]], default: Mapping[str, Any]) -> Markup | None:
+def _own_keys(
+  folder: Path, methods: Sequence[Mapping[str, Any]], default: Mapping[str, Any]
+) -> Markup | None:
   """The keys of loss and optimizer by method; None where the folders of all runs are gone."""
   configs = {entry["label"]: _own_config(folder, entry) for entry in methods}
   if not any(configs.values()):
@@ -182,9 +231,15 @@ def _own_keys(folder: Path, methods: Sequence[Mapping[str, Any]], default: Mappi
   rows = []
   for label, own in configs.items():
     changed = run_tables.changes(own, default).items()
-    told = [page.markup("<code>{}={}</code>", key, value) for key, value in changed if key.startswith(("loss.", "optim."))]
+    told = [
+      page.markup("<code>{}={}</code>", key, value)
+      for key, value in changed
+      if key.startswith(("loss.", "optim."))
+    ]
     rows.append([page.name(label), Markup(", ").join(told) if own else "its folder is gone"])
-  caption = "Keys of loss and optimizer that differ from the defaults, by method (at the first seed)"
+  caption = (
+    "Keys of loss and optimizer that differ from the defaults, by method (at the first seed)"
+  )
   return page.table(caption, ["method", "keys"], rows)
 
 
@@ -198,7 +253,11 @@ def _software(folder: Path, table: Mapping[str, Any]) -> dict[str, object]:
   found = stored.read_json(path, dict) if path.exists() else {}
   devices = table.get("trained_on") or [found.get("device", "not noted")]
   noted = found.get("versions")
-  return {"device": " and ".join(map(str, devices)), "noted": noted, "software": run_tables.versions(noted)}
+  return {
+    "device": " and ".join(map(str, devices)),
+    "noted": noted,
+    "software": run_tables.versions(noted),
+  }
 
 
 def _with_deviation(found: Mapping[str, Any]) -> str:
@@ -208,7 +267,9 @@ def _with_deviation(found: Mapping[str, Any]) -> str:
 
 
 def _values(entry: Mapping[str, Any]) -> np.ndarray:
-  return np.array([np.nan if value is None else value for value in entry["test"]["mAUPRC"]["values"]], float)
+  return np.array(
+    [np.nan if value is None else value for value in entry["test"]["mAUPRC"]["values"]], float
+  )
 
 
 def _mean(entry: Mapping[str, Any]) -> float:

@@ -16,7 +16,9 @@ _log = logging.getLogger(__name__)
 _COSTS = "costs.json"
 
 
-def write(folder: Path, plan: plans.Plan, rows: Sequence[comparison.Row], configs: Mapping[str, Any]) -> str:
+def write(
+  folder: Path, plan: plans.Plan, rows: Sequence[comparison.Row], configs: Mapping[str, Any]
+) -> str:
   """Writes all of them and returns the table.
 
   Args:
@@ -31,7 +33,9 @@ def write(folder: Path, plan: plans.Plan, rows: Sequence[comparison.Row], config
   summaries = [tables.summarize(folder, row, metrics, found[row.method]) for row in rows]
   devices = sorted({comparison.device(folder, run) for row in rows for run in row.runs})
   seen = comparison.seen_classes(folder, (run for row in rows for run in row.runs))
-  title = f"{_title(plan, configs)}; trained on {' and '.join(devices)}" + (f"\n\n{seen}" if seen else "")
+  title = f"{_title(plan, configs)}; trained on {' and '.join(devices)}" + (
+    f"\n\n{seen}" if seen else ""
+  )
   table = f"{title}\n\n{tables.markdown(summaries, parallel.describe())}"
   about = {
     "plan": plan._asdict(),
@@ -41,7 +45,9 @@ def write(folder: Path, plan: plans.Plan, rows: Sequence[comparison.Row], config
   } | ({"seen_classes": seen} if seen else {})
   content = tables.as_json(summaries, about)
   workdir_lib.write_atomically(folder / "table.md", table)
-  workdir_lib.write_atomically(folder / "table.json", json.dumps(content, indent=2, default=list, allow_nan=False) + "\n")
+  workdir_lib.write_atomically(
+    folder / "table.json", json.dumps(content, indent=2, default=list, allow_nan=False) + "\n"
+  )
   labels = {row.method: methods.label(row.method) for row in rows}
   plots.plot_curves(
     folder / "pr_curves.png",
@@ -62,10 +68,15 @@ def write(folder: Path, plan: plans.Plan, rows: Sequence[comparison.Row], config
 def _costs(folder: Path, configs: Mapping[str, Any]) -> dict[str, step_cost.Cost]:
   """Costs of all methods, measured in one go; those of an earlier call if they were of the same configs and device."""
   path = folder / _COSTS
-  key = {"device": parallel.describe(), "configs": {name: _digest(config) for name, config in configs.items()}}
+  key = {
+    "device": parallel.describe(),
+    "configs": {name: _digest(config) for name, config in configs.items()},
+  }
   if path.exists():
     try:
-      content = stored.read_json(path, {"key": dict, "costs": {str: [float]}}, remedy="measuring again")
+      content = stored.read_json(
+        path, {"key": dict, "costs": {str: [float]}}, remedy="measuring again"
+      )
       if content["key"] == key:
         return {name: step_cost.Cost(*content["costs"][name]) for name in configs}
     except ValueError as error:
@@ -80,7 +91,9 @@ def _costs(folder: Path, configs: Mapping[str, Any]) -> dict[str, step_cost.Cost
 
 def _digest(config: Any) -> str:
   tree = config.to_dict()
-  return hashlib.sha256(json.dumps([tree["loss"], plans.shared(config)], sort_keys=True, default=list).encode()).hexdigest()
+  return hashlib.sha256(
+    json.dumps([tree["loss"], plans.shared(config)], sort_keys=True, default=list).encode()
+  ).hexdigest()
 
 
 def _title(plan: plans.Plan, configs: Mapping[str, Any]) -> str:

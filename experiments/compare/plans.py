@@ -25,10 +25,22 @@ KEYS = (
     tuple(name for name in methods.METHODS if name != "ap"),
     "methods; the default is the rows of the paper's tables, SOPRC in three ways",
   ),
-  Key("compare.rates", (0.001, 0.01, 0.1), "learning rates, of which val at the first seed picks each method's own"),
+  Key(
+    "compare.rates",
+    (0.001, 0.01, 0.1),
+    "learning rates, of which val at the first seed picks each method's own",
+  ),
   Key("compare.seeds", (0, 1, 2), "seeds"),
-  Key("compare.init_from", "", "workdir of the run that all start from, {seed} replaced; empty: random weights"),
-  Key("compare.soprc_with_sgd", False, "SOPRC by SGD with sgd_rates, the others by Adam, as in the paper's appendix"),
+  Key(
+    "compare.init_from",
+    "",
+    "workdir of the run that all start from, {seed} replaced; empty: random weights",
+  ),
+  Key(
+    "compare.soprc_with_sgd",
+    False,
+    "SOPRC by SGD with sgd_rates, the others by Adam, as in the paper's appendix",
+  ),
   Key("compare.sgd_rates", (0.001, 0.01, 0.1), "learning rates of SOPRC in that case"),
 )
 # A method's name -> the config of its runs, rate and seed not yet set.
@@ -87,19 +99,28 @@ def read_plan(settings: Any) -> Plan:
     ValueError: names each wrong key with its value and what is allowed.
   """
   default = default_settings().to_dict()
-  _raise_if([f"compare.{problem}" for problem in config_keys.key_problems(settings.to_dict(), default)])
-  types = ({key: tree[key] for key in ("init_from", "soprc_with_sgd")} for tree in (settings, default))
+  _raise_if(
+    [f"compare.{problem}" for problem in config_keys.key_problems(settings.to_dict(), default)]
+  )
+  types = (
+    {key: tree[key] for key in ("init_from", "soprc_with_sgd")} for tree in (settings, default)
+  )
   problems = [f"compare.{problem}" for problem in config_keys.type_problems(*types)]
 
   def entries(key: str, kind: type, what: str, usable: Callable[[Any], bool]) -> tuple[Any, ...]:
     values = tuple(settings[key]) if isinstance(settings[key], (tuple, list)) else (settings[key],)
-    if not all(isinstance(value, (kind, int)) and not isinstance(value, bool) and usable(value) for value in values):
+    if not all(
+      isinstance(value, (kind, int)) and not isinstance(value, bool) and usable(value)
+      for value in values
+    ):
       problems.append(f"compare.{key} must be {what}; got {shown(settings[key])}")
       return ()
     # Folders are named by six digits of a rate.
     names = [f"{value:g}" if kind is float else str(value) for value in values]
     if not values or len(set(names)) < len(names):
-      problems.append(f"compare.{key} must have at least one entry and none twice; got {shown(values)}")
+      problems.append(
+        f"compare.{key} must have at least one entry and none twice; got {shown(values)}"
+      )
     return tuple(kind(value) for value in values)
 
   def rates(key: str) -> tuple[float, ...]:
@@ -119,7 +140,9 @@ def read_plan(settings: Any) -> Plan:
 
 def _raise_if(problems: list[str]) -> None:
   if problems:
-    raise ValueError("the comparison does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
+    raise ValueError(
+      "the comparison does not work:\n" + "\n".join(f"  {problem}" for problem in problems)
+    )
 
 
 def start_of(init_from: str, seed: int) -> str:
@@ -174,7 +197,9 @@ def possible_runs(plan: Plan, method: str) -> list[RunName]:
 
 
 def _by_sgd(plan: Plan, method: str) -> bool:
-  return plan.soprc_with_sgd and method in methods.METHODS and methods.METHODS[method].loss == "soprc"
+  return (
+    plan.soprc_with_sgd and method in methods.METHODS and methods.METHODS[method].loss == "soprc"
+  )
 
 
 def rates_of(plan: Plan, method: str) -> tuple[float, ...]:

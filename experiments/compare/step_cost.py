@@ -41,7 +41,9 @@ def measure(configs: Mapping[str, Any], *, rounds: int = 7) -> dict[str, Cost]:
   for _ in range(rounds + 1):
     for name, step in steps.items():
       seconds[name].append(step.time_one())
-  return {name: Cost(float(np.median(seconds[name][1:])), step.peak_bytes) for name, step in steps.items()}
+  return {
+    name: Cost(float(np.median(seconds[name][1:])), step.peak_bytes) for name, step in steps.items()
+  }
 
 
 def run_seconds(base: ConfigDict) -> Callable[[ConfigDict], float]:
@@ -58,7 +60,9 @@ def run_seconds(base: ConfigDict) -> Callable[[ConfigDict], float]:
   def seconds(config: ConfigDict) -> float:
     trained = config.train.batch_size * config.train.steps
     evaluations = 1 + (config.train.steps // config.eval.every if config.eval.every else 0)
-    evaluated = sizes.get("val", 0) * evaluations + sum(size for name, size in sizes.items() if name.startswith("test"))
+    evaluated = sizes.get("val", 0) * evaluations + sum(
+      size for name, size in sizes.items() if name.startswith("test")
+    )
     return starting + step / base.train.batch_size * (trained + _FORWARD_SHARE * evaluated)
 
   return seconds
@@ -78,7 +82,9 @@ class _Step:
     for key in ("position", "broken"):
       batch.pop(key)
     self._batch = parallel.shard(batch)
-    self._compiled, self.peak_bytes = parallel.compile_ahead(parts.main_step, self._state, self._batch)
+    self._compiled, self.peak_bytes = parallel.compile_ahead(
+      parts.main_step, self._state, self._batch
+    )
 
   def time_one(self) -> float:
     began = time.perf_counter()

@@ -29,9 +29,14 @@ class Summary(NamedTuple):
 Curve = tuple[np.ndarray, np.ndarray]
 
 
-def summarize(folder: Path, row: comparison.Row, metrics: Sequence[str], cost: step_cost.Cost) -> Summary:
+def summarize(
+  folder: Path, row: comparison.Row, metrics: Sequence[str], cost: step_cost.Cost
+) -> Summary:
   """Test metrics of a method over the seeds."""
-  values = {key: np.array([comparison.metric(folder, run, "test", key) for run in row.runs]) for key in metrics}
+  values = {
+    key: np.array([comparison.metric(folder, run, "test", key) for run in row.runs])
+    for key in metrics
+  }
   return Summary(row, values, cost)
 
 
@@ -88,7 +93,9 @@ def markdown(summaries: Sequence[Summary], device: str) -> str:
       methods.label(summary.row.method),
       f"{summary.row.rate:g}{'*' if summary.row.at_edge() else ''}",
       *(mean_and_deviation(summary.values[key]) for key in metrics),
-      "" if summary is summaries[0] else difference(summaries[0].values[main], summary.values[main]),
+      ""
+      if summary is summaries[0]
+      else difference(summaries[0].values[main], summary.values[main]),
       f"{1e3 * summary.cost.step_seconds:.0f}",
       f"{summary.cost.peak_bytes / 2**20:.0f}",
     ]
@@ -104,7 +111,9 @@ def markdown(summaries: Sequence[Summary], device: str) -> str:
   ]
   broken = _broken(summaries)
   if broken:
-    lines.append(f"Training broke down (loss or gradient not finite; left out of the curves): {', '.join(broken)}.")
+    lines.append(
+      f"Training broke down (loss or gradient not finite; left out of the curves): {', '.join(broken)}."
+    )
   return "\n".join(lines) + "\n"
 
 
@@ -113,9 +122,15 @@ def _broken(summaries: Sequence[Summary]) -> list[str]:
   names = []
   for summary in summaries:
     row, values = summary.row, next(iter(summary.values.values()))
-    runs = [plans.RunName(row.method, rate, row.runs[0].seed) for rate, value in row.val.items() if np.isnan(value)]
+    runs = [
+      plans.RunName(row.method, rate, row.runs[0].seed)
+      for rate, value in row.val.items()
+      if np.isnan(value)
+    ]
     runs += [run for run, value in zip(row.runs, values, strict=True) if np.isnan(value)]
-    names += [f"{methods.label(run.method)} at {run.rate:g}, seed {run.seed}" for run in dict.fromkeys(runs)]
+    names += [
+      f"{methods.label(run.method)} at {run.rate:g}, seed {run.seed}" for run in dict.fromkeys(runs)
+    ]
   return names
 
 
@@ -206,12 +221,17 @@ def logged(folder: Path, row: comparison.Row, key: str) -> tuple[np.ndarray, np.
   for run in row.runs:
     if (folder / run.folder() / workdir_lib.RESULTS).exists():
       path = folder / run.folder() / workdir_lib.METRICS
-      lines = [(line["step"], line[key]) for line in workdir_lib.read_metrics(path.parent) if key in line]
+      lines = [
+        (line["step"], line[key]) for line in workdir_lib.read_metrics(path.parent) if key in line
+      ]
       problem = stored.problem(
-        [{"step": step, key: value} for step, value in lines] or None, (None, [{key: (None, float)}])
+        [{"step": step, key: value} for step, value in lines] or None,
+        (None, [{key: (None, float)}]),
       )
       if problem:
-        raise ValueError(f"{path} is damaged ({problem}): remove {path.parent}, and the run is made again")
+        raise ValueError(
+          f"{path} is damaged ({problem}): remove {path.parent}, and the run is made again"
+        )
       found[path] = lines
   sizes = {path: len(lines) for path, lines in found.items()}
   fewest, most = (min(sizes.values()), max(sizes.values())) if sizes else (0, 0)

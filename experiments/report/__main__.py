@@ -19,7 +19,9 @@ from experiments import flags
 absl_flags.declare_key_flag("workdir")
 _OUTPUT = absl_flags.DEFINE_string("output", None, "HTML file. Default: WORKDIR/report.html.")
 _DATA_ROOT = absl_flags.DEFINE_string(
-  "data_root", None, "Where the data of the run are now, if they have moved. Default: data.root of its config."
+  "data_root",
+  None,
+  "Where the data of the run are now, if they have moved. Default: data.root of its config.",
 )
 
 

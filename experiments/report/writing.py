@@ -26,7 +26,9 @@ def write(workdir: Path, output: Path | None = None, *, data_root: Path | None =
   check_output(output)
   if (workdir / _TABLE).exists():
     if data_root is not None:
-      raise ValueError("--data_root is for the report on a training run: that on a comparison shows no images")
+      raise ValueError(
+        "--data_root is for the report on a training run: that on a comparison shows no images"
+      )
     text = comparison.make(workdir)
   elif (workdir / _COMPARISON).exists():
     raise ValueError(
@@ -53,4 +55,6 @@ def check_output(output: Path) -> None:
   if output.exists():
     with output.open(encoding="utf-8", errors="replace") as file:
       if not page.is_own(file.read(2000)):
-        raise ValueError(f"--output={output} exists, and is no report of this program: choose another file, or remove it")
+        raise ValueError(
+          f"--output={output} exists, and is no report of this program: choose another file, or remove it"
+        )

@@ -19,10 +19,17 @@ from experiments import flags
 
 absl_flags.declare_key_flag("workdir")
 _REPETITIONS = absl_flags.DEFINE_integer(
-  "repetitions", 500, "Batches of each kind; 40 times as many draws of interpolated scores.", lower_bound=2
+  "repetitions",
+  500,
+  "Batches of each kind; 40 times as many draws of interpolated scores.",
+  lower_bound=2,
 )
-_POPULATION = absl_flags.DEFINE_integer("population", 100_000, "Scores of the data set.", lower_bound=1000)
-_BATCH_SIZES = absl_flags.DEFINE_list("batch_sizes", ["100", "200", "500", "1000", "2000", "5000"], "Sizes of the batches.")
+_POPULATION = absl_flags.DEFINE_integer(
+  "population", 100_000, "Scores of the data set.", lower_bound=1000
+)
+_BATCH_SIZES = absl_flags.DEFINE_list(
+  "batch_sizes", ["100", "200", "500", "1000", "2000", "5000"], "Sizes of the batches."
+)
 _SEED = absl_flags.DEFINE_integer("seed", 0, "Seed of all draws.", lower_bound=0)
 
 
@@ -40,13 +47,19 @@ def main(argv: Sequence[str]) -> None:
     if path.exists():
       content = stored.read_json(path, {"settings": dict, "results": simulation.RESULTS})
       if content["settings"] != noted:
-        raise ValueError(f"{path} is of other settings: choose another --workdir, or the same flags")
+        raise ValueError(
+          f"{path} is of other settings: choose another --workdir, or the same flags"
+        )
       log.info("Taken from %s.", path)
     else:
       began = time.perf_counter()
       folder.mkdir(parents=True, exist_ok=True)
       results = simulation.run(settings, told=log.info)
-      content = {"settings": noted, "seconds": round(time.perf_counter() - began, 1), "results": results}
+      content = {
+        "settings": noted,
+        "seconds": round(time.perf_counter() - began, 1),
+        "results": results,
+      }
       workdir.write_atomically(path, json.dumps(content, indent=1) + "\n")
     names = simulation_plots.plot_all(folder, content["results"], settings)
   print(_summary(content["results"], settings))
@@ -59,7 +72,9 @@ def _settings(defaults: "simulation.Settings") -> "simulation.Settings":  # type
   except ValueError as error:
     raise ValueError(f"--batch_sizes: {error}") from None
   if not sizes or min(sizes) < 2 or len(set(sizes)) < len(sizes):
-    raise ValueError(f"--batch_sizes must be different numbers of at least 2, got {','.join(_BATCH_SIZES.value)}")
+    raise ValueError(
+      f"--batch_sizes must be different numbers of at least 2, got {','.join(_BATCH_SIZES.value)}"
+    )
   return defaults._replace(
     repetitions=_REPETITIONS.value,
     interpolation_repetitions=40 * _REPETITIONS.value,
@@ -73,7 +88,9 @@ def _settings(defaults: "simulation.Settings") -> "simulation.Settings":  # type
 def _summary(results: dict, settings: "simulation.Settings") -> str:  # type: ignore[name-defined,type-arg]  # noqa: F821
   """Mean errors at the largest batch, one line a distribution."""
   largest = max(settings.batch_sizes)
-  lines = [f"mean error (estimate minus risk, l01) at batch size {largest}, by the share of positives in the batch:"]
+  lines = [
+    f"mean error (estimate minus risk, l01) at batch size {largest}, by the share of positives in the batch:"
+  ]
   lines.append(f"{'':>10} {'':>6} " + " ".join(f"{share:>8g}" for share in settings.shares))
   for name in results:
     if name == "tracking":

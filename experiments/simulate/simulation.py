@@ -92,7 +92,9 @@ class Population(NamedTuple):
     return len(self.positive) / (len(self.positive) + len(self.negative))
 
 
-def draw_population(name: str, *, size: int = 100_000, prior: float = 0.1, seed: int = 0) -> Population:
+def draw_population(
+  name: str, *, size: int = 100_000, prior: float = 0.1, seed: int = 0
+) -> Population:
   """The scores of a data set of ``size`` examples, a share ``prior`` of them positive, by `DISTRIBUTIONS`."""
   keys = jax.random.split(jax.random.key(seed))
   num_positives = round(size * prior)
@@ -143,7 +145,9 @@ def zero_one_errors(
 
 
 @functools.partial(jax.jit, static_argnames="sizes")
-def _zero_one_estimates(keys: jax.Array, positives: jax.Array, negatives: jax.Array, sizes: Batch) -> dict[str, jax.Array]:
+def _zero_one_estimates(
+  keys: jax.Array, positives: jax.Array, negatives: jax.Array, sizes: Batch
+) -> dict[str, jax.Array]:
   prior = len(positives) / (len(positives) + len(negatives))
 
   def estimate(key: jax.Array) -> dict[str, jax.Array]:
@@ -161,22 +165,41 @@ def _zero_one_estimates(keys: jax.Array, positives: jax.Array, negatives: jax.Ar
 def surrogate_risk(population: Population, *, tau1: float, tau2: float) -> float:
   """The risk f that the surrogate estimators aim at: Eq. 8 on the whole population."""
   v = _whole_v(population, _POINTS)
-  loss = jax.jit(functools.partial(estimators.soprc_loss, prior=population.prior, self_weight=0.0, tau1=tau1, tau2=tau2))
+  loss = jax.jit(
+    functools.partial(
+      estimators.soprc_loss, prior=population.prior, self_weight=0.0, tau1=tau1, tau2=tau2
+    )
+  )
   return float(loss(population.positive, population.negative, v))
 
 
 def surrogate_errors(
-  population: Population, sizes: Batch, *, risk: float, repetitions: int, seed: int, tau1: float, tau2: float
+  population: Population,
+  sizes: Batch,
+  *,
+  risk: float,
+  repetitions: int,
+  seed: int,
+  tau1: float,
+  tau2: float,
 ) -> dict[str, np.ndarray]:
   """As `zero_one_errors` with l1 and l2 of Eq. 7, against ``risk``, the `surrogate_risk`."""
   keys = jax.random.split(jax.random.key(seed), repetitions)
-  found = _surrogate_estimates(keys, *_arrays_of(population), _whole_v(population, _POINTS), tau1, tau2, sizes)
+  found = _surrogate_estimates(
+    keys, *_arrays_of(population), _whole_v(population, _POINTS), tau1, tau2, sizes
+  )
   return {name: np.asarray(values, np.float64) - risk for name, values in found.items()}
 
 
 @functools.partial(jax.jit, static_argnames="sizes")
 def _surrogate_estimates(
-  keys: jax.Array, positives: jax.Array, negatives: jax.Array, v: jax.Array, tau1: Any, tau2: Any, sizes: Batch
+  keys: jax.Array,
+  positives: jax.Array,
+  negatives: jax.Array,
+  v: jax.Array,
+  tau1: Any,
+  tau2: Any,
+  sizes: Batch,
 ) -> dict[str, jax.Array]:
   options = {"tau1": tau1, "tau2": tau2, "self_weight": 0.0}
   prior = len(positives) / (len(positives) + len(negatives))
@@ -205,12 +228,16 @@ class InterpolationErrors(NamedTuple):
   spread: float
 
 
-def interpolation_errors(population: Population, num_positives: int, *, repetitions: int, seed: int) -> InterpolationErrors:
+def interpolation_errors(
+  population: Population, num_positives: int, *, repetitions: int, seed: int
+) -> InterpolationErrors:
   """Errors of phi from ``num_positives`` scores (Alg. 2), by draws from the population."""
   keys = jax.random.split(jax.random.key(seed), repetitions)
   quantiles = _whole_v(population, _POINTS)
   mean, single = _interpolated(keys, _arrays_of(population)[0], quantiles, num_positives)
-  return InterpolationErrors(float(jnp.mean(jnp.abs(mean - quantiles))), float(jnp.mean(single)), float(jnp.std(single)))
+  return InterpolationErrors(
+    float(jnp.mean(jnp.abs(mean - quantiles))), float(jnp.mean(single)), float(jnp.std(single))
+  )
 
 
 @functools.partial(jax.jit, static_argnames="num_positives")
@@ -271,7 +298,9 @@ def tracked(
   """
   start = None if initial_v is None else np.full(num_points, initial_v)
   state = tracking.score_ema(chains, num_points, beta, initial_v=start).init(None)
-  v, phis = _track(jax.random.key(seed), _arrays_of(population)[0], state, beta, num_positives, steps)
+  v, phis = _track(
+    jax.random.key(seed), _arrays_of(population)[0], state, beta, num_positives, steps
+  )
   phi_mean, phi_variance = jnp.mean(phis, axis=(0, 1)), jnp.var(phis, axis=(0, 1))
   q, limit = (1 - beta) ** steps, beta / (2 - beta)
   factor = limit * ((1 + q) / (1 - q) if initial_v is None else 1 - q**2)
@@ -287,11 +316,18 @@ def tracked(
 
 @functools.partial(jax.jit, static_argnames=("num_positives", "steps"))
 def _track(
-  key: jax.Array, positives: jax.Array, state: tracking.ScoreEmaState, beta: Any, num_positives: int, steps: int
+  key: jax.Array,
+  positives: jax.Array,
+  state: tracking.ScoreEmaState,
+  beta: Any,
+  num_positives: int,
+  steps: int,
 ) -> tuple[jax.Array, jax.Array]:
   """``v [chains, M]`` after all steps from a state, and ``phi [T, chains, M]`` of each step."""
   chains, num_points = state.v.shape
-  tracker = tracking.score_ema(chains, num_points, lambda count: beta)  # a number would compile anew for each
+  tracker = tracking.score_ema(
+    chains, num_points, lambda count: beta
+  )  # a number would compile anew for each
 
   def step(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
     drawn = positives[jax.random.randint(key, (chains, num_positives), 0, len(positives))]
@@ -343,13 +379,18 @@ def _errors() -> dict[str, Any]:
 RESULTS: dict[str, Any] = {
   **{
     name: {
-      "estimation": [{"share": float, "batch_size": int, "zero_one": _errors(), "surrogate": _errors()}],
+      "estimation": [
+        {"share": float, "batch_size": int, "zero_one": _errors(), "surrogate": _errors()}
+      ],
       "interpolation": [{"num_positives": int, "of_mean": float, "of_one": float}],
     }
     for name in DISTRIBUTIONS
   },
   "tracking": [
-    dict.fromkeys(("beta", "steps", "bias", "variance", "expected_bias", "expected_variance"), float) | {"start": str}
+    dict.fromkeys(
+      ("beta", "steps", "bias", "variance", "expected_bias", "expected_variance"), float
+    )
+    | {"start": str}
   ],
 }
 
@@ -358,9 +399,13 @@ def run(settings: Settings, *, told: Callable[[str], None] = lambda line: None) 
   """The whole study as JSON-able numbers, by distribution; ``told`` gets a line about each part that is done."""
   found: dict[str, Any] = {}
   for name in DISTRIBUTIONS:
-    population = draw_population(name, size=settings.population, prior=settings.prior, seed=settings.seed)
+    population = draw_population(
+      name, size=settings.population, prior=settings.prior, seed=settings.seed
+    )
     # Its quantiles are rough on the scale of 1 / sqrt(its size), which would hide the error of many positives.
-    smooth = draw_population(name, size=2 * settings.smooth_positives, prior=0.5, seed=settings.seed)
+    smooth = draw_population(
+      name, size=2 * settings.smooth_positives, prior=0.5, seed=settings.seed
+    )
     risks = {
       "zero_one": zero_one_risk(population),
       "surrogate": surrogate_risk(population, tau1=settings.tau1, tau2=settings.tau2),
@@ -368,22 +413,35 @@ def run(settings: Settings, *, told: Callable[[str], None] = lambda line: None) 
     found[name] = {
       "risk": risks,
       "estimation": [
-        {"share": share, "batch_size": size, **_estimation(population, batch(size, share), risks, settings)}
+        {
+          "share": share,
+          "batch_size": size,
+          **_estimation(population, batch(size, share), risks, settings),
+        }
         for share in settings.shares
         for size in settings.batch_sizes
       ],
       "interpolation": [
-        {"num_positives": count, **_interpolation(smooth, count, settings)} for count in _positives(settings)
+        {"num_positives": count, **_interpolation(smooth, count, settings)}
+        for count in _positives(settings)
       ],
     }
     told(f"{name}: 1 - AUPRC {risks['zero_one']:.4f}, surrogate risk {risks['surrogate']:.4f}")
-  population = draw_population("binormal", size=settings.population, prior=settings.prior, seed=settings.seed)
+  population = draw_population(
+    "binormal", size=settings.population, prior=settings.prior, seed=settings.seed
+  )
   found["tracking"] = [
     {
       "beta": beta,
       "start": "debiased" if initial_v is None else "given",
       **tracked(
-        population, 20, beta=beta, steps=steps, initial_v=initial_v, chains=settings.chains, seed=settings.seed
+        population,
+        20,
+        beta=beta,
+        steps=steps,
+        initial_v=initial_v,
+        chains=settings.chains,
+        seed=settings.seed,
       )._asdict(),
     }
     for beta in settings.betas
@@ -396,12 +454,16 @@ def run(settings: Settings, *, told: Callable[[str], None] = lambda line: None) 
 
 def _positives(settings: Settings) -> list[int]:
   """Numbers of positives from the smallest to the largest batch, about three a decade."""
-  found = [batch(size, share).positives for share in settings.shares for size in settings.batch_sizes]
+  found = [
+    batch(size, share).positives for share in settings.shares for size in settings.batch_sizes
+  ]
   steps = round(3 * np.log10(max(found) / min(found))) + 1
   return sorted({round(count) for count in np.geomspace(min(found), max(found), max(steps, 2))})
 
 
-def _estimation(population: Population, sizes: Batch, risks: dict[str, float], settings: Settings) -> dict[str, Any]:
+def _estimation(
+  population: Population, sizes: Batch, risks: dict[str, float], settings: Settings
+) -> dict[str, Any]:
   """Mean and standard deviation of the errors of one kind of batch."""
   shared = {"repetitions": settings.repetitions, "seed": settings.seed + 1}
   errors = {
@@ -411,7 +473,10 @@ def _estimation(population: Population, sizes: Batch, risks: dict[str, float], s
     ),
   }
   return {
-    kind: {name: {"mean": float(values.mean()), "std": float(values.std(ddof=1))} for name, values in by_name.items()}
+    kind: {
+      name: {"mean": float(values.mean()), "std": float(values.std(ddof=1))}
+      for name, values in by_name.items()
+    }
     for kind, by_name in errors.items()
   }
 
@@ -426,7 +491,9 @@ def _arrays_of(population: Population) -> tuple[jax.Array, jax.Array]:
   return jnp.asarray(population.positive), jnp.asarray(population.negative)
 
 
-def _draw(key: jax.Array, positive: jax.Array, negative: jax.Array, sizes: Batch) -> tuple[jax.Array, jax.Array]:
+def _draw(
+  key: jax.Array, positive: jax.Array, negative: jax.Array, sizes: Batch
+) -> tuple[jax.Array, jax.Array]:
   keys = jax.random.split(key)
   chosen_positive = jax.random.randint(keys[0], (sizes.positives,), 0, len(positive))
   chosen_negative = jax.random.randint(keys[1], (sizes.negatives,), 0, len(negative))

@@ -18,7 +18,10 @@ def plot_all(folder: Path, results: Mapping[str, Any], settings: simulation.Sett
     "densities.png": _densities(),
     "estimation_zero_one.png": _estimation(results, settings, "zero_one", "l01"),
     "estimation_surrogate.png": _estimation(
-      results, settings, "surrogate", f"surrogates, tau1 = {settings.tau1:g}, tau2 = {settings.tau2:g}"
+      results,
+      settings,
+      "surrogate",
+      f"surrogates, tau1 = {settings.tau1:g}, tau2 = {settings.tau2:g}",
     ),
     "interpolation.png": _interpolation(results),
     "tracking.png": _tracking(results["tracking"], settings),
@@ -40,7 +43,9 @@ def _densities() -> Any:
   return figure
 
 
-def _estimation(results: Mapping[str, Any], settings: simulation.Settings, kind: str, title: str) -> Any:
+def _estimation(
+  results: Mapping[str, Any], settings: simulation.Settings, kind: str, title: str
+) -> Any:
   """Mean error and one standard deviation against the batch size: a row a distribution, a column a share of positives."""
   figure, axes = plots.grid(len(simulation.DISTRIBUTIONS), len(settings.shares), size=(3.4, 2.9))
   for row, name in zip(axes, simulation.DISTRIBUTIONS, strict=True):
@@ -48,7 +53,9 @@ def _estimation(results: Mapping[str, Any], settings: simulation.Settings, kind:
       entries = [entry for entry in results[name]["estimation"] if entry["share"] == share]
       sizes = np.array([entry["batch_size"] for entry in entries])
       for estimator, colour in _COLOURS.items():
-        mean, std = (np.array([entry[kind][estimator][key] for entry in entries]) for key in ("mean", "std"))
+        mean, std = (
+          np.array([entry[kind][estimator][key] for entry in entries]) for key in ("mean", "std")
+        )
         axis.plot(sizes, mean, "o-", color=colour, label=estimator, markersize=3)
         axis.fill_between(sizes, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
       axis.axhline(0, color="black", linewidth=0.8)
@@ -56,7 +63,9 @@ def _estimation(results: Mapping[str, Any], settings: simulation.Settings, kind:
     row[0].set_ylabel("estimate minus risk")
     _same_range(row)
   axes[0, 0].legend()
-  figure.suptitle(f"Error of the estimators ({title}), pi = {settings.prior:g}: mean and standard deviation")
+  figure.suptitle(
+    f"Error of the estimators ({title}), pi = {settings.prior:g}: mean and standard deviation"
+  )
   return figure
 
 
@@ -68,13 +77,17 @@ def _interpolation(results: Mapping[str, Any]) -> Any:
     mean, one = (np.array([entry[key] for entry in entries]) for key in ("of_mean", "of_one"))
     axis.plot(count, one, "s-", color="tab:green", label="one draw", markersize=3)
     axis.plot(count, mean, "o-", color="tab:blue", label="mean of the draws", markersize=3)
-    axis.plot(count, one[-1] * (count[-1] / count) ** 0.5, ":", color="tab:green", label="slope -1/2")
+    axis.plot(
+      count, one[-1] * (count[-1] / count) ** 0.5, ":", color="tab:green", label="slope -1/2"
+    )
     at = min(2, len(count) - 1)
     axis.plot(count, mean[at] * count[at] / count, ":", color="tab:blue", label="slope -1")
     axis.set(xscale="log", yscale="log", title=name, xlabel="positives in the batch")
   axes[0, 0].set_ylabel("mean absolute error of phi")
   axes[0, 0].legend()
-  figure.suptitle("Interpolated scores against the quantiles of all positives, averaged over the positions")
+  figure.suptitle(
+    "Interpolated scores against the quantiles of all positives, averaged over the positions"
+  )
   return figure
 
 
@@ -91,7 +104,11 @@ def _tracking(entries: Sequence[Mapping[str, Any]], settings: simulation.Setting
       chosen = [entry for entry in entries if entry["start"] == start and entry["beta"] == beta]
       steps = [entry["steps"] for entry in chosen]
       axis.plot(
-        steps, [entry[f"expected_{key}"] for entry in chosen], "-", color=f"C{i}", label=f"beta = {beta:g}, Prop. 1"
+        steps,
+        [entry[f"expected_{key}"] for entry in chosen],
+        "-",
+        color=f"C{i}",
+        label=f"beta = {beta:g}, Prop. 1",
       )
       axis.plot(steps, [entry[key] for entry in chosen], "o", color=f"C{i}", markersize=5)
     axis.set(xscale="log", title=title, xlabel="steps T", ylabel=label)

@@ -21,13 +21,23 @@ from experiments import flags
 
 absl_flags.declare_key_flag("workdir")
 _REPETITIONS = absl_flags.DEFINE_integer(
-  "repetitions", 128, "Independent data sets and trainings of each setting, a multiple of 4.", lower_bound=8
+  "repetitions",
+  128,
+  "Independent data sets and trainings of each setting, a multiple of 4.",
+  lower_bound=8,
 )
 _REPLACED = absl_flags.DEFINE_integer(
-  "replaced", 8, "Positives, and negatives, that are replaced one at a time in each repetition.", lower_bound=1
+  "replaced",
+  8,
+  "Positives, and negatives, that are replaced one at a time in each repetition.",
+  lower_bound=1,
 )
-_ALGORITHMS = absl_flags.DEFINE_list("algorithms", None, "Only these of: SOPRC, without_v, ap, through_t, self_weight.")
-_SWEEPS = absl_flags.DEFINE_list("sweeps", None, "Only these of: T, n+, n-, N+, N+(T=16), N-, N-(T=16), T=N+, beta, rate.")
+_ALGORITHMS = absl_flags.DEFINE_list(
+  "algorithms", None, "Only these of: SOPRC, without_v, ap, through_t, self_weight."
+)
+_SWEEPS = absl_flags.DEFINE_list(
+  "sweeps", None, "Only these of: T, n+, n-, N+, N+(T=16), N-, N-(T=16), T=N+, beta, rate."
+)
 _SEED = absl_flags.DEFINE_integer("seed", 0, "Seed of all draws.", lower_bound=0)
 
 _SHORT = {
@@ -49,11 +59,17 @@ def main(argv: Sequence[str]) -> None:
     effort = stability_sweeps.Effort(_REPETITIONS.value, _REPLACED.value, _SEED.value)
     sweeps = stability_sweeps.plan(
       _named("algorithms", _ALGORITHMS.value, _SHORT),
-      _named("sweeps", _SWEEPS.value, {quantity.replace(" ", ""): quantity for quantity in stability_sweeps.QUANTITIES}),
+      _named(
+        "sweeps",
+        _SWEEPS.value,
+        {quantity.replace(" ", ""): quantity for quantity in stability_sweeps.QUANTITIES},
+      ),
     )
     settings = stability_sweeps.settings_of(sweeps)
     if not settings:
-      raise ValueError("none of --algorithms is measured in any of --sweeps: give more of one or the other")
+      raise ValueError(
+        "none of --algorithms is measured in any of --sweeps: give more of one or the other"
+      )
     results = stability_sweeps.run(folder / "stability.json", settings, effort, told=log.info)
     table = stability_report.markdown(sweeps, results, effort)
     workdir.write_atomically(folder / "table.md", table)
@@ -67,7 +83,9 @@ def _named(flag: str, given: Sequence[str] | None, known: dict[str, str]) -> lis
   names = list(known) if given is None else [name.replace(" ", "") for name in given]
   wrong = [name for name in names if name not in known]
   if wrong or not names:
-    raise ValueError(f"--{flag} must be some of {', '.join(known)}; got {', '.join(wrong) or 'none'}")
+    raise ValueError(
+      f"--{flag} must be some of {', '.join(known)}; got {', '.join(wrong) or 'none'}"
+    )
   return [known[name] for name in names]
 
 

@@ -113,7 +113,10 @@ def measure(setting: Setting, *, repetitions: int, replaced: int, seed: int) -> 
     ValueError: unknown algorithm, batch larger than the data, or a number out of range.
   """
   check(setting, repetitions, replaced)
-  draws = [draw(setting, replaced=replaced, seed=seed, repetition=repetition) for repetition in range(repetitions)]
+  draws = [
+    draw(setting, replaced=replaced, seed=seed, repetition=repetition)
+    for repetition in range(repetitions)
+  ]
   trained = stability_training.train(
     _stack([_inputs(one) for one in draws]),
     algorithm=setting.algorithm,
@@ -122,7 +125,9 @@ def measure(setting: Setting, *, repetitions: int, replaced: int, seed: int) -> 
     decays=setting.decays,
   )
   at = np.array(setting.steps) - 1
-  distances = np.asarray(trained.distances, np.float64)[:, at].reshape(repetitions, len(at), 2, replaced)
+  distances = np.asarray(trained.distances, np.float64)[:, at].reshape(
+    repetitions, len(at), 2, replaced
+  )
   weights = np.stack([[of_class.weight for of_class in one.replaced] for one in draws])
   epsilon = np.einsum("rlck,rck->clr", distances, weights)
   data = _stack([one.data for one in draws])
@@ -150,7 +155,9 @@ def check(setting: Setting, repetitions: int, replaced: int) -> None:
     batch, count = getattr(setting, f"batch_{name}"), getattr(setting, f"num_{name}")
     checks.check_count(f"batch_{name}", batch)
     if batch > count:
-      raise ValueError(f"batch_{name} is {batch}, more than num_{name} = {count}: examples of a batch are distinct")
+      raise ValueError(
+        f"batch_{name} is {batch}, more than num_{name} = {count}: examples of a batch are distinct"
+      )
   checks.check_count("repetitions", repetitions)
   if repetitions % stability_training.BLOCK:
     raise ValueError(
@@ -159,7 +166,9 @@ def check(setting: Setting, repetitions: int, replaced: int) -> None:
   checks.check_count("replaced", replaced)
   checks.check_range("beta", setting.beta, low=0.0, high=1.0, open_low=True)
   checks.check_range("rate", setting.rate, low=0.0)
-  if not setting.steps or min(setting.steps) < 1 or list(setting.steps) != sorted(set(setting.steps)):
+  if (
+    not setting.steps or min(setting.steps) < 1 or list(setting.steps) != sorted(set(setting.steps))
+  ):
     raise ValueError(f"steps must be ascending numbers of at least 1, got {setting.steps}")
 
 
@@ -178,8 +187,12 @@ def draw(setting: Setting, *, replaced: int, seed: int, repetition: int) -> Draw
     draw_batches(stream(5), setting.steps[-1], setting.batch_negatives, setting.num_negatives),
   )
   return Draw(
-    data=Examples(examples(0, setting.num_positives, SHIFT), examples(1, setting.num_negatives, 0.0)),
-    other=Examples(examples(2, setting.num_positives, SHIFT), examples(3, setting.num_negatives, 0.0)),
+    data=Examples(
+      examples(0, setting.num_positives, SHIFT), examples(1, setting.num_negatives, 0.0)
+    ),
+    other=Examples(
+      examples(2, setting.num_positives, SHIFT), examples(3, setting.num_negatives, 0.0)
+    ),
     start=stability_training.first_weights(stream(6)),
     batches=batches,
     replaced=(
@@ -200,7 +213,9 @@ def draw_batches(rng: np.random.Generator, steps: int, size: int, count: int) ->
   return chosen
 
 
-def replace(rng: np.random.Generator, batches: np.ndarray, count: int, replaced: int, steps: tuple[int, ...]) -> Replaced:
+def replace(
+  rng: np.random.Generator, batches: np.ndarray, count: int, replaced: int, steps: tuple[int, ...]
+) -> Replaced:
   r"""Examples to replace, drawn so that the weighted sum of their distances has the mean of Def. 1 as its expectation.
 
   Only examples that a batch has drawn are chosen: an example that none has drawn never enters the training, so its distance is 0 exactly. A draw
@@ -236,11 +251,17 @@ def _inputs(one: Draw) -> stability_training.Inputs:
   nothing, unused = np.full(1, -1, np.int32), np.full(len(positive), -1, np.int32)
   return stability_training.Inputs(
     start=one.start,
-    batches=Examples(one.data.positive[one.batches.positive], one.data.negative[one.batches.negative]),
+    batches=Examples(
+      one.data.positive[one.batches.positive], one.data.negative[one.batches.negative]
+    ),
     positions=one.batches,
     # The first copy is the training on S: no position is its own.
-    new=np.concatenate([one.other.positive[:1], one.other.positive[positive], one.other.negative[negative]]),
-    replaced=Examples(np.concatenate([nothing, positive, unused]), np.concatenate([nothing, unused, negative])),
+    new=np.concatenate(
+      [one.other.positive[:1], one.other.positive[positive], one.other.negative[negative]]
+    ),
+    replaced=Examples(
+      np.concatenate([nothing, positive, unused]), np.concatenate([nothing, unused, negative])
+    ),
   )
 
 

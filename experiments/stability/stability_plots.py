@@ -33,7 +33,10 @@ _AXES = {
   "beta": "beta (weight of new scores)",
 }
 _FILES = {CONSTANT: "constant_rate.png", THEOREM: "theorem2.png"}
-_TITLES = {CONSTANT: "constant rate", THEOREM: "conditions of Theorem 2 (eta_t = C / t, beta = 1 / n+)"}
+_TITLES = {
+  CONSTANT: "constant rate",
+  THEOREM: "conditions of Theorem 2 (eta_t = C / t, beta = 1 / n+)",
+}
 # Slopes that Theorem 2 allows, drawn as lines; a bound of 0 says that the curve does not rise.
 _LINES = stability_slopes.THEOREM_BOUNDS
 
@@ -42,7 +45,9 @@ def plot_all(folder: Path, sweeps: Sequence[Sweep], results: Results) -> list[st
   """Draws all that was measured; returns the names of the files."""
   pictures = {}
   for conditions, file in _FILES.items():
-    chosen = [sweep for sweep in sweeps if sweep.conditions == conditions and sweep.quantity in _AXES]
+    chosen = [
+      sweep for sweep in sweeps if sweep.conditions == conditions and sweep.quantity in _AXES
+    ]
     if chosen:
       pictures[file] = _sweeps(chosen, results)
   by_rate = [sweep for sweep in sweeps if sweep.quantity == "rate"]
@@ -58,7 +63,9 @@ def _sweeps(sweeps: Sequence[Sweep], results: Results) -> Any:
   """A row a measure, a column a quantity."""
   quantities = list(dict.fromkeys(sweep.quantity for sweep in sweeps))
   # Wide enough for the title where there is one column only.
-  figure, axes = plots.grid(len(_MEASURES), len(quantities), size=(max(3.5, 10.0 / len(quantities)), 3.0))
+  figure, axes = plots.grid(
+    len(_MEASURES), len(quantities), size=(max(3.5, 10.0 / len(quantities)), 3.0)
+  )
   for row, (measure, label) in zip(axes, _MEASURES.items(), strict=True):
     for axis, quantity in zip(row, quantities, strict=True):
       for sweep in sweeps:
@@ -69,24 +76,31 @@ def _sweeps(sweeps: Sequence[Sweep], results: Results) -> Any:
       axis.set(xscale="log", xlabel=_AXES[quantity])
       if measure != "gap":
         axis.set_yscale("log")
-      ticks = sorted({point.value for sweep in sweeps if sweep.quantity == quantity for point in sweep.points})
+      ticks = sorted(
+        {point.value for sweep in sweeps if sweep.quantity == quantity for point in sweep.points}
+      )
       axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
       axis.minorticks_off()
     row[0].set_ylabel(label)
   _same_range(axes)
   _legend(figure, axes)
-  figure.suptitle(f"Stability and generalization gap, {_TITLES[sweeps[0].conditions]}; mean ± standard error")
+  figure.suptitle(
+    f"Stability and generalization gap, {_TITLES[sweeps[0].conditions]}; mean ± standard error"
+  )
   return figure
 
 
 def _curve(axis: Any, sweep: Sweep, results: Results, measure: str) -> None:
   blocks = [
-    stability_slopes.samples(results[stability_sweeps.name(setting)], measure, at) for _, setting, at in sweep.points
+    stability_slopes.samples(results[stability_sweeps.name(setting)], measure, at)
+    for _, setting, at in sweep.points
   ]
   means = np.array([values.mean() for values in blocks])
   errors = np.array([values.std(ddof=1) / np.sqrt(len(values)) for values in blocks])
   x = [point.value for point in sweep.points]
-  axis.errorbar(x, means, errors, markersize=4, linewidth=1.2, label=sweep.algorithm, **_STYLES[sweep.algorithm])
+  axis.errorbar(
+    x, means, errors, markersize=4, linewidth=1.2, label=sweep.algorithm, **_STYLES[sweep.algorithm]
+  )
 
 
 def _bound(axis: Any, quantity: str, measure: str) -> None:
@@ -97,7 +111,12 @@ def _bound(axis: Any, quantity: str, measure: str) -> None:
     return
   x, y = (np.asarray(values, np.float64) for values in lines[0][0].get_data())
   axis.plot(
-    x, y[0] * (x / x[0]) ** bound, color="black", linewidth=0.9, linestyle=(0, (1, 2)), label="largest slope of Theorem 2"
+    x,
+    y[0] * (x / x[0]) ** bound,
+    color="black",
+    linewidth=0.9,
+    linestyle=(0, (1, 2)),
+    label="largest slope of Theorem 2",
   )
 
 
@@ -116,7 +135,10 @@ def _legend(figure: Any, axes: np.ndarray) -> None:
     for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
       found.setdefault(label, handle)
   figure.legend(
-    found.values(), found.keys(), loc="outside lower center", ncols=min(len(found), int(figure.get_figwidth() / 2.2))
+    found.values(),
+    found.keys(),
+    loc="outside lower center",
+    ncols=min(len(found), int(figure.get_figwidth() / 2.2)),
   )
 
 
@@ -128,8 +150,17 @@ def _progress(sweeps: Sequence[Sweep], results: Results) -> Any:
     for axis, (measure, label) in zip(row, _MEASURES.items(), strict=True):
       for sweep in sweeps:
         if sweep.conditions == name:
-          falls, means = zip(*(_fall(point, results, measure) for point in sweep.points), strict=True)
-          axis.plot(falls, means, markersize=4, linewidth=1.2, label=sweep.algorithm, **_STYLES[sweep.algorithm])
+          falls, means = zip(
+            *(_fall(point, results, measure) for point in sweep.points), strict=True
+          )
+          axis.plot(
+            falls,
+            means,
+            markersize=4,
+            linewidth=1.2,
+            label=sweep.algorithm,
+            **_STYLES[sweep.algorithm],
+          )
       axis.set(xlabel="fall of the training risk since the start", ylabel=label, title=name)
       if measure != "gap":
         axis.set_yscale("log")
@@ -149,7 +180,9 @@ def _theorem1(sweeps: Sequence[Sweep], results: Results) -> Any:
   figure, axes = plots.grid(1, 1, size=(6.0, 4.6))
   axis = axes[0, 0]
   for algorithm, style in _STYLES.items():
-    settings = stability_sweeps.settings_of([sweep for sweep in sweeps if sweep.algorithm == algorithm])
+    settings = stability_sweeps.settings_of(
+      [sweep for sweep in sweeps if sweep.algorithm == algorithm]
+    )
     pairs = [
       stability_slopes.bound_and_gap(setting, results[stability_sweeps.name(setting)], at)
       for setting in settings
@@ -158,9 +191,19 @@ def _theorem1(sweeps: Sequence[Sweep], results: Results) -> Any:
     shown = [(bound, gap.value) for gap, bound in pairs if gap.value > gap.error]
     if shown:
       axis.scatter(
-        *zip(*shown, strict=True), s=16, alpha=0.7, color=style["color"], marker=style["marker"], label=algorithm
+        *zip(*shown, strict=True),
+        s=16,
+        alpha=0.7,
+        color=style["color"],
+        marker=style["marker"],
+        label=algorithm,
       )
-  axis.set(xscale="log", yscale="log", xlabel="G (n+ eps+ + n- eps-)", ylabel="gap (risk on other sets minus own)")
+  axis.set(
+    xscale="log",
+    yscale="log",
+    xlabel="G (n+ eps+ + n- eps-)",
+    ylabel="gap (risk on other sets minus own)",
+  )
   ends = np.array(axis.get_xlim())
   axis.plot(ends, ends, color="black", linewidth=0.9, label="gap = bound")
   axis.set(title="Theorem 1: a point for each T of each setting")

@@ -14,7 +14,11 @@ AGREES, DISAGREES, OPEN = "agrees", "does not agree", "not resolved"
 _SAME_RATE = "the same rate"
 _FALLS = (0.1, 0.15, 0.2, 0.25)
 # Less stable by the paper, and than what; the last pair differs in v and in the prior only.
-_PAIRS = (("SOPRC without v", "SOPRC"), ("AP loss", "SOPRC"), ("AP loss", stability_sweeps.SELF_WEIGHT))
+_PAIRS = (
+  ("SOPRC without v", "SOPRC"),
+  ("AP loss", "SOPRC"),
+  ("AP loss", stability_sweeps.SELF_WEIGHT),
+)
 
 
 class Claim(NamedTuple):
@@ -50,7 +54,9 @@ def _theorem1(sweeps: Sequence[Sweep], results: Results) -> Iterator[Claim]:
   )
   if found.broken:
     measured += f"; broken first in {found.broken[0]}"
-  yield Claim("Theorem 1: gap <= G (n+ eps+ + n- eps-)", measured, DISAGREES if found.broken else AGREES)
+  yield Claim(
+    "Theorem 1: gap <= G (n+ eps+ + n- eps-)", measured, DISAGREES if found.broken else AGREES
+  )
 
 
 def _theorem2(sweeps: Sequence[Sweep], results: Results) -> Iterator[Claim]:
@@ -75,8 +81,15 @@ def _more_stable(sweeps: Sequence[Sweep], results: Results) -> Iterator[Claim]:
       compared = list(_compared(sweeps, results, conditions, reference))
       same = [(at, found) for at, found in compared if at == _SAME_RATE]
       fallen = [(at, found) for at, found in compared if at != _SAME_RATE]
-      for when, chosen in (("at the same rate", same), ("where the risk has fallen equally", fallen)):
-        ratios = [(at, found[algorithm].ratios["epsilon_positive"]) for at, found in chosen if algorithm in found]
+      for when, chosen in (
+        ("at the same rate", same),
+        ("where the risk has fallen equally", fallen),
+      ):
+        ratios = [
+          (at, found[algorithm].ratios["epsilon_positive"])
+          for at, found in chosen
+          if algorithm in found
+        ]
         known = [(at, ratio) for at, ratio in ratios if ratio is not None]
         if known:
           yield Claim(
@@ -108,17 +121,25 @@ def _slope_tables(sweeps: Sequence[Sweep], results: Results) -> Iterator[str]:
     chosen = [sweep for sweep in _of(sweeps, conditions) if sweep.quantity != "rate"]
     if not chosen:
       continue
-    algorithms = [name for name in stability.ALGORITHMS if any(sweep.algorithm == name for sweep in chosen)]
+    algorithms = [
+      name for name in stability.ALGORITHMS if any(sweep.algorithm == name for sweep in chosen)
+    ]
     rows = []
     for quantity in dict.fromkeys(sweep.quantity for sweep in chosen):
       by_algorithm = {sweep.algorithm: sweep for sweep in chosen if sweep.quantity == quantity}
       where = _range(next(iter(by_algorithm.values())))
       for measure, label in LABELS.items():
         found = {
-          name: stability_slopes.slopes(sweep, results, measure).all if len(sweep.points) > 1 else None
+          name: stability_slopes.slopes(sweep, results, measure).all
+          if len(sweep.points) > 1
+          else None
           for name, sweep in by_algorithm.items()
         }
-        row = [f"{quantity} ({where})", label, *(_shown(found[name]) if name in found else "" for name in algorithms)]
+        row = [
+          f"{quantity} ({where})",
+          label,
+          *(_shown(found[name]) if name in found else "" for name in algorithms),
+        ]
         if conditions == THEOREM:
           bound = stability_slopes.THEOREM_BOUNDS.get(measure, {}).get(quantity)
           row.insert(2, "" if bound is None else _bound(bound))
@@ -136,7 +157,9 @@ def _by_rate(sweeps: Sequence[Sweep], results: Results) -> Iterator[str]:
   for sweep in _of(sweeps, THEOREM):
     for point in sweep.points if sweep.quantity == "rate" else ():
       setting = point.setting
-      steps = tuple(stability_sweeps.Point(last, setting, at) for at, last in enumerate(setting.steps))
+      steps = tuple(
+        stability_sweeps.Point(last, setting, at) for at, last in enumerate(setting.steps)
+      )
       by_steps = Sweep(THEOREM, "T", sweep.algorithm, steps)
       found = [stability_slopes.slopes(by_steps, results, measure).all for measure in LABELS]
       rows.append([sweep.algorithm, f"{point.value:g}", *map(_shown, found)])
@@ -159,12 +182,24 @@ def _comparisons(sweeps: Sequence[Sweep], results: Results) -> Iterator[str]:
     for when, compared in _compared(sweeps, results, conditions, "SOPRC"):
       for algorithm, found in compared.items():
         values = [_small(found.values[measure]) for measure in LABELS]
-        ratios = ["" if algorithm == "SOPRC" else _times(found.ratios[measure]) for measure in LABELS]
+        ratios = [
+          "" if algorithm == "SOPRC" else _times(found.ratios[measure]) for measure in LABELS
+        ]
         rows.append(
-          [when, algorithm, f"{found.fall:.3f}", *(f"{v} {f'({r})' if r else ''}".strip() for v, r in zip(values, ratios))]
+          [
+            when,
+            algorithm,
+            f"{found.fall:.3f}",
+            *(f"{v} {f'({r})' if r else ''}".strip() for v, r in zip(values, ratios)),
+          ]
         )
     if rows:
-      heads = ("at", "", "fall of the training risk", *(f"{label} (ratio to SOPRC)" for label in LABELS.values()))
+      heads = (
+        "at",
+        "",
+        "fall of the training risk",
+        *(f"{label} (ratio to SOPRC)" for label in LABELS.values()),
+      )
       yield _table(f"Algorithms beside each other, {conditions}, at the last T", heads, rows)
 
 
@@ -172,10 +207,14 @@ def _compared(
   sweeps: Sequence[Sweep], results: Results, conditions: str, reference: str
 ) -> Iterator[tuple[str, dict[str, Compared]]]:
   """Algorithms at the same rate, and where each has learned equally much."""
-  last = {sweep.algorithm: sweep.points[-1] for sweep in _of(sweeps, conditions) if sweep.quantity == "T"}
+  last = {
+    sweep.algorithm: sweep.points[-1] for sweep in _of(sweeps, conditions) if sweep.quantity == "T"
+  }
   if reference in last:
     yield _SAME_RATE, stability_slopes.at_same_rate(last, results, reference=reference)
-  by_rate = {sweep.algorithm: sweep for sweep in _of(sweeps, conditions) if sweep.quantity == "rate"}
+  by_rate = {
+    sweep.algorithm: sweep for sweep in _of(sweeps, conditions) if sweep.quantity == "rate"
+  }
   for fall in _FALLS if reference in by_rate else ():
     compared = stability_slopes.at_equal_fall(by_rate, results, fall, reference=reference)
     if all(found.values["epsilon_positive"] is not None for found in compared.values()):

@@ -105,9 +105,15 @@ class Slopes(NamedTuple):
 def slopes(sweep: stability_sweeps.Sweep, results: Results, measure: str) -> Slopes:
   """Slopes of ``measure``, one of `MEASURES`, in the quantity of the sweep."""
   values = [point.value for point in sweep.points]
-  blocks = np.stack([samples(results[stability_sweeps.name(setting)], measure, at) for _, setting, at in sweep.points])
+  blocks = np.stack(
+    [
+      samples(results[stability_sweeps.name(setting)], measure, at)
+      for _, setting, at in sweep.points
+    ]
+  )
   return Slopes(
-    jackknife(lambda means: power(values, means), blocks), jackknife(lambda means: power(values[-2:], means), blocks[-2:])
+    jackknife(lambda means: power(values, means), blocks),
+    jackknife(lambda means: power(values[-2:], means), blocks[-2:]),
   )
 
 
@@ -170,7 +176,9 @@ def theorem1(settings: Sequence[stability.Setting], results: Results) -> Theorem
   return Theorem1(len(ratios), tuple(broken), float(np.max(ratios)), float(np.median(ratios)))
 
 
-def bound_and_gap(setting: stability.Setting, measured: stability.Measured, at: int) -> tuple[Estimate, float]:
+def bound_and_gap(
+  setting: stability.Setting, measured: stability.Measured, at: int
+) -> tuple[Estimate, float]:
   """The gap, and G (n+ eps+ + n- eps-), of one setting at the T number ``at``."""
   gap = samples(measured, "gap", at)
   moved = setting.batch_positives * measured.epsilon_positive[at].mean()
@@ -201,12 +209,17 @@ def at_same_rate(
   """Algorithms after the same number of steps at the same rate, from the point of each, beside the one that is the reference."""
   blocks = {algorithm: _columns([point], results) for algorithm, point in points.items()}
   return {
-    algorithm: _compared(blocks[algorithm], blocks[reference], lambda means, k: float(means[0, k])) for algorithm in points
+    algorithm: _compared(blocks[algorithm], blocks[reference], lambda means, k: float(means[0, k]))
+    for algorithm in points
   }
 
 
 def at_equal_fall(
-  sweeps: Mapping[str, stability_sweeps.Sweep], results: Results, fall: float, *, reference: str = "SOPRC"
+  sweeps: Mapping[str, stability_sweeps.Sweep],
+  results: Results,
+  fall: float,
+  *,
+  reference: str = "SOPRC",
 ) -> dict[str, Compared]:
   """Algorithms after the same number of steps, each at the rate at which its training risk has fallen by ``fall``.
 
@@ -215,9 +228,9 @@ def at_equal_fall(
   """
   blocks = {algorithm: _columns(sweep.points, results) for algorithm, sweep in sweeps.items()}
   return {
-    algorithm: _compared(blocks[algorithm], blocks[reference], lambda means, k: _interpolated(means, k, fall))._replace(
-      fall=fall
-    )
+    algorithm: _compared(
+      blocks[algorithm], blocks[reference], lambda means, k: _interpolated(means, k, fall)
+    )._replace(fall=fall)
     for algorithm in sweeps
   }
 
@@ -236,7 +249,11 @@ def _interpolated(means: np.ndarray, k: int, fall: float) -> float:
   """Column k where the fall, which ascends with the rate at first, has the given value; NaN outside, or beside a mean that is not positive."""
   falls = means[:, 0]
   above = int(np.argmax(falls >= fall))
-  if above == 0 or np.any(np.diff(falls[: above + 1]) <= 0) or np.min(means[above - 1 : above + 1, k]) <= 0:
+  if (
+    above == 0
+    or np.any(np.diff(falls[: above + 1]) <= 0)
+    or np.min(means[above - 1 : above + 1, k]) <= 0
+  ):
     return np.nan
   share = (fall - falls[above - 1]) / (falls[above] - falls[above - 1])
   return float(np.exp((1 - share) * np.log(means[above - 1, k]) + share * np.log(means[above, k])))

@@ -39,7 +39,11 @@ _FIELDS = {
   "beta": "beta",
   "rate": "rate",
 }
-_BATCHES = {"n+": (2, 4, 8, 16, 32), "n-": (9, 18, 36, 72, 144), "N-": (576, 1152, 2304, 4608, 9216)}
+_BATCHES = {
+  "n+": (2, 4, 8, 16, 32),
+  "n-": (9, 18, 36, 72, 144),
+  "N-": (576, 1152, 2304, 4608, 9216),
+}
 _VALUES: dict[str, dict[str, tuple[float, ...]]] = {
   CONSTANT: {
     "T": _STEPS,
@@ -105,16 +109,23 @@ def plan(algorithms: Sequence[str], quantities: Sequence[str]) -> list[Sweep]:
   Raises:
     ValueError: a name is none of them, or there is none.
   """
-  for kind, given, known in (("algorithms", algorithms, stability.ALGORITHMS), ("sweeps", quantities, QUANTITIES)):
+  for kind, given, known in (
+    ("algorithms", algorithms, stability.ALGORITHMS),
+    ("sweeps", quantities, QUANTITIES),
+  ):
     wrong = [name for name in given if name not in known]
     if wrong or not given:
-      raise ValueError(f"{kind} must be some of {'; '.join(known)}; got {'; '.join(wrong) or 'none'}")
+      raise ValueError(
+        f"{kind} must be some of {'; '.join(known)}; got {'; '.join(wrong) or 'none'}"
+      )
   return [
     Sweep(conditions, quantity, algorithm, _points(conditions, quantity, algorithm))
     for conditions in CONDITIONS
     for quantity in QUANTITIES
     for algorithm in stability.ALGORITHMS
-    if algorithm in algorithms and quantity in quantities and _is_measured(conditions, quantity, algorithm)
+    if algorithm in algorithms
+    and quantity in quantities
+    and _is_measured(conditions, quantity, algorithm)
   ]
 
 
@@ -142,7 +153,9 @@ def _point(base: stability.Setting, quantity: str, value: float) -> Point:
   if quantity == "T = N+":
     last = int(value)
   if setting != base and quantity != "rate":
-    setting = setting._replace(steps=(_STEPS[0], last) if quantity[:2] in ("N+", "N-") and base.decays else (last,))
+    setting = setting._replace(
+      steps=(_STEPS[0], last) if quantity[:2] in ("N+", "N-") and base.decays else (last,)
+    )
   if quantity == "n+" and base.decays:
     setting = setting._replace(beta=1 / value)
   return Point(value, setting, setting.steps.index(_STEPS[0] if quantity in EARLY else last))
@@ -151,7 +164,9 @@ def _point(base: stability.Setting, quantity: str, value: float) -> Point:
 def settings_of(sweeps: Sequence[Sweep]) -> list[stability.Setting]:
   """Every setting once; those that share a compiled training stand together."""
   settings = dict.fromkeys(point.setting for sweep in sweeps for point in sweep.points)
-  return sorted(settings, key=lambda setting: (stability.ALGORITHMS.index(setting.algorithm), _shape(setting)))
+  return sorted(
+    settings, key=lambda setting: (stability.ALGORITHMS.index(setting.algorithm), _shape(setting))
+  )
 
 
 def _shape(setting: stability.Setting) -> tuple[int, ...]:
@@ -192,12 +207,24 @@ def expected_seconds(settings: Sequence[stability.Setting], effort: Effort) -> l
   for setting in settings:
     n, m = setting.batch_positives, setting.batch_negatives
     copies = effort.repetitions * (1 + 2 * effort.replaced)
-    training = copies * setting.steps[-1] * (3.2 + 0.012 * (n + m) + 0.0043 * n * (m + stability_training.POINTS)) * 1e-6
+    training = (
+      copies
+      * setting.steps[-1]
+      * (3.2 + 0.012 * (n + m) + 0.0043 * n * (m + stability_training.POINTS))
+      * 1e-6
+    )
     pairs = setting.num_positives * (setting.num_positives + setting.num_negatives)
-    testing = effort.repetitions * stability_training.BLOCK * (len(setting.steps) + 1) * pairs * 1.2e-9
-    new = {(setting.algorithm, _shape(setting)), (setting.num_positives, setting.num_negatives)} - seen
+    testing = (
+      effort.repetitions * stability_training.BLOCK * (len(setting.steps) + 1) * pairs * 1.2e-9
+    )
+    new = {
+      (setting.algorithm, _shape(setting)),
+      (setting.num_positives, setting.num_negatives),
+    } - seen
     seen |= new
-    found.append(training + testing + sum(4.5 if isinstance(shape[0], str) else 0.7 for shape in new))
+    found.append(
+      training + testing + sum(4.5 if isinstance(shape[0], str) else 0.7 for shape in new)
+    )
   return found
 
 
@@ -223,7 +250,14 @@ def run(
   about = {**effort._asdict(), "model": _model()}
   content = _read(path, about)
   # What is there is checked before anything is measured.
-  list(_measured(path, content, [setting for setting in settings if name(setting) in content["measured"]], effort))
+  list(
+    _measured(
+      path,
+      content,
+      [setting for setting in settings if name(setting) in content["measured"]],
+      effort,
+    )
+  )
   missing = [setting for setting in settings if name(setting) not in content["measured"]]
   expected = expected_seconds(missing, effort)
   told(
@@ -237,14 +271,19 @@ def run(
     found = pool.map(functools.partial(stability.measure, **effort._asdict()), missing)
     try:
       for i, (setting, measured) in enumerate(zip(missing, found, strict=True)):
-        content["measured"][name(setting)] = {key: _rounded(values) for key, values in measured._asdict().items()}
+        content["measured"][name(setting)] = {
+          key: _rounded(values) for key, values in measured._asdict().items()
+        }
         workdir.write_atomically(path, json.dumps(content) + "\n")
         pace = (time.perf_counter() - began) / sum(expected[: i + 1])
         told(_progress(i + 1, len(missing), setting, measured, pace * sum(expected[i + 1 :])))
     except BaseException:
       pool.shutdown(wait=False, cancel_futures=True)
       raise
-  return {name(setting): found for setting, found in zip(settings, _measured(path, content, settings, effort), strict=True)}
+  return {
+    name(setting): found
+    for setting, found in zip(settings, _measured(path, content, settings, effort), strict=True)
+  }
 
 
 def _measured(
@@ -258,7 +297,15 @@ def _measured(
   runs, blocks = effort.repetitions, effort.repetitions // stability_training.BLOCK
   for setting in settings:
     times = len(setting.steps)
-    shapes = ((times, runs), (times, runs), (times, blocks), (times, runs), (runs,), (runs,), (runs,))
+    shapes = (
+      (times, runs),
+      (times, runs),
+      (times, blocks),
+      (times, runs),
+      (runs,),
+      (runs,),
+      (runs,),
+    )
     values = content["measured"][name(setting)]
     arrays = []
     for key, shape in zip(stability.Measured._fields, shapes, strict=True):
@@ -268,14 +315,23 @@ def _measured(
       except (TypeError, ValueError):
         fits = False
       if not fits:
-        raise ValueError(f"{path} is damaged ({key} of {name(setting)!r} is not {list(shape)} numbers): {stored.REMEDY}")
+        raise ValueError(
+          f"{path} is damaged ({key} of {name(setting)!r} is not {list(shape)} numbers): {stored.REMEDY}"
+        )
     yield stability.Measured(*arrays)
 
 
-def _progress(done: int, count: int, setting: stability.Setting, measured: stability.Measured, seconds_left: float) -> str:
+def _progress(
+  done: int,
+  count: int,
+  setting: stability.Setting,
+  measured: stability.Measured,
+  seconds_left: float,
+) -> str:
   found = (measured.epsilon_positive, measured.epsilon_negative, measured.gap)
   means = ", ".join(
-    f"{label} {values[-1].mean():.4f}" for label, values in zip(("eps+", "eps-", "gap"), found, strict=True)
+    f"{label} {values[-1].mean():.4f}"
+    for label, values in zip(("eps+", "eps-", "gap"), found, strict=True)
   )
   return f"{done}/{count} {name(setting)}: {means}; {seconds_left / 60:.1f} minutes left"
 
@@ -298,9 +354,17 @@ def _model() -> dict[str, Any]:
 def _read(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
   if not path.exists():
     return {"about": dict(about), "measured": {}}
-  content = stored.read_json(path, {"about": dict, "measured": {str: dict.fromkeys(stability.Measured._fields, list)}})
+  content = stored.read_json(
+    path, {"about": dict, "measured": {str: dict.fromkeys(stability.Measured._fields, list)}}
+  )
   there = content["about"]
-  differences = [f"{key} is {there.get(key)!r} there, {about[key]!r} here" for key in about if there.get(key) != about[key]]
+  differences = [
+    f"{key} is {there.get(key)!r} there, {about[key]!r} here"
+    for key in about
+    if there.get(key) != about[key]
+  ]
   if differences:
-    raise ValueError(f"{path} is of other settings ({'; '.join(differences)}): choose another --workdir, or the same flags")
+    raise ValueError(
+      f"{path} is of other settings ({'; '.join(differences)}): choose another --workdir, or the same flags"
+    )
   return content

@@ -10,7 +10,9 @@ import numpy as np
 from soprc_jax import estimators, interpolation, tracking
 from soprc_jax._internal import masks
 
-Algorithm = Literal["SOPRC", "SOPRC without v", "AP loss", "SOPRC, gradient through T", "SOPRC, self weight 1/n+"]
+Algorithm = Literal[
+  "SOPRC", "SOPRC without v", "AP loss", "SOPRC, gradient through T", "SOPRC, self weight 1/n+"
+]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 _CARRIES_V = ("SOPRC", "SOPRC, gradient through T", "SOPRC, self weight 1/n+")
 
@@ -109,14 +111,20 @@ def train(inputs: Inputs, *, algorithm: str, beta: float, rate: float, decays: b
 @functools.partial(jax.jit, static_argnames="algorithm")
 def _train_all(inputs: Inputs, beta: Any, rate: Any, decays: Any, algorithm: str) -> Trained:
   # A few at once: one is too small to keep the core busy, all of them leave its cache.
-  return jax.lax.map(lambda one: _train(one, beta, rate, decays, algorithm), inputs, batch_size=BLOCK)
+  return jax.lax.map(
+    lambda one: _train(one, beta, rate, decays, algorithm), inputs, batch_size=BLOCK
+  )
 
 
 def _train(inputs: Inputs, beta: Any, rate: Any, decays: Any, algorithm: str) -> Trained:
   copies = len(inputs.new)
-  tracker = tracking.score_ema(copies, POINTS, lambda count: beta, bounds=BOUNDS)  # a number would compile anew for each
+  tracker = tracking.score_ema(
+    copies, POINTS, lambda count: beta, bounds=BOUNDS
+  )  # a number would compile anew for each
 
-  def loss_fn(weights: jax.Array, state: Any, batch: Examples, hits: Examples) -> tuple[jax.Array, jax.Array]:
+  def loss_fn(
+    weights: jax.Array, state: Any, batch: Examples, hits: Examples
+  ) -> tuple[jax.Array, jax.Array]:
     own = scores(weights, inputs.new[:, None])
     positive = jnp.where(hits.positive, own, scores(weights, batch.positive))
     negative = jnp.where(hits.negative, own, scores(weights, batch.negative))
@@ -125,7 +133,9 @@ def _train(inputs: Inputs, beta: Any, rate: Any, decays: Any, algorithm: str) ->
   def step(carry: Any, batch: tuple[Examples, Examples]) -> tuple[Any, Any]:
     weights, state, t = carry
     features, positions = batch
-    hits = jax.tree.map(lambda at, replaced: at[None] == replaced[:, None], positions, inputs.replaced)
+    hits = jax.tree.map(
+      lambda at, replaced: at[None] == replaced[:, None], positions, inputs.replaced
+    )
     gradient, positive = jax.grad(loss_fn, has_aux=True)(weights, state, features, hits)
     if algorithm in _CARRIES_V:
       _, state = tracker.update(None, state, positive_scores=positive, list_ids=jnp.arange(copies))
@@ -142,7 +152,9 @@ def _train(inputs: Inputs, beta: Any, rate: Any, decays: Any, algorithm: str) ->
   return Trained(weights, distances, jnp.max(norms), jnp.max(ratios))
 
 
-def _losses(positive: jax.Array, negative: jax.Array, state: Any, tracker: Any, algorithm: str) -> jax.Array:
+def _losses(
+  positive: jax.Array, negative: jax.Array, state: Any, tracker: Any, algorithm: str
+) -> jax.Array:
   """``[C]`` loss of each copy."""
   if algorithm == "AP loss":
     taus = {name: LOSS[name] for name in ("tau1", "tau2")}
@@ -153,11 +165,15 @@ def _losses(positive: jax.Array, negative: jax.Array, state: Any, tracker: Any, 
     v = interpolation.interpolate_scores(positive, num_points=POINTS, bounds=BOUNDS)
   through = algorithm == "SOPRC, gradient through T"
   self_weight = 1 / positive.shape[1] if algorithm == "SOPRC, self weight 1/n+" else None
-  return estimators.soprc_loss(positive, negative, v, reduce_fn=None, tpr_gradient=through, self_weight=self_weight, **LOSS)
+  return estimators.soprc_loss(
+    positive, negative, v, reduce_fn=None, tpr_gradient=through, self_weight=self_weight, **LOSS
+  )
 
 
 def _batch_risk(weights: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
-  losses = _losses(scores(weights[None], positive), scores(weights[None], negative), None, None, "SOPRC without v")
+  losses = _losses(
+    scores(weights[None], positive), scores(weights[None], negative), None, None, "SOPRC without v"
+  )
   return losses[0]
 
 

@@ -29,7 +29,9 @@ def map_rows(row_fn: Callable[..., Any], rows: Any, entries_per_row: int) -> Any
   return jax.lax.map(jax.checkpoint(lambda row: row_fn(*row)), rows, batch_size=block)
 
 
-def map_columns(column_fn: Callable[[jax.Array], jax.Array], array: jax.Array, entries_per_column: int) -> jax.Array:
+def map_columns(
+  column_fn: Callable[[jax.Array], jax.Array], array: jax.Array, entries_per_column: int
+) -> jax.Array:
   """``column_fn``, which treats each column by itself, on ``array [..., P]`` in blocks of columns, as `map_rows`.
 
   Args:

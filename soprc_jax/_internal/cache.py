@@ -31,10 +31,15 @@ def file(name: str) -> Path:
     if not os.access(usual, os.W_OK | os.X_OK):
       raise PermissionError(f"{usual} cannot be written")
     return usual / name
-  except (OSError, RuntimeError) as error:  # pathlib raises a RuntimeError where the user has no home
+  except (
+    OSError,
+    RuntimeError,
+  ) as error:  # pathlib raises a RuntimeError where the user has no home
     folder = _temporary()
     reason = str(error).rstrip(".")
-    _warn(f"No cache folder ({reason}): files are cached in {folder}. XDG_CACHE_HOME can name a better one.")
+    _warn(
+      f"No cache folder ({reason}): files are cached in {folder}. XDG_CACHE_HOME can name a better one."
+    )
     return folder / name
 
 
@@ -52,7 +57,9 @@ def private_folder(name: str) -> Path:
     path.mkdir(mode=0o700)
   except FileExistsError:
     if hasattr(os, "geteuid") and not _is_private(path):
-      _warn(f"{path} is not of this user alone, and is not used. Remove it, or make it so (chmod 700).")
+      _warn(
+        f"{path} is not of this user alone, and is not used. Remove it, or make it so (chmod 700)."
+      )
       return _of_process()
   return path
 

@@ -36,7 +36,9 @@ def check_count(name: str, value: Any, *, low: int = 1) -> None:
     raise ValueError(f"{name} must be an integer, at least {low}; got {value!r}")
 
 
-def check_range(name: str, value: Any, *, low: float = -np.inf, high: float = np.inf, open_low: bool = False) -> None:
+def check_range(
+  name: str, value: Any, *, low: float = -np.inf, high: float = np.inf, open_low: bool = False
+) -> None:
   """Raises a ValueError if a host number lies outside ``[low, high]`` (``(low, high]`` with ``open_low``), or is not finite.
 
   Traced and device values pass: their numbers are not known, or not worth waiting for, here.
@@ -79,7 +81,10 @@ def _host_numbers(name: str, value: Any) -> np.ndarray | None:
 def check_lists(**lists: jax.Array) -> None:
   """Raises an AssertionError, as chex does, unless all are ``[..., list]`` with the same leading axes."""
   shapes = {name: array.shape for name, array in lists.items()}
-  if any(len(shape) < 1 for shape in shapes.values()) or len({shape[:-1] for shape in shapes.values()}) > 1:
+  if (
+    any(len(shape) < 1 for shape in shapes.values())
+    or len({shape[:-1] for shape in shapes.values()}) > 1
+  ):
     told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
     raise AssertionError(f"these must have a list axis behind the same leading axes: {told}")
 
@@ -90,7 +95,9 @@ def per_list(name: str, value: Any, scores: jax.Array) -> jax.Array:
   try:
     return jnp.broadcast_to(array, leading)[..., None]
   except ValueError as error:
-    raise ValueError(f"{name} must be a number or broadcast to the lists {leading}, got the shape {array.shape}") from error
+    raise ValueError(
+      f"{name} must be a number or broadcast to the lists {leading}, got the shape {array.shape}"
+    ) from error
 
 
 def prior_per_list(prior: Any, scores: jax.Array) -> jax.Array:

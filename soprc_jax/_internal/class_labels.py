@@ -37,7 +37,9 @@ def integer_labels(labels: Any, name: str = "labels") -> jax.Array:
       raise TypeError(f"{name} must be integers, got {labels.dtype}")
     labels = labels.astype(np.int32)  # an empty list is one of floats
   if not isinstance(labels, jax.Array) and labels.size:
-    ends = np.iinfo(jax.dtypes.canonicalize_dtype(np.int8 if labels.dtype == bool else labels.dtype))
+    ends = np.iinfo(
+      jax.dtypes.canonicalize_dtype(np.int8 if labels.dtype == bool else labels.dtype)
+    )
     if labels.min() < ends.min or labels.max() > ends.max:
       raise ValueError(
         f"{name} must fit into {ends.bits} bits, map them to rows first; got {labels.min()} to {labels.max()}"
@@ -58,7 +60,9 @@ def same_labels(labels: jax.Array, others: jax.Array) -> jax.Array:
   """Which labels are equal, for any two integer types: 2^32 - 1 of uint32 is not -1 of int32."""
   keys, other_keys = label_keys(labels), label_keys(others)
   same = keys == other_keys
-  if jnp.issubdtype(labels.dtype, jnp.unsignedinteger) != jnp.issubdtype(others.dtype, jnp.unsignedinteger):
+  if jnp.issubdtype(labels.dtype, jnp.unsignedinteger) != jnp.issubdtype(
+    others.dtype, jnp.unsignedinteger
+  ):
     same = same & (keys >= 0)
   return same
 

@@ -118,7 +118,8 @@ def is_full(error: BaseException) -> bool:
   """Returns whether an error, or what has caused it, is a disk or a quota that is full."""
   # tensorstore, under Orbax, reports it as text.
   return any(
-    getattr(cause, "errno", None) in _FULL or any(os.strerror(number) in str(cause) for number in _FULL)
+    getattr(cause, "errno", None) in _FULL
+    or any(os.strerror(number) in str(cause) for number in _FULL)
     for cause in _causes(error)
   )
 
@@ -131,12 +132,22 @@ def what_is_full(error: BaseException, *places: Path) -> str:
     places: folders written to, besides the temporary one and the shared memory of processes.
   """
   for cause in _causes(error):
-    if isinstance(cause, OSError) and cause.errno in _FULL and isinstance(cause.filename, (str, bytes)):
+    if (
+      isinstance(cause, OSError)
+      and cause.errno in _FULL
+      and isinstance(cause.filename, (str, bytes))
+    ):
       return os.fsdecode(cause.filename)
   free = _free(*places, Path(os.environ.get("TMPDIR") or "/tmp"), Path("/dev/shm"))
   full = {place: size for place, size in free.items() if size < _LITTLE}
-  listed = ", ".join(f"{place} ({size / 2**20:.1f} MiB free)" for place, size in (full or free).items())
-  return listed if full else f"a file system or a quota that the error does not name; now there is {listed}"
+  listed = ", ".join(
+    f"{place} ({size / 2**20:.1f} MiB free)" for place, size in (full or free).items()
+  )
+  return (
+    listed
+    if full
+    else f"a file system or a quota that the error does not name; now there is {listed}"
+  )
 
 
 def _free(*places: Path) -> dict[Path, int]:

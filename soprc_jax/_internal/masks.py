@@ -47,7 +47,9 @@ def mask_like(where: Any, array: jax.Array, name: str = "where") -> jax.Array:
   try:
     return jnp.broadcast_to(where, array.shape)
   except ValueError as error:
-    raise ValueError(f"{name} must be a mask of the shape {array.shape}, got {where.shape}") from error
+    raise ValueError(
+      f"{name} must be a mask of the shape {array.shape}, got {where.shape}"
+    ) from error
 
 
 def as_mask(where: Any, name: str) -> jax.Array:
@@ -57,7 +59,9 @@ def as_mask(where: Any, name: str) -> jax.Array:
   if not isinstance(where, jax.core.Tracer):
     numbers = np.asarray(where)
     if numbers.dtype != bool and not np.isin(numbers, (0, 1)).all():
-      raise ValueError(f"{name} must be a mask of booleans, got {numbers[~np.isin(numbers, (0, 1))].flat[0]} in it")
+      raise ValueError(
+        f"{name} must be a mask of booleans, got {numbers[~np.isin(numbers, (0, 1))].flat[0]} in it"
+      )
   return jnp.asarray(where, bool)
 
 
@@ -103,7 +107,10 @@ def _share_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def masked_mean(
-  values: jax.Array, where: jax.Array, axis: int | Sequence[int] | None = None, axis_name: collectives.AxisName = None
+  values: jax.Array,
+  where: jax.Array,
+  axis: int | Sequence[int] | None = None,
+  axis_name: collectives.AxisName = None,
 ) -> jax.Array:
   """Mean of the entries with ``where``; 0 where there are none.
 

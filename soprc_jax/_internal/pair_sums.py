@@ -27,15 +27,25 @@ class PairFunction(NamedTuple):
 
 
 # l1 and l2 of Eq. 7, and the positive part.
-L1 = PairFunction(lambda margins, tau: surrogates.one_sided_huber(margins, tau=tau), piecewise.ONE_SIDED_HUBER)
+L1 = PairFunction(
+  lambda margins, tau: surrogates.one_sided_huber(margins, tau=tau), piecewise.ONE_SIDED_HUBER
+)
 L2 = PairFunction(
-  lambda margins, tau: surrogates.one_sided_sigmoid(margins, tau=tau), piecewise.ONE_SIDED_SIGMOID, only_float32=True
+  lambda margins, tau: surrogates.one_sided_sigmoid(margins, tau=tau),
+  piecewise.ONE_SIDED_SIGMOID,
+  only_float32=True,
 )
 HINGE = PairFunction(lambda margins, tau: jax.nn.relu(-margins / tau), piecewise.HINGE)
 
 
 def pair_sums(
-  function: PairFunction, thresholds: jax.Array, values: jax.Array, where: jax.Array, *, tau: Any, algorithm: str = "auto"
+  function: PairFunction,
+  thresholds: jax.Array,
+  values: jax.Array,
+  where: jax.Array,
+  *,
+  tau: Any,
+  algorithm: str = "auto",
 ) -> jax.Array:
   """Sums a function over the valid values of its list, for each threshold.
 
@@ -66,7 +76,13 @@ def pair_sums(
 
 
 def pair_means(
-  function: PairFunction, thresholds: jax.Array, values: jax.Array, where: jax.Array, *, tau: Any, algorithm: str = "auto"
+  function: PairFunction,
+  thresholds: jax.Array,
+  values: jax.Array,
+  where: jax.Array,
+  *,
+  tau: Any,
+  algorithm: str = "auto",
 ) -> jax.Array:
   """Averages a function over the valid values of its list, 0 without any; else as `pair_sums`."""
   sums = pair_sums(function, thresholds, values, where, tau=tau, algorithm=algorithm)
@@ -74,7 +90,9 @@ def pair_means(
   return masks.ratio(sums, jnp.broadcast_to(count, sums.shape))
 
 
-def _is_sorted(function: PairFunction, thresholds: jax.Array, values: jax.Array, tau: Any, algorithm: str) -> bool:
+def _is_sorted(
+  function: PairFunction, thresholds: jax.Array, values: jax.Array, tau: Any, algorithm: str
+) -> bool:
   """Whether the sum is to be taken by sorting, from what is known when traced."""
   if algorithm == "dense" or 0 in thresholds.shape or 0 in values.shape:
     return False

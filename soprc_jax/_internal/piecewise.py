@@ -73,7 +73,9 @@ def _tanh_pieces() -> tuple[Piece, ...]:
       coefficients = np.r_[0.0, fit.convert(kind=np.polynomial.Polynomial).coef]
     else:
       fit = np.polynomial.Chebyshev.interpolate(lambda x: np.tanh(x / 2), 6, domain=[low, high])
-      coefficients = fit.convert(kind=np.polynomial.Polynomial)(np.polynomial.Polynomial([low, 1.0])).coef
+      coefficients = fit.convert(kind=np.polynomial.Polynomial)(
+        np.polynomial.Polynomial([low, 1.0])
+      ).coef
     pieces.append(Piece(low, high, tuple(float(c) for c in coefficients)))
   return (*pieces, Piece(edges[-1], math.inf, (1.0,)))
 
@@ -100,10 +102,14 @@ def sums_of_lists(
   thresholds, values, where, tau = collectives.vary_alike(thresholds, values, where, tau)
   lead = thresholds.shape[:-1]
   if math.prod(lead) == 1:  # a gather with a batch axis is slower
-    return piecewise_sum(f, thresholds.reshape(-1), values.reshape(-1), where.reshape(-1), tau).reshape(thresholds.shape)
+    return piecewise_sum(
+      f, thresholds.reshape(-1), values.reshape(-1), where.reshape(-1), tau
+    ).reshape(thresholds.shape)
   rows = tuple(array.reshape(-1, array.shape[-1]) for array in (thresholds, values, where))
   sums = blockwise.map_rows(
-    lambda t, y, w: piecewise_sum(f, t, y, w, tau), rows, 4 * (thresholds.shape[-1] + values.shape[-1])
+    lambda t, y, w: piecewise_sum(f, t, y, w, tau),
+    rows,
+    4 * (thresholds.shape[-1] + values.shape[-1]),
   )
   return sums.reshape(*lead, -1)
 
@@ -140,7 +146,9 @@ def _piecewise_sum_forward(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _piecewise_sum_backward(f: PiecewisePolynomial, residuals: Any, cotangent: jax.Array) -> tuple[Any, ...]:
+def _piecewise_sum_backward(
+  f: PiecewisePolynomial, residuals: Any, cotangent: jax.Array
+) -> tuple[Any, ...]:
   thresholds, values, where, tau, slopes = residuals
   d_thresholds = -cotangent * slopes / tau
   # By the values the same sum with the roles exchanged: f'((y - t) / tau) = f'((-t - -y) / tau), weighted by the cotangents.
@@ -158,7 +166,11 @@ def _piecewise_sum_backward(f: PiecewisePolynomial, residuals: Any, cotangent: j
   # f depends on differences over tau only; centred, since the parts of a common shift cancel.
   centre = thresholds[0]
   d_tau = (
-    -(jnp.sum((thresholds - centre) * d_thresholds) + jnp.sum(jnp.where(where, values - centre, 0.0) * d_values)) / tau
+    -(
+      jnp.sum((thresholds - centre) * d_thresholds)
+      + jnp.sum(jnp.where(where, values - centre, 0.0) * d_values)
+    )
+    / tau
   )
   return d_thresholds, d_values, None, d_tau
 
@@ -226,7 +238,9 @@ class _Tree(NamedTuple):
   children: int
 
 
-def _make_tree(values: jax.Array, weights: jax.Array, tau: jax.Array, degree: int, num_queries: int) -> _Tree:
+def _make_tree(
+  values: jax.Array, weights: jax.Array, tau: jax.Array, degree: int, num_queries: int
+) -> _Tree:
   children = _MANY_CHILDREN if values.shape[0] > _MANY_CHILDREN * num_queries else _FEW_CHILDREN
   level = [values, weights] + [jnp.zeros_like(values)] * degree
   levels: list[jax.Array] = []
@@ -247,14 +261,19 @@ def _join_neighbours(level: list[jax.Array], tau: jax.Array, children: int) -> l
   ]
   anchor, moments = groups[0][:, 0], groups[1:]
   distance = jnp.minimum((groups[0] - anchor[:, None]) / tau, _FARTHEST)
-  powers = [jnp.ones_like(distance), distance] + [jnp.minimum(distance, _FAR) ** k for k in range(2, len(moments))]
+  powers = [jnp.ones_like(distance), distance] + [
+    jnp.minimum(distance, _FAR) ** k for k in range(2, len(moments))
+  ]
   joined = [
-    jnp.sum(sum(math.comb(k, c) * powers[k - c] * moments[c] for c in range(k + 1)), axis=1) for k in range(len(moments))
+    jnp.sum(sum(math.comb(k, c) * powers[k - c] * moments[c] for c in range(k + 1)), axis=1)
+    for k in range(len(moments))
   ]
   return [anchor, *joined]
 
 
-def _query(tree: _Tree, thresholds: jax.Array, tau: jax.Array, f: PiecewisePolynomial) -> tuple[jax.Array, jax.Array]:
+def _query(
+  tree: _Tree, thresholds: jax.Array, tau: jax.Array, f: PiecewisePolynomial
+) -> tuple[jax.Array, jax.Array]:
   """Sums of f and of its derivative over all values, for each threshold."""
   none = collectives.vary_alike(jnp.zeros_like(thresholds), thresholds)[0]
   sums = none, none
@@ -270,7 +289,9 @@ def _query(tree: _Tree, thresholds: jax.Array, tau: jax.Array, f: PiecewisePolyn
   return sums
 
 
-def _num_below(values: jax.Array, thresholds: jax.Array, tau: jax.Array, edge: float, *, with_equal: bool) -> jax.Array:
+def _num_below(
+  values: jax.Array, thresholds: jax.Array, tau: jax.Array, edge: float, *, with_equal: bool
+) -> jax.Array:
   """``[T]`` how many of the ascending values have ``(y - t) / tau < edge`` (``<=``).
 
   Searched by that very quotient, as the sum over pairs has it: ``t + tau * edge`` is t itself where tau is less than the spacing of floats at t, and
@@ -290,7 +311,13 @@ def _num_below(values: jax.Array, thresholds: jax.Array, tau: jax.Array, edge: f
 
 
 def _add_piece(
-  tree: _Tree, thresholds: jax.Array, tau: jax.Array, piece: Piece, first: jax.Array, end: jax.Array, sums: Any
+  tree: _Tree,
+  thresholds: jax.Array,
+  tau: jax.Array,
+  piece: Piece,
+  first: jax.Array,
+  end: jax.Array,
+  sums: Any,
 ) -> Any:
   """Adds the sums of one polynomial over the sorted values ``[first, end)``, from the leaves to the root."""
   degree, children, to_the_end = len(piece.coefficients) - 1, tree.children, math.isinf(piece.high)
@@ -350,7 +377,11 @@ def _taylor(coefficients: Sequence[float], x: jax.Array) -> list[jax.Array]:
   for _ in range(degree):
     powers.append(powers[-1] * x)
   return [
-    sum(math.comb(c, k) * coefficients[c] * powers[c - k] for c in range(k, degree + 1) if coefficients[c])
+    sum(
+      math.comb(c, k) * coefficients[c] * powers[c - k]
+      for c in range(k, degree + 1)
+      if coefficients[c]
+    )
     + jnp.zeros_like(x)
     for k in range(degree + 1)
   ]

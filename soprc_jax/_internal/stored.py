@@ -63,7 +63,10 @@ def problem(content: Any, shape: Any, place: str = "") -> str:
   if isinstance(shape, list):
     if not isinstance(content, list) or not content:
       return _told(content, place, list)
-    return next(filter(None, (problem(entry, shape[0], f"{place}[{i}]") for i, entry in enumerate(content))), "")
+    return next(
+      filter(None, (problem(entry, shape[0], f"{place}[{i}]") for i, entry in enumerate(content))),
+      "",
+    )
   if shape is None:
     return "" if content is None else f"{place or 'it'} must be null, it is {shown(content)}"
   kinds = (int, float) if shape is float else shape
@@ -76,9 +79,15 @@ def _object_problem(content: Any, shape: Mapping[Any, Any], place: str) -> str:
     return _told(content, place, dict)
   inner = f"{place}." if place else ""
   if str in shape:
-    return next(filter(None, (problem(value, shape[str], inner + key) for key, value in content.items())), "")
+    return next(
+      filter(None, (problem(value, shape[str], inner + key) for key, value in content.items())), ""
+    )
   for key, wanted in shape.items():
-    found = f"{inner}{key} is missing" if key not in content else problem(content[key], wanted, inner + key)
+    found = (
+      f"{inner}{key} is missing"
+      if key not in content
+      else problem(content[key], wanted, inner + key)
+    )
     if found:
       return found
   return ""
@@ -102,5 +111,7 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
         return {name: archive[name] for name in names}
     # A flipped bit can claim an encryption, a compression or a size of its own: numpy, zipfile and zlib fail at it in a dozen ways.
     except Exception as error:
-      reason = f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+      reason = (
+        f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+      )
       raise ValueError(f"{path} is damaged ({reason})") from error

@@ -19,7 +19,11 @@ def shown(value: Any) -> str:
   try:
     text = repr(value)
   except ValueError:  # of thousands of digits
-    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    return (
+      f"an integer of {value.bit_length()} bits"
+      if isinstance(value, int)
+      else f"a {type(value).__name__}"
+    )
   return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
 
@@ -32,7 +36,8 @@ def printable(value: Any) -> str:
   a\\nb \\x1b[31m
   """
   return "".join(
-    one if one.isprintable() or one in _HARMLESS else one.encode("unicode_escape").decode() for one in str(value)
+    one if one.isprintable() or one in _HARMLESS else one.encode("unicode_escape").decode()
+    for one in str(value)
   )
 
 

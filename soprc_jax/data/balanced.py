@@ -59,12 +59,17 @@ class BalancedSampler:
 
   def batches(self, first: int, count: int) -> np.ndarray:
     """``[count, B]`` int32, the batches from ``first`` on."""
-    return np.concatenate([self._draw(stream, first, count) for stream in range(len(self._streams))], axis=1)
+    return np.concatenate(
+      [self._draw(stream, first, count) for stream in range(len(self._streams))], axis=1
+    )
 
   def _draw(self, stream: int, first: int, count: int) -> np.ndarray:
     examples, size = self._streams[stream], self._sizes[stream]
     begin, end = first * size, (first + count) * size
     epochs = range(begin // len(examples), -(-end // len(examples)))
-    orders = [np.random.default_rng([_STREAM_KEY, self._seed, stream, epoch]).permutation(examples) for epoch in epochs]
+    orders = [
+      np.random.default_rng([_STREAM_KEY, self._seed, stream, epoch]).permutation(examples)
+      for epoch in epochs
+    ]
     drawn = np.concatenate(orders)[begin - epochs.start * len(examples) :][: end - begin]
     return drawn.reshape(count, size).astype(np.int32)

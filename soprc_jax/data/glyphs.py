@@ -92,7 +92,11 @@ def load(root: str | os.PathLike[str] | None = None) -> Glyphs:
   try:
     _write(path, glyphs)
   except OSError as error:
-    _log.warning("Cannot cache the glyphs in %s (%s): they will be rendered at every start.", path.parent, error)
+    _log.warning(
+      "Cannot cache the glyphs in %s (%s): they will be rendered at every start.",
+      path.parent,
+      error,
+    )
   return glyphs
 
 
@@ -178,7 +182,9 @@ def _write(path: Path, glyphs: Glyphs) -> None:
   aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
   try:
     with aside.open("xb") as file:
-      np.savez(file, images=glyphs.images, labels=glyphs.labels, ids=glyphs._ids, digest=glyphs.digest())
+      np.savez(
+        file, images=glyphs.images, labels=glyphs.labels, ids=glyphs._ids, digest=glyphs.digest()
+      )
     os.replace(aside, path)
   except BaseException:
     aside.unlink(missing_ok=True)

@@ -33,7 +33,11 @@ class Files:
   """
 
   def __init__(
-    self, root: Path, paths: Sequence[str], labels: Sequence[int] | np.ndarray, class_names: Mapping[int, str] | None = None
+    self,
+    root: Path,
+    paths: Sequence[str],
+    labels: Sequence[int] | np.ndarray,
+    class_names: Mapping[int, str] | None = None,
   ):
     self.root = root
     self.paths = list(paths)
@@ -102,7 +106,9 @@ def read_lines(path: Path, *, what: str, layout: str) -> list[tuple[int, str]]:
   try:
     text = file_io.read_regular(path).decode("utf-8-sig")
   except FileNotFoundError:
-    raise FileNotFoundError(f"{path} is missing. data.root must be the folder of {what}, with\n{layout}") from None
+    raise FileNotFoundError(
+      f"{path} is missing. data.root must be the folder of {what}, with\n{layout}"
+    ) from None
   except UnicodeDecodeError as error:
     raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
   lines = lines_of(text)
@@ -144,11 +150,15 @@ def read_csv(
         blank = [column for column in found if not strings.stripped(found[column])]
         if len(fields) != len(columns) or not set(blank) <= set(may_be_empty):
           wanted = "fields" if may_be_empty else "fields that are not empty"
-          raise ValueError(f"{path}:{reader.line_num}: {len(columns)} {wanted} wanted, got {shown(fields)}")
+          raise ValueError(
+            f"{path}:{reader.line_num}: {len(columns)} {wanted} wanted, got {shown(fields)}"
+          )
         found["path"] = as_listed(path.parent, found["path"])
         rows.append((reader.line_num, found))
   except UnicodeDecodeError as error:
-    raise ValueError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8") from error
+    raise ValueError(
+      f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8"
+    ) from error
   except csv.Error as error:
     raise ValueError(f"{path} is no CSV file ({error})") from error
   return rows
@@ -185,7 +195,9 @@ def is_regular(entry: "os.DirEntry[str]") -> bool:
     return False
 
 
-def check_paths(root: Path, paths: Sequence[str], *, listed_in: str, on_broken: str = "error") -> None:
+def check_paths(
+  root: Path, paths: Sequence[str], *, listed_in: str, on_broken: str = "error"
+) -> None:
   """Raises an error for a path that leaves the root, that stands twice, or that is no file.
 
   Args:
@@ -208,7 +220,9 @@ def check_paths(root: Path, paths: Sequence[str], *, listed_in: str, on_broken: 
     if str(parts) != path:  # else one file could be listed under two names
       raise ValueError(f"{listed_in}: write {shown(str(parts))} instead of {shown(path)}")
     if place in seen:
-      raise ValueError(f"{listed_in}: {shown(path)} is listed twice{other_spelling(path, seen[place])}")
+      raise ValueError(
+        f"{listed_in}: {shown(path)} is listed twice{other_spelling(path, seen[place])}"
+      )
     seen[place] = path
   missing = [f"{_cut(path)}{why}" for path, why in _missing(root, paths, on_broken=on_broken)]
   if missing:
@@ -238,7 +252,11 @@ def check_lists(lists: Mapping[str, Mapping[str, int]]) -> None:
 
 
 def check_disjoint(
-  train: np.ndarray, test: np.ndarray, *, names: tuple[str, str], class_names: Mapping[int, str] | None = None
+  train: np.ndarray,
+  test: np.ndarray,
+  *,
+  names: tuple[str, str],
+  class_names: Mapping[int, str] | None = None,
 ) -> None:
   """Raises a ValueError if a class is in both splits: test classes must be unseen.
 
@@ -278,7 +296,9 @@ def one_spelling(
   merged = {one: sorted(found) for one, found in written.items() if len(found) > 1}
   if merged:
     # ascii(): blanks and accents that look the same are written out.
-    examples = [f"{', '.join(map(ascii, found))} as {one!a}" for one, found in sorted(merged.items())]
+    examples = [
+      f"{', '.join(map(ascii, found))} as {one!a}" for one, found in sorted(merged.items())
+    ]
     _log.warning(
       "%s: %d names of classes are the same but for blanks at their ends or their form in Unicode "
       "(or leading zeros of a number). "
@@ -338,4 +358,6 @@ def _cut(text: str) -> str:
 
 
 def _few(values: Sequence[object]) -> str:
-  return ", ".join(_cut(str(value)) for value in values[:_SHOWN]) + (", ..." if len(values) > _SHOWN else "")
+  return ", ".join(_cut(str(value)) for value in values[:_SHOWN]) + (
+    ", ..." if len(values) > _SHOWN else ""
+  )

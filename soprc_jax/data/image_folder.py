@@ -10,7 +10,9 @@ from soprc_jax.data import image_files
 
 _log = logging.getLogger(__name__)
 
-_LAYOUT = "  CLASS/IMAGE   one subfolder a class, images (" + ", ".join(image_files.EXTENSIONS) + ") in it"
+_LAYOUT = (
+  "  CLASS/IMAGE   one subfolder a class, images (" + ", ".join(image_files.EXTENSIONS) + ") in it"
+)
 
 
 def load(root: str, *, on_broken: str = "error") -> image_files.Files:
@@ -31,7 +33,9 @@ def load(root: str, *, on_broken: str = "error") -> image_files.Files:
     FileNotFoundError: no such folder.
   """
   if file_io.given(root, name="data.root").is_file():
-    raise ValueError(f"data.root={root} is a file: give a folder, or for a CSV data.source=csv (--config=folder:csv)")
+    raise ValueError(
+      f"data.root={root} is a file: give a folder, or for a CSV data.source=csv (--config=folder:csv)"
+    )
   folder = image_files.check_root(root, what="your images", layout=_LAYOUT)
   others: list[str] = []
   classes = _classes(folder, others, on_broken)
@@ -52,9 +56,14 @@ def load(root: str, *, on_broken: str = "error") -> image_files.Files:
     labels += [numbers[spellings[entry.name]]] * len(images)
   if others:
     _log.warning(
-      "Left out of %s, no images by their names: %d, e.g. %s.", printable(folder), len(others), printable(others[0])
+      "Left out of %s, no images by their names: %d, e.g. %s.",
+      printable(folder),
+      len(others),
+      printable(others[0]),
     )
-  return image_files.Files(folder, paths, labels, {number: name for name, number in numbers.items()})
+  return image_files.Files(
+    folder, paths, labels, {number: name for name, number in numbers.items()}
+  )
 
 
 def _classes(folder: Path, others: list[str], on_broken: str) -> list[Path]:
@@ -92,7 +101,9 @@ def _images(folder: Path, others: list[str], on_broken: str) -> list[str]:
         continue
       path, regular = folder / entry.name, image_files.is_regular(entry)
       if not regular and path.is_dir():
-        raise ValueError(f"{printable(path)} is a folder in the folder of a class. data.root must have\n{_LAYOUT}")
+        raise ValueError(
+          f"{printable(path)} is a folder in the folder of a class. data.root must have\n{_LAYOUT}"
+        )
       is_image = path.suffix.lower() in image_files.EXTENSIONS
       if is_image and not regular:
         _check_skipped(path, on_broken)

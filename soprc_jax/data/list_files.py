@@ -43,12 +43,16 @@ def _sop_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str,
   """``image_id class_id super_class_id path`` under a header."""
   header = lines[0][1].split()
   if header != ["image_id", "class_id", "super_class_id", "path"]:
-    raise ValueError(f"{path}:1: the header must be 'image_id class_id super_class_id path', got {shown(lines[0][1])}")
+    raise ValueError(
+      f"{path}:1: the header must be 'image_id class_id super_class_id path', got {shown(lines[0][1])}"
+    )
   rows: dict[str, str] = {}
   for number, line in lines[1:]:
     fields = re.split("[ \t]+", line.lstrip(" \t"), maxsplit=3)  # the path may have blanks
     if len(fields) != 4 or not image_files.is_number(fields[1]) or not strings.stripped(fields[3]):
-      raise ValueError(f"{path}:{number}: four fields 'image_id class_id super_class_id path' wanted, got {shown(line)}")
+      raise ValueError(
+        f"{path}:{number}: four fields 'image_id class_id super_class_id path' wanted, got {shown(line)}"
+      )
     _put(rows, image_files.as_listed(root, fields[3]), fields[1], path, number)
   return rows
 
@@ -60,7 +64,9 @@ def _inaturalist_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> d
     image = image_files.as_listed(root, line)
     parts = image.split("/")
     if len(parts) < 3:
-      raise ValueError(f"{path}:{number}: a path like train_val2018/Aves/2820/IMAGE.jpg wanted, got {shown(line)}")
+      raise ValueError(
+        f"{path}:{number}: a path like train_val2018/Aves/2820/IMAGE.jpg wanted, got {shown(line)}"
+      )
     _put(rows, image, "/".join(parts[-3:-1]), path, number)
   return rows
 
@@ -104,7 +110,10 @@ BENCHMARKS = {
     "iNaturalist 2018 (https://github.com/visipedia/inat_comp/tree/master/2018, train_val2018.tar.gz, 120 GB) with the retrieval lists of "
     "SmoothAP (https://github.com/Andrew-Brown1/Smooth_AP)",
     "  Inat_dataset_splits/Inaturalist_train_set1.txt and Inaturalist_test_set1.txt\n  train_val2018/Aves/..., as in the archive",
-    {"train": "Inat_dataset_splits/Inaturalist_train_set1.txt", TEST: "Inat_dataset_splits/Inaturalist_test_set1.txt"},
+    {
+      "train": "Inat_dataset_splits/Inaturalist_train_set1.txt",
+      TEST: "Inat_dataset_splits/Inaturalist_test_set1.txt",
+    },
     _inaturalist_rows,
     _names,
   ),
@@ -145,11 +154,15 @@ def load(name: str, root: str, *, on_broken: str = "error") -> Benchmark:
     splits[split] = image_files.Files(folder, list(found), list(found.values()), class_names)
   train = splits.pop("train")
   for split, source in splits.items():
-    image_files.check_disjoint(train.labels, source.labels, names=(listed_in["train"], listed_in[split]))
+    image_files.check_disjoint(
+      train.labels, source.labels, names=(listed_in["train"], listed_in[split])
+    )
   return Benchmark(train, splits)
 
 
-def read_lists(name: str, folder: Path, *, layout: str = "") -> tuple[dict[str, dict[str, int]], dict[int, str]]:
+def read_lists(
+  name: str, folder: Path, *, layout: str = ""
+) -> tuple[dict[str, dict[str, int]], dict[int, str]]:
   """Reads split -> image -> label, and label -> class name, from the list files of a benchmark; the images themselves are not looked for.
 
   Args:
@@ -171,7 +184,10 @@ def read_lists(name: str, folder: Path, *, layout: str = "") -> tuple[dict[str, 
   written = (label for found in rows.values() for label in found.values())
   spellings = image_files.one_spelling(written, where=folder, spelling=benchmark.spelling)
   numbers = image_files.label_numbers(spellings.values())
-  labels = {split: {path: numbers[spellings[label]] for path, label in found.items()} for split, found in rows.items()}
+  labels = {
+    split: {path: numbers[spellings[label]] for path, label in found.items()}
+    for split, found in rows.items()
+  }
   image_files.check_lists({benchmark.lists[split]: found for split, found in labels.items()})
   return labels, {number: label for label, number in numbers.items()}
 
@@ -201,16 +217,22 @@ def load_csv(path: str, *, on_broken: str = "error") -> dict[str, image_files.Fi
   rows = _csv_rows(file)
   paths = [path for found in rows.values() for path in found]
   image_files.check_paths(file.parent, paths, listed_in=str(file), on_broken=on_broken)
-  spellings = image_files.one_spelling((label for found in rows.values() for label in found.values()), where=file)
+  spellings = image_files.one_spelling(
+    (label for found in rows.values() for label in found.values()), where=file
+  )
   numbers = image_files.label_numbers(spellings.values())
   class_names = {number: name for name, number in numbers.items()}
   splits = {
-    split: image_files.Files(file.parent, list(found), [numbers[spellings[label]] for label in found.values()], class_names)
+    split: image_files.Files(
+      file.parent, list(found), [numbers[spellings[label]] for label in found.values()], class_names
+    )
     for split, found in rows.items()
   }
   for one, other in itertools.combinations(splits, 2):
     names = (f"split {one} of {file}", f"split {other}")
-    image_files.check_disjoint(splits[one].labels, splits[other].labels, names=names, class_names=class_names)
+    image_files.check_disjoint(
+      splits[one].labels, splits[other].labels, names=names, class_names=class_names
+    )
   return splits
 
 
@@ -220,7 +242,9 @@ def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
   listed = image_files.read_csv(file, headers, remedy=f"the file must have\n{_CSV_LAYOUT}")
   rows: dict[str, dict[str, str]] = {}
   first: dict[str, tuple[int, str]] = {}
-  for (number, row), key in zip(listed, image_files.places(file.parent, (row["path"] for _, row in listed))):
+  for (number, row), key in zip(
+    listed, image_files.places(file.parent, (row["path"] for _, row in listed))
+  ):
     place, path = f"{file}:{number}", row["path"]
     split = strings.class_name(row.get("split", "all"))
     if "split" in row and split not in CSV_SPLITS:
@@ -232,7 +256,9 @@ def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
         "take one of the lines out"
       )
     if Path(path).suffix.lower() not in image_files.EXTENSIONS:
-      raise ValueError(f"{place}: {shown(path)} is no image by its name ({', '.join(image_files.EXTENSIONS)})")
+      raise ValueError(
+        f"{place}: {shown(path)} is no image by its name ({', '.join(image_files.EXTENSIONS)})"
+      )
     first[key] = number, path
     rows.setdefault(split, {})[path] = row["label"]
   for split in ("train", "test") if listed and "split" in listed[0][1] else ("all",):

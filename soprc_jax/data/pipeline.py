@@ -71,7 +71,9 @@ class TrainBatches:
     size = len(plan.positions) // count
     slots = range(index * size, (index + 1) * size)
     # Made here and not in __init__, since a closure cannot be sent to a worker process.
-    augment = transforms.make_augmentation(self._augmentation, self._image_size, resize_to=self._resize_to)
+    augment = transforms.make_augmentation(
+      self._augmentation, self._image_size, resize_to=self._resize_to
+    )
     where, broken = plan.where[slots.start : slots.stop].copy(), np.zeros(size, bool)
     stack, labels = [], []
     for i, slot in enumerate(slots):
@@ -82,7 +84,9 @@ class TrainBatches:
         broken[i] = True
         image = self._replacement(augment, position, step, slot)
         where[i] &= image is not None
-      stack.append(np.zeros((self._image_size, self._image_size, 3), np.uint8) if image is None else image)
+      stack.append(
+        np.zeros((self._image_size, self._image_size, 3), np.uint8) if image is None else image
+      )
     return {
       "image": np.stack(stack),
       "label": np.array(labels, np.int32),
@@ -91,7 +95,9 @@ class TrainBatches:
       "broken": broken,
     }
 
-  def _image(self, augment: transforms.Transform, position: int, step: int, slot: int) -> np.ndarray | None:
+  def _image(
+    self, augment: transforms.Transform, position: int, step: int, slot: int
+  ) -> np.ndarray | None:
     """The augmented image of a slot; None if it is broken and may be."""
     # One generator a slot: workers, processes and resuming change nothing.
     rng = np.random.default_rng([_AUGMENT_KEY, self._seed, step, slot])
@@ -100,20 +106,28 @@ class TrainBatches:
     except decoding.BrokenImageError as error:
       if self._skips_broken:
         return None
-      raise decoding.BrokenImageError(f"{error} (data.on_broken=skip takes another image of its class)") from error
+      raise decoding.BrokenImageError(
+        f"{error} (data.on_broken=skip takes another image of its class)"
+      ) from error
 
-  def _replacement(self, augment: transforms.Transform, position: int, step: int, slot: int) -> np.ndarray | None:
+  def _replacement(
+    self, augment: transforms.Transform, position: int, step: int, slot: int
+  ) -> np.ndarray | None:
     """A good image of the same class, None if it has none."""
     label = self._source.labels[position]
     others = np.flatnonzero(self._source.labels == label)
-    for other in np.random.default_rng([_REPLACE_KEY, self._seed, step, slot]).permutation(others[others != position]):
+    for other in np.random.default_rng([_REPLACE_KEY, self._seed, step, slot]).permutation(
+      others[others != position]
+    ):
       image = self._image(augment, int(other), step, slot)
       if image is not None:
         return image
     return None
 
 
-def iterate(batches: TrainBatches, *, start: int, workers: int = 0, prefetch: int = 4) -> Iterator[Batch]:
+def iterate(
+  batches: TrainBatches, *, start: int, workers: int = 0, prefetch: int = 4
+) -> Iterator[Batch]:
   """Batches from step ``start`` on, loaded ahead by Grain.
 
   Args:
@@ -178,7 +192,9 @@ def eval_batches(
     where = np.arange(size) < stop - start
     for slot, position in enumerate(range(start, stop)):
       try:
-        batch[slot] = transforms.centre_crop(source[position].image, image_size, resize_to=resize_to)
+        batch[slot] = transforms.centre_crop(
+          source[position].image, image_size, resize_to=resize_to
+        )
       except decoding.BrokenImageError as error:
         if on_broken != "skip":
           raise decoding.BrokenImageError(f"{error} (data.on_broken=skip leaves it out)") from error

@@ -44,13 +44,25 @@ class ClassSampler:
     ValueError: the sizes do not fit each other or the data.
   """
 
-  def __init__(self, labels: np.ndarray, *, batch_size: int, per_class: int, seed: int, small_classes: str = "mask"):
+  def __init__(
+    self,
+    labels: np.ndarray,
+    *,
+    batch_size: int,
+    per_class: int,
+    seed: int,
+    small_classes: str = "mask",
+  ):
     if per_class < 2:
       raise ValueError(f"per_class must be at least 2 (a query needs a positive), got {per_class}")
     if batch_size % per_class or batch_size < 2 * per_class:
-      raise ValueError(f"batch_size must be a multiple of per_class={per_class} with at least 2 classes, got {batch_size}")
+      raise ValueError(
+        f"batch_size must be a multiple of per_class={per_class} with at least 2 classes, got {batch_size}"
+      )
     if small_classes not in SMALL_CLASS_POLICIES:
-      raise ValueError(f"small_classes must be one of {SMALL_CLASS_POLICIES}, got {small_classes!r}")
+      raise ValueError(
+        f"small_classes must be one of {SMALL_CLASS_POLICIES}, got {small_classes!r}"
+      )
     order = np.argsort(labels, kind="stable")
     _, starts = np.unique(labels[order], return_index=True)
     members = np.split(order, starts[1:])
@@ -70,7 +82,9 @@ class ClassSampler:
     self._groups = np.array([-(-len(images) // per_class) for images in members])
     self.num_classes = len(members)
     # At least as many batches as the largest class has groups, since a class stands in a batch once.
-    self.batches_per_epoch = max(-(-int(self._groups.sum()) // self._classes_per_batch), int(self._groups.max()))
+    self.batches_per_epoch = max(
+      -(-int(self._groups.sum()) // self._classes_per_batch), int(self._groups.max())
+    )
     self._cache: tuple[int, list[list[tuple[int, int]]], list[np.ndarray]] | None = None
 
   def __call__(self, step: int) -> BatchPlan:

@@ -48,8 +48,12 @@ class Subset:
   def __init__(self, source: Source, positions: Sequence[int] | np.ndarray):
     self._source = source
     self.positions = np.asarray(positions, np.int64)
-    if self.positions.size and not (self.positions.min() >= 0 and self.positions.max() < len(source)):
-      raise IndexError(f"positions must lie in [0, {len(source)}), got up to {self.positions.max()}")
+    if self.positions.size and not (
+      self.positions.min() >= 0 and self.positions.max() < len(source)
+    ):
+      raise IndexError(
+        f"positions must lie in [0, {len(source)}), got up to {self.positions.max()}"
+      )
     self._labels = source.labels[self.positions]
     self.class_names = class_names(source)
 
@@ -117,7 +121,9 @@ def class_names(source: Source) -> dict[int, str]:
   return {label: name for label, name in names.items() if label in present and name != str(label)}
 
 
-def split_by_class(labels: np.ndarray, shares: dict[str, float], seed: int) -> dict[str, np.ndarray]:
+def split_by_class(
+  labels: np.ndarray, shares: dict[str, float], seed: int
+) -> dict[str, np.ndarray]:
   """Positions of disjoint splits that share no class.
 
   Args:

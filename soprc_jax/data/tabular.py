@@ -126,21 +126,29 @@ def split(table: Table, *, share: float, val_share: float, test_share: float, se
     features = np.concatenate([numbers[rows], onehot[rows].astype(np.float32)], axis=1)
     return Part(features, table.labels[rows].astype(np.int32), rows)
 
-  return Splits(**{name: part(rows) for name, rows in parts.items()}, feature_names=names + onehot_names)
+  return Splits(
+    **{name: part(rows) for name, rows in parts.items()}, feature_names=names + onehot_names
+  )
 
 
 def check(table: Table) -> None:
   """Raises a ValueError for a table that nothing can be learned from, or whose columns do not fit."""
   count = len(table.labels)
   if table.labels.dtype != bool or table.labels.ndim != 1:
-    raise ValueError(f"labels must be [N] booleans, got {table.labels.dtype} of shape {table.labels.shape}")
+    raise ValueError(
+      f"labels must be [N] booleans, got {table.labels.dtype} of shape {table.labels.shape}"
+    )
   if table.numbers.shape != (count, len(table.number_names)):
-    raise ValueError(f"numbers must be [N, F] = {(count, len(table.number_names))}, got {table.numbers.shape}")
+    raise ValueError(
+      f"numbers must be [N, F] = {(count, len(table.number_names))}, got {table.numbers.shape}"
+    )
   for name, values in table.categories.items():
     if values.shape != (count,):
       raise ValueError(f"category {name!r} must have {count} values, got {values.shape}")
   if table.labels.all() or not table.labels.any():
-    raise ValueError(f"all {count} labels are {bool(table.labels.any())}: positives and negatives are needed")
+    raise ValueError(
+      f"all {count} labels are {bool(table.labels.any())}: positives and negatives are needed"
+    )
   for name, column in zip(table.number_names, table.numbers.T):
     if np.isinf(column).any():
       raise ValueError(
@@ -163,7 +171,9 @@ def _thinned(positives: np.ndarray, num_negatives: int, share: float) -> np.ndar
   return positives[: round(num_negatives * share / (1 - share))]
 
 
-def _cut(rows: np.ndarray, shares: tuple[float, float]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _cut(
+  rows: np.ndarray, shares: tuple[float, float]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Rows for train, val and test."""
   val, test = (round(len(rows) * share) for share in shares)
   return rows[val + test :], rows[:val], rows[val : val + test]
@@ -184,7 +194,9 @@ def _standardised(table: Table, train: np.ndarray) -> tuple[np.ndarray, tuple[st
   columns = np.flatnonzero(missing.any(axis=0))
   companions = tuple(f"{table.number_names[column]} is missing" for column in columns)
   filled = np.where(missing, np.float32(0), standardised)
-  return np.concatenate([filled, missing[:, columns].astype(np.float32)], axis=1), table.number_names + companions
+  return np.concatenate(
+    [filled, missing[:, columns].astype(np.float32)], axis=1
+  ), table.number_names + companions
 
 
 def _one_hot(table: Table) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -203,7 +215,9 @@ def _from_sklearn(loader: str, positive: int) -> Table:
     # One module of it only: the others take seconds to import.
     module = importlib.import_module("sklearn.datasets")
   except ImportError:
-    raise ValueError(f"the data sets digits and breast_cancer are in the package scikit-learn: {PIP}") from None
+    raise ValueError(
+      f"the data sets digits and breast_cancer are in the package scikit-learn: {PIP}"
+    ) from None
   bunch: Any = getattr(module, loader)()
   classes = np.unique(bunch.target)
   if positive not in classes:

@@ -30,7 +30,13 @@ class Records:
     class_names: label -> what the data call the class.
   """
 
-  def __init__(self, records: Any, labels: np.ndarray, ids: Sequence[str], class_names: Mapping[int, str] | None = None):
+  def __init__(
+    self,
+    records: Any,
+    labels: np.ndarray,
+    ids: Sequence[str],
+    class_names: Mapping[int, str] | None = None,
+  ):
     self._records = records
     self._labels = np.asarray(labels, np.int64)
     self.ids = list(ids)
@@ -61,8 +67,12 @@ def load(name: str, root: str) -> tuple[sources.Source, sources.Source]:
     ValueError: a class is in both splits; an image of the retrieval lists is not in the data.
   """
   tfds_name = DATA_SETS[name]
-  layout = _LAYOUT.format(name=tfds_name) + (_INATURALIST_LISTS if name == "tfds_inaturalist" else "")
-  folder = image_files.check_root(root, what=f"{tfds_name} as prepared by TensorFlow Datasets", layout=layout)
+  layout = _LAYOUT.format(name=tfds_name) + (
+    _INATURALIST_LISTS if name == "tfds_inaturalist" else ""
+  )
+  folder = image_files.check_root(
+    root, what=f"{tfds_name} as prepared by TensorFlow Datasets", layout=layout
+  )
   builder = _builder(tfds_name, folder, layout)
   return _sop(builder, folder) if name == "tfds_sop" else _inaturalist(builder, folder, layout)
 
@@ -74,7 +84,11 @@ def _sop(builder: Any, folder: Path) -> tuple[sources.Source, sources.Source]:
     labels = _column(records, "class_id", folder, f"{builder.name}-{builder.version}-{split}")
     # TFDS counts classes from 0, the list files of the data set from 1.
     class_names = {label: str(label + 1) for label in np.unique(labels).tolist()}
-    splits.append(Records(records, labels, [f"{builder.name}/{split}/{i}" for i in range(len(records))], class_names))
+    splits.append(
+      Records(
+        records, labels, [f"{builder.name}/{split}/{i}" for i in range(len(records))], class_names
+      )
+    )
   image_files.check_disjoint(splits[0].labels, splits[1].labels, names=("train", "test"))
   return splits[0], splits[1]
 
@@ -87,18 +101,27 @@ def _inaturalist(builder: Any, folder: Path, layout: str) -> tuple[sources.Sourc
   positions: dict[str, int] = {}
   for split in ("train", "validation"):
     records = _data_source(builder, split)
-    ids = [str(name) for name in _column(records, "id", folder, f"{builder.name}-{builder.version}-{split}")]
+    ids = [
+      str(name)
+      for name in _column(records, "id", folder, f"{builder.name}-{builder.version}-{split}")
+    ]
     positions |= {name: len(positions) + i for i, name in enumerate(ids)}
     # Images that are in no list are never asked for.
-    parts.append(Records(records, np.array([label_of.get(name, -1) for name in ids]), ids, class_names))
+    parts.append(
+      Records(records, np.array([label_of.get(name, -1) for name in ids]), ids, class_names)
+    )
   everything, splits = sources.Joined(parts), []
   for split in ("train", list_files.TEST):
     stems = [Path(path).stem for path in rows[split]]
     missing = [stem for stem in stems if stem not in positions]
     if missing:
-      raise ValueError(f"{len(missing)} images of the list for {split} are not in {builder.name}, e.g. {missing[0]!r}")
+      raise ValueError(
+        f"{len(missing)} images of the list for {split} are not in {builder.name}, e.g. {missing[0]!r}"
+      )
     splits.append(sources.Subset(everything, [positions[stem] for stem in stems]))
-  image_files.check_disjoint(splits[0].labels, splits[1].labels, names=("the training list", "the test list"))
+  image_files.check_disjoint(
+    splits[0].labels, splits[1].labels, names=("the training list", "the test list")
+  )
   return splits[0], splits[1]
 
 
@@ -109,9 +132,13 @@ def _builder(name: str, folder: Path, layout: str) -> Any:
     builder = tfds.builder(name, data_dir=str(folder))
     prepared = builder.is_prepared() and builder.info.file_format.file_suffix == "array_record"
   except (ValueError, OSError, ImportError) as error:
-    raise FileNotFoundError(f"{folder} holds no {name} that can be read ({error}). It must hold\n{layout}") from error
+    raise FileNotFoundError(
+      f"{folder} holds no {name} that can be read ({error}). It must hold\n{layout}"
+    ) from error
   if not prepared:
-    raise FileNotFoundError(f"{folder} holds no {name} in array_record format. It must hold\n{layout}")
+    raise FileNotFoundError(
+      f"{folder} holds no {name} in array_record format. It must hold\n{layout}"
+    )
   return builder
 
 

@@ -32,7 +32,9 @@ def make_augmentation(name: str, size: int, *, resize_to: int = 256) -> Transfor
     return lambda image, rng: _flipped(_resized_crop(decoding.as_picture(image), size, rng), rng)
   if name == "crop":
     _check_sides(size, resize_to)
-    return lambda image, rng: _flipped(_crop(decoding.as_picture(image), size, resize_to, rng.random(2)), rng)
+    return lambda image, rng: _flipped(
+      _crop(decoding.as_picture(image), size, resize_to, rng.random(2)), rng
+    )
   raise ValueError(f"augmentation must be one of {AUGMENTATIONS}, got {name!r}")
 
 
@@ -49,7 +51,9 @@ def centre_crop(image: Image, size: int, *, resize_to: int = 0) -> np.ndarray:
 
 def _check_sides(size: int, resize_to: int) -> None:
   if resize_to < size:
-    raise ValueError(f"the side of {resize_to} pixels before the crop is smaller than the crop of {size}")
+    raise ValueError(
+      f"the side of {resize_to} pixels before the crop is smaller than the crop of {size}"
+    )
 
 
 def _squeezed(picture: decoding.Picture, size: int) -> np.ndarray:
@@ -81,7 +85,9 @@ def _affine(image: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarra
   offset = centre_in + shift - matrix @ np.array([size / 2, size / 2])
   data = (*matrix[0], offset[0], *matrix[1], offset[1])
   picture = PilImage.fromarray(image)
-  return np.asarray(picture.transform((size, size), PilImage.Transform.AFFINE, data, PilImage.Resampling.BILINEAR))
+  return np.asarray(
+    picture.transform((size, size), PilImage.Transform.AFFINE, data, PilImage.Resampling.BILINEAR)
+  )
 
 
 def _resized_crop(picture: decoding.Picture, size: int, rng: np.random.Generator) -> np.ndarray:

@@ -39,7 +39,9 @@ def places(scores: jax.Array, others: jax.Array, relevant: jax.Array, columns: j
       (relevant[None, :] == relevant[:, None]) & (columns[None, :] < columns[:, None])
     )
     among = jnp.sum(earlier, axis=1)
-    return Places(jnp.sum(reached & others[None, :], axis=1) + among, among, jnp.sum(~reached, axis=0))
+    return Places(
+      jnp.sum(reached & others[None, :], axis=1) + among, among, jnp.sum(~reached, axis=0)
+    )
   slots = jnp.arange(count, dtype=jnp.int32)
   descending, _, order = jax.lax.sort((-relevant, columns, slots), num_keys=2)
   among = jnp.zeros_like(slots).at[order].set(slots)

@@ -27,7 +27,12 @@ class Ranking(NamedTuple):
 
 
 def ranking(
-  embeddings: ArrayLike, labels: ArrayLike, *, include_self: bool, where: ArrayLike | None, axis_name: collectives.AxisName
+  embeddings: ArrayLike,
+  labels: ArrayLike,
+  *,
+  include_self: bool,
+  where: ArrayLike | None,
+  axis_name: collectives.AxisName,
 ) -> Ranking:
   """The ranking of the batch for each of its images; with ``include_self`` each is relevant to itself."""
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
@@ -50,7 +55,9 @@ def relevant_scores(
   K follows from ``max_positives``, or from the largest class where the labels are concrete. Traced labels hide it: K is then the
   gallery, which costs time but, by blocks, no memory.
   """
-  width = relevant_width(labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self)
+  width = relevant_width(
+    labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
+  )
   if width is None:
     return found.scores, found.relevant
   return lists.pick_positives(found.scores, found.relevant, width)
@@ -76,8 +83,14 @@ def relevant_width(
   return max_positives + include_self
 
 
-def _largest_class(labels: ArrayLike, where: ArrayLike | None, axis_name: collectives.AxisName) -> int | None:
-  if axis_name is not None or isinstance(labels, jax.core.Tracer) or isinstance(where, jax.core.Tracer):
+def _largest_class(
+  labels: ArrayLike, where: ArrayLike | None, axis_name: collectives.AxisName
+) -> int | None:
+  if (
+    axis_name is not None
+    or isinstance(labels, jax.core.Tracer)
+    or isinstance(where, jax.core.Tracer)
+  ):
     return None
   labels = np.asarray(labels)
   if where is not None:

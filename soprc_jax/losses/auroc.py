@@ -12,7 +12,9 @@ from soprc_jax.losses import _ranking
 
 SURROGATES = {
   "huber": L1,
-  "logistic": PairFunction(lambda margins, tau: jax.nn.softplus(-margins) / jnp.log(2.0).astype(margins.dtype)),
+  "logistic": PairFunction(
+    lambda margins, tau: jax.nn.softplus(-margins) / jnp.log(2.0).astype(margins.dtype)
+  ),
   "sigmoid": PairFunction(lambda margins, tau: jax.nn.sigmoid(-margins / tau)),
 }
 
@@ -58,16 +60,27 @@ def auroc_loss(
   if surrogate not in SURROGATES:
     raise ValueError(f"surrogate must be one of {tuple(SURROGATES)}, got {surrogate!r}")
   checks.check_width("tau", tau)
-  found = _ranking.ranking(embeddings, labels, include_self=include_self, where=where, axis_name=axis_name)
+  found = _ranking.ranking(
+    embeddings, labels, include_self=include_self, where=where, axis_name=axis_name
+  )
   positive_scores, positive_mask = _ranking.relevant_scores(
-    found, labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
+    found,
+    labels,
+    where=where,
+    axis_name=axis_name,
+    max_positives=max_positives,
+    include_self=include_self,
   )
 
-  def row_loss(positives: jax.Array, mask: jax.Array, scores: jax.Array, negative: jax.Array) -> jax.Array:
+  def row_loss(
+    positives: jax.Array, mask: jax.Array, scores: jax.Array, negative: jax.Array
+  ) -> jax.Array:
     sums = pair_sums(SURROGATES[surrogate], positives, scores, negative, tau=tau)
     total = jnp.sum(jnp.where(mask, sums, jnp.zeros_like(sums)))
     # The number of pairs is a product of two counts; a mask of all pairs would take longer than the losses.
-    return masks.ratio(total, jnp.sum(mask).astype(total.dtype) * jnp.sum(negative).astype(total.dtype))
+    return masks.ratio(
+      total, jnp.sum(mask).astype(total.dtype) * jnp.sum(negative).astype(total.dtype)
+    )
 
   rows = (positive_scores, positive_mask, found.scores, found.candidates & ~found.relevant)
   losses = blockwise.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])

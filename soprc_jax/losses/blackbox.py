@@ -112,7 +112,9 @@ def blackbox_ap_loss(
   if memory is not None:
     more = _candidates(embeddings, labels, where, memory)
     queries = jax.tree.map(
-      lambda ours, theirs: jnp.concatenate([ours, theirs.astype(ours.dtype)], axis=1), queries._replace(columns=None), more
+      lambda ours, theirs: jnp.concatenate([ours, theirs.astype(ours.dtype)], axis=1),
+      queries._replace(columns=None),
+      more,
     )
     positive = jnp.concatenate([positive, more.relevant], axis=1)
   valid = masks.has_both(positive, queries.where & ~queries.relevant)
@@ -137,7 +139,9 @@ def _weighted_loss(rankings: _Rankings, lambda_: jax.Array, weights: jax.Array) 
   return _weighted_loss_forward(rankings, lambda_, weights)[0]
 
 
-def _weighted_loss_forward(rankings: _Rankings, lambda_: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _weighted_loss_forward(
+  rankings: _Rankings, lambda_: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, jax.Array]:
   """The loss, and the factor of its gradient by each score."""
 
   def of_one(ranking: _Rankings, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -150,7 +154,9 @@ def _weighted_loss_forward(rankings: _Rankings, lambda_: jax.Array, weights: jax
   return jnp.sum(losses), factors
 
 
-def _by_sorting(ranking: _Rankings, lambda_: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _by_sorting(
+  ranking: _Rankings, lambda_: jax.Array, weight: jax.Array
+) -> tuple[jax.Array, jax.Array]:
   """Loss of one ranking and the factor of its gradient, for any number of relevant candidates."""
   scores, where = ranking.scores, ranking.where
   positions = _positions(ranking)
@@ -173,7 +179,10 @@ def _by_counting(
   others, used = ranking.where & ~ranking.relevant, columns < scores.shape[0]
   relevant = jnp.where(used, scores[jnp.minimum(columns, scores.shape[0] - 1)], -jnp.inf)
   found = _counting.places(scores, others, relevant, columns)
-  ranks, among = ((jnp.where(used, place + 1, 0)).astype(scores.dtype) / size for place in (found.positions, found.among))
+  ranks, among = (
+    (jnp.where(used, place + 1, 0)).astype(scores.dtype) / size
+    for place in (found.positions, found.among)
+  )
   loss, slope = jax.value_and_grad(_loss_of_ranks)(ranks, among, used, weight)
   moved = _counting.places(scores, others, relevant + lambda_ * slope, columns)
   step = jnp.where(others, moved.above - found.above, 0)
@@ -188,7 +197,9 @@ def _weighted_loss_backward(gradient: jax.Array, scale: jax.Array) -> Any:
 _weighted_loss.defvjp(_weighted_loss_forward, _weighted_loss_backward)
 
 
-def _loss_of_ranks(ranks: jax.Array, among: jax.Array, relevant: jax.Array, weight: jax.Array) -> jax.Array:
+def _loss_of_ranks(
+  ranks: jax.Array, among: jax.Array, relevant: jax.Array, weight: jax.Array
+) -> jax.Array:
   """weight * (1 - AP) as a function of the ranks; those ``among`` the relevant candidates are constants."""
   precision = jnp.where(relevant, masks.ratio(among, ranks), 0)
   number = jnp.sum(relevant, axis=-1).astype(ranks.dtype)
@@ -213,7 +224,9 @@ def _flattened(pairs: _Rankings) -> _Rankings:
     return flat
   count, width = pairs.scores.shape
   columns = pairs.columns + width * jnp.arange(count, dtype=pairs.columns.dtype)[:, None]
-  return flat._replace(columns=jnp.where(pairs.columns < width, columns, count * width).reshape(1, -1))
+  return flat._replace(
+    columns=jnp.where(pairs.columns < width, columns, count * width).reshape(1, -1)
+  )
 
 
 def _positions(rankings: _Rankings) -> jax.Array:
@@ -240,26 +253,38 @@ def _count(where: jax.Array, dtype: Any) -> jax.Array:
   return jnp.maximum(jnp.sum(where, axis=-1, keepdims=True), 1).astype(dtype)
 
 
-def _candidates(embeddings: ArrayLike, labels: ArrayLike, where: ArrayLike | None, memory: Memory) -> _Rankings:
+def _candidates(
+  embeddings: ArrayLike, labels: ArrayLike, where: ArrayLike | None, memory: Memory
+) -> _Rankings:
   """The candidates that the memory adds to the queries of this device."""
   if memory.own is not None:
-    raise ValueError("the memory already holds the current batch: pass current(opt_state) of the memory, not lookahead")
-  pairs = compare(embeddings, labels, memory._replace(embeddings=jax.lax.stop_gradient(memory.embeddings)), where)
+    raise ValueError(
+      "the memory already holds the current batch: pass current(opt_state) of the memory, not lookahead"
+    )
+  pairs = compare(
+    embeddings, labels, memory._replace(embeddings=jax.lax.stop_gradient(memory.embeddings)), where
+  )
   return _Rankings(pairs.scores, pairs.positive, pairs.positive | pairs.negative)
 
 
-def _absolute_noise(key: Any, scores: jax.Array, first: Any, whole_size: int) -> tuple[jax.Array, jax.Array]:
+def _absolute_noise(
+  key: Any, scores: jax.Array, first: Any, whole_size: int
+) -> tuple[jax.Array, jax.Array]:
   """``|z|`` of the candidates of this device's queries and of all pairs, the same for any number of devices."""
   own_key, all_key = jax.random.split(key)
   (count, width), dtype = scores.shape, scores.dtype
-  rows = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(own_key, i), [width], dtype))(first + jnp.arange(count))
+  rows = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(own_key, i), [width], dtype))(
+    first + jnp.arange(count)
+  )
   return jnp.abs(rows), jnp.abs(jax.random.normal(all_key, [whole_size, whole_size], dtype))
 
 
 def _shift(rankings: _Rankings, noise: Any, margin: ArrayLike) -> _Rankings:
   scores = rankings.scores
   step = jnp.asarray(margin, scores.dtype) * jnp.asarray(noise, scores.dtype).reshape(scores.shape)
-  return rankings._replace(scores=jnp.where(rankings.relevant, scores - step / 2, scores + step / 2))
+  return rankings._replace(
+    scores=jnp.where(rankings.relevant, scores - step / 2, scores + step / 2)
+  )
 
 
 def _is_zero(margin: ArrayLike) -> bool:

@@ -46,9 +46,11 @@ def contrastive_loss(
   pull = jax.nn.relu(jnp.asarray(positive_margin, dtype) - pairs.scores)
   push = jax.nn.relu(pairs.scores - jnp.asarray(negative_margin, dtype))
   if average_active:
-    return masks.masked_mean(pull, pairs.positive & (pull > 0), None, axis_name) + masks.masked_mean(
-      push, pairs.negative & (push > 0), None, axis_name
-    )
+    return masks.masked_mean(
+      pull, pairs.positive & (pull > 0), None, axis_name
+    ) + masks.masked_mean(push, pairs.negative & (push > 0), None, axis_name)
   zero = jnp.zeros_like(pull)
-  total = jnp.sum(jnp.where(pairs.positive, pull, zero)) + jnp.sum(jnp.where(pairs.negative, push, zero))
+  total = jnp.sum(jnp.where(pairs.positive, pull, zero)) + jnp.sum(
+    jnp.where(pairs.negative, push, zero)
+  )
   return collectives.psum(total, axis_name)

@@ -44,7 +44,9 @@ def fast_ap_loss(
   found = _ranking.ranking(embeddings, labels, include_self=False, where=where, axis_name=axis_name)
   distances = 2.0 - 2.0 * found.scores
   width = 4.0 / num_bins
-  relevant, all_ = _histogram.histograms(distances / width, found, np.arange(num_bins + 1), open_ends=False)
+  relevant, all_ = _histogram.histograms(
+    distances / width, found, np.arange(num_bins + 1), open_ends=False
+  )
   in_class, retrieved = jnp.cumsum(relevant, axis=0), jnp.cumsum(all_, axis=0)
   total = jnp.sum(found.relevant, axis=-1).astype(distances.dtype)
   ap = masks.ratio(jnp.sum(relevant * masks.ratio(in_class, retrieved), axis=0), total)

@@ -41,7 +41,9 @@ def listwise_ap_loss(
   0.2705
   """
   checks.check_count("num_bins", num_bins, low=2)
-  found = _ranking.ranking(embeddings, labels, include_self=include_self, where=where, axis_name=axis_name)
+  found = _ranking.ranking(
+    embeddings, labels, include_self=include_self, where=where, axis_name=axis_name
+  )
   width = 2.0 / (num_bins - 1)
   position = (1.0 - found.scores) / width
   relevant, all_ = _histogram.histograms(position, found, np.arange(num_bins), open_ends=True)

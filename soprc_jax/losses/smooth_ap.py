@@ -47,13 +47,22 @@ def smooth_ap_loss(
   0.2500
   """
   checks.check_width("tau", tau)
-  found = _ranking.ranking(embeddings, labels, include_self=include_self, where=where, axis_name=axis_name)
+  found = _ranking.ranking(
+    embeddings, labels, include_self=include_self, where=where, axis_name=axis_name
+  )
   positive_scores, positive_mask = _ranking.relevant_scores(
-    found, labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
+    found,
+    labels,
+    where=where,
+    axis_name=axis_name,
+    max_positives=max_positives,
+    include_self=include_self,
   )
   inverse = 1.0 / jnp.asarray(tau, found.scores.dtype)
 
-  def row_loss(positives: jax.Array, mask: jax.Array, scores: jax.Array, negative: jax.Array) -> jax.Array:
+  def row_loss(
+    positives: jax.Array, mask: jax.Array, scores: jax.Array, negative: jax.Array
+  ) -> jax.Array:
     # Far enough below all positives a sigmoid is exactly 0, so that sums need no mask of their own.
     top = jnp.max(scores, initial=0.0)
     lowest = jax.lax.stop_gradient(jnp.min(jnp.where(mask, positives, top), initial=top))
@@ -63,7 +72,9 @@ def smooth_ap_loss(
     above = _sigmoids(jnp.where(negative, scores, lowest), positives, inverse)
     # Each positive meets itself among the positives with sigmoid(0) = 1/2, where its rank counts it with 1.
     # 1 - R+/R, without the difference that float32 loses when hardly any negative is above.
-    return masks.masked_mean(masks.share(jnp.sum(above, axis=1), 0.5 + jnp.sum(in_class, axis=1)), mask)
+    return masks.masked_mean(
+      masks.share(jnp.sum(above, axis=1), 0.5 + jnp.sum(in_class, axis=1)), mask
+    )
 
   rows = (positive_scores, positive_mask, found.scores, found.candidates & ~found.relevant)
   losses = blockwise.map_rows(row_loss, rows, positive_scores.shape[1] * found.scores.shape[1])

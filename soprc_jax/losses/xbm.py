@@ -54,10 +54,16 @@ def xbm_contrastive_loss(
   pairs = compare(embeddings, labels, memory, where)
   positive = pairs.positive
   if not include_self and memory.own is not None:
-    chex.assert_shape(memory.own, jnp.shape(labels), custom_message="memory.own must be [B], the slots of this batch")
+    chex.assert_shape(
+      memory.own,
+      jnp.shape(labels),
+      custom_message="memory.own must be [B], the slots of this batch",
+    )
     slots = jnp.arange(positive.shape[1], dtype=memory.own.dtype)
     positive = positive & (memory.own[:, None] != slots[None, :])
   pull = jnp.where(positive, 1 - pairs.scores, 0)
-  push = jnp.where(pairs.negative, jax.nn.relu(pairs.scores - jnp.asarray(negative_margin, pairs.scores.dtype)), 0)
+  push = jnp.where(
+    pairs.negative, jax.nn.relu(pairs.scores - jnp.asarray(negative_margin, pairs.scores.dtype)), 0
+  )
   losses = jnp.sum(pull + push, axis=1)
   return masks.masked_mean(losses, masks.mask_like(where, losses), None, axis_name)

@@ -69,7 +69,9 @@ class Counter:
       and jax.default_backend() in ("cpu", "gpu")
     )
     if self._is_fast:
-      self._bound = 1.01 * (width + 8) * 2.0**-24 * norms * largest + 2.0**-123 * width * (1 + norms + largest)
+      self._bound = 1.01 * (width + 8) * 2.0**-24 * norms * largest + 2.0**-123 * width * (
+        1 + norms + largest
+      )
       rows = min(block_size, len(norms))
       tile = min(_TILE, -(-rows // 8) * 8)
       self._tiles = (-(-rows // tile), tile)
@@ -110,8 +112,14 @@ class Counter:
     bound = self._bound[rows][:, None]
     low = np.nextafter((positives - bound).astype(np.float32), -np.float32(np.inf))
     high = np.nextafter((positives + bound).astype(np.float32), np.float32(np.inf))
-    tiles = (self._in_tiles(self._task.queries[rows], 0.0), self._in_tiles(low, np.inf), self._in_tiles(high, np.inf))
-    counts, doubtful, num_doubtful = (np.asarray(part)[: len(rows)] for part in _count_block(self._device_gallery, tiles))
+    tiles = (
+      self._in_tiles(self._task.queries[rows], 0.0),
+      self._in_tiles(low, np.inf),
+      self._in_tiles(high, np.inf),
+    )
+    counts, doubtful, num_doubtful = (
+      np.asarray(part)[: len(rows)] for part in _count_block(self._device_gallery, tiles)
+    )
     decided = num_doubtful <= self._limit
     # One axis is searched twenty times as fast as two.
     place, columns = np.divmod(np.flatnonzero(doubtful[decided]), doubtful.shape[1])
@@ -123,7 +131,9 @@ class Counter:
     full[: len(values)] = values
     return full.reshape(*self._tiles, values.shape[1])
 
-  def _at_least(self, rows: np.ndarray, place: np.ndarray, columns: np.ndarray, positives: np.ndarray) -> np.ndarray:
+  def _at_least(
+    self, rows: np.ndarray, place: np.ndarray, columns: np.ndarray, positives: np.ndarray
+  ) -> np.ndarray:
     """``[n, P]`` how many of the pairs of a query score at least as high as each of its positives; ``place`` ascends."""
     scores = similarities.pair_scores(self._task, rows[place], columns)
     counts = np.zeros((len(place) + 1, positives.shape[1]), np.int64)
@@ -151,10 +161,14 @@ def _count_block(
     queries, low, high = tile
     scores = jnp.einsum("rd,gd->rg", queries, gallery, precision=jax.lax.Precision.HIGHEST)
     thresholds = [(low[:, i, None], high[:, i, None]) for i in range(low.shape[1])]
-    doubtful = functools.reduce(operator.or_, [(scores >= lower) & (scores <= upper) for lower, upper in thresholds])
+    doubtful = functools.reduce(
+      operator.or_, [(scores >= lower) & (scores <= upper) for lower, upper in thresholds]
+    )
     sure = jnp.where(doubtful, -jnp.inf, scores)
     # One reduction of all counts at a time is one loop over the scores, several times as fast as one loop for each.
-    parts = [(sure > upper).astype(jnp.int32) for _, upper in thresholds] + [doubtful.astype(jnp.int32)]
+    parts = [(sure > upper).astype(jnp.int32) for _, upper in thresholds] + [
+      doubtful.astype(jnp.int32)
+    ]
     *counts, num_doubtful = jax.lax.reduce(parts, [jnp.int32(0)] * len(parts), _add_each, (1,))
     return jnp.stack(counts, axis=1), doubtful, num_doubtful
 
@@ -207,7 +221,9 @@ def _from_counts(positives: np.ndarray, numbers: np.ndarray, retrieved: np.ndarr
     numbers: ``[n]`` positives of each query.
     retrieved: ``[n, P]`` candidates at or above each positive.
   """
-  is_first = np.concatenate([np.ones((len(positives), 1), bool), positives[:, 1:] != positives[:, :-1]], axis=1)
+  is_first = np.concatenate(
+    [np.ones((len(positives), 1), bool), positives[:, 1:] != positives[:, :-1]], axis=1
+  )
   # All from the first of its equals on score at least as high.
   below = np.maximum.accumulate(np.where(is_first, np.arange(positives.shape[1]), 0), axis=1)
   hits = numbers[:, None] - below

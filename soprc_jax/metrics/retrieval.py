@@ -69,7 +69,9 @@ def retrieval_metrics(
   0.750 0.50
   """
   ks = _checked_ks(ks)
-  task = similarities.make_task(embeddings, labels, gallery, gallery_labels, query_ids, gallery_ids, block_size)
+  task = similarities.make_task(
+    embeddings, labels, gallery, gallery_labels, query_ids, gallery_ids, block_size
+  )
   counter = exact_ranks.Counter(task, block_size)
   ap, above = np.full(len(task.queries), np.nan), np.full(len(task.queries), -1)
   for rows in similarities.blocks(task, block_size):
@@ -85,7 +87,11 @@ def retrieval_metrics(
 
 
 def summarise_ranks(
-  ap_per_query: npt.ArrayLike, negatives_above: npt.ArrayLike, *, ks: Sequence[int], num_candidates: int
+  ap_per_query: npt.ArrayLike,
+  negatives_above: npt.ArrayLike,
+  *,
+  ks: Sequence[int],
+  num_candidates: int,
 ) -> dict[str, Any]:
   """The result of `retrieval_metrics` from its values per query, e.g. those that several processes have computed.
 
@@ -104,17 +110,27 @@ def summarise_ranks(
   if above.dtype.kind not in "iu":
     raise TypeError(f"negatives_above must be integers, got {above.dtype}")
   if above.ndim != 1 or ap.shape != above.shape:
-    raise ValueError(f"ap_per_query and negatives_above must be [N], got {ap.shape} and {above.shape}")
+    raise ValueError(
+      f"ap_per_query and negatives_above must be [N], got {ap.shape} and {above.shape}"
+    )
   if above.min(initial=0) < -1:
-    raise ValueError(f"negatives_above must be counts, or -1 for a skipped query; got {above.min()}")
+    raise ValueError(
+      f"negatives_above must be counts, or -1 for a skipped query; got {above.min()}"
+    )
   if above.max(initial=0) > num_candidates:
-    raise ValueError(f"negatives_above must be at most num_candidates={num_candidates}, got {above.max()}")
+    raise ValueError(
+      f"negatives_above must be at most num_candidates={num_candidates}, got {above.max()}"
+    )
   valid = above >= 0
   wrong = ap[valid][~((ap[valid] >= 0) & (ap[valid] <= 1))]
   if wrong.size:
-    raise ValueError(f"ap_per_query must lie in [0, 1] for a query that negatives_above does not skip, got {wrong[0]}")
+    raise ValueError(
+      f"ap_per_query must lie in [0, 1] for a query that negatives_above does not skip, got {wrong[0]}"
+    )
   count = int(valid.sum())
-  result: dict[str, Any] = {"mAUPRC": math.fsum(ap[valid]) / count if count else 0.0}  # in any order
+  result: dict[str, Any] = {
+    "mAUPRC": math.fsum(ap[valid]) / count if count else 0.0
+  }  # in any order
   for k in ks:
     result[f"recall@{k}"] = float((above[valid] < k).mean()) if count else 0.0
   result["num_queries"] = count
@@ -125,6 +141,8 @@ def summarise_ranks(
 
 def _checked_ks(ks: Sequence[int]) -> list[int]:
   ks = list(ks) if isinstance(ks, Iterable) else []
-  if not ks or any(not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1 for k in ks):
+  if not ks or any(
+    not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1 for k in ks
+  ):
     raise ValueError(f"ks must be at least 1 and integers, at least one of them; got {ks}")
   return [int(k) for k in ks]

@@ -124,8 +124,15 @@ def make_task(
     raise ValueError("query_ids and gallery_ids go together: one of them is missing")
   excluded = None
   if query_ids is not None:
-    query_ids, gallery_ids = _checked_ids("query_ids", query_ids), _checked_ids("gallery_ids", gallery_ids)
-    if query_ids.size and gallery_ids.size and (query_ids.dtype.kind in "US") != (gallery_ids.dtype.kind in "US"):
+    query_ids, gallery_ids = (
+      _checked_ids("query_ids", query_ids),
+      _checked_ids("gallery_ids", gallery_ids),
+    )
+    if (
+      query_ids.size
+      and gallery_ids.size
+      and (query_ids.dtype.kind in "US") != (gallery_ids.dtype.kind in "US")
+    ):
       raise TypeError(
         f"query_ids and gallery_ids must both be integers or both text, got {query_ids.dtype} and {gallery_ids.dtype}"
       )
@@ -153,7 +160,9 @@ def _checked(
   is_short = jnp.issubdtype(embeddings.dtype, np.floating) and embeddings.dtype.itemsize <= 4
   embeddings = embeddings.astype(np.float32 if is_short else np.float64, copy=False)
   if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
-    raise ValueError(f"{name} must be [N, D] and {labels_name} [N], got {embeddings.shape} and {labels.shape}")
+    raise ValueError(
+      f"{name} must be [N, D] and {labels_name} [N], got {embeddings.shape} and {labels.shape}"
+    )
   finite = np.isfinite(embeddings).all(axis=1)
   if not finite.all():
     raise ValueError(f"{name} has non-finite values, first in row {int(np.argmin(finite))}")
@@ -186,7 +195,9 @@ def _check_scores(queries: np.ndarray, gallery: np.ndarray) -> None:
 
 def group(keys: np.ndarray, gallery_keys: np.ndarray) -> Groups:
   """Positions in ``gallery_keys [G]`` of each of ``keys [N]``; keys of different integer types are compared as integers."""
-  if np.result_type(keys, gallery_keys).kind == "f":  # uint64 and signed: numpy would compare them in float64
+  if (
+    np.result_type(keys, gallery_keys).kind == "f"
+  ):  # uint64 and signed: numpy would compare them in float64
     keys, gallery_keys = keys.astype(object), gallery_keys.astype(object)
   order = np.argsort(gallery_keys, kind="stable")
   ordered = gallery_keys[order]
@@ -206,7 +217,9 @@ def blocks(task: Task, block_size: int) -> Iterator[np.ndarray]:
     yield np.arange(start, min(start + block_size, len(task.queries)))
 
 
-def all_scores(task: Task, rows: np.ndarray, limits: Sequence[float] | np.ndarray = ()) -> np.ndarray:
+def all_scores(
+  task: Task, rows: np.ndarray, limits: Sequence[float] | np.ndarray = ()
+) -> np.ndarray:
   """Scores of all candidates of some queries.
 
   Args:
@@ -245,7 +258,9 @@ def _sum_in_float32(product: np.ndarray, bound: np.ndarray, out: np.ndarray) -> 
   return np.add(product, bound, out=out, dtype=np.float64, casting="same_kind")
 
 
-def _near_others(scores: np.ndarray, distance: np.ndarray, limits: Sequence[float] | np.ndarray) -> np.ndarray:
+def _near_others(
+  scores: np.ndarray, distance: np.ndarray, limits: Sequence[float] | np.ndarray
+) -> np.ndarray:
   """``[G]`` which of some scores have another one, or a limit, within a distance."""
   ordered = np.sort(np.concatenate([scores, limits]))
   close = ordered[1:] - ordered[:-1] <= distance

@@ -36,7 +36,9 @@ _INPUT = np.array(
   ]
 )
 _KERNEL = np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24
-_OUTPUT = np.array([[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]])
+_OUTPUT = np.array(
+  [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]]
+)
 
 
 def implementation(dtype: Any) -> str:
@@ -72,7 +74,9 @@ def convolve(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
 def by_xla(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
   """Computes the same by XLA's own operation on every backend, up to rounding. Arguments as in `convolve`."""
   padding = [(kernel.shape[0] // 2,) * 2] * 2
-  return jax.lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+  return jax.lax.conv_general_dilated(
+    x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+  )
 
 
 @jax.custom_vjp
@@ -83,11 +87,15 @@ def _winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
   return _from_tiles(products, _OUTPUT)[:, : x.shape[1], : x.shape[2]]
 
 
-def _winograd_forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _winograd_forward(
+  x: jax.Array, kernel: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
   return _winograd(x, kernel), (x, kernel)
 
 
-def _winograd_backward(saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _winograd_backward(
+  saved: tuple[jax.Array, jax.Array], grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
   """The transposes of the forward pass, from its end to its start. jax's own take the step 1.4 times as long."""
   x, kernel = saved
   grad_products = _to_tiles(grad, _OUTPUT.T, _num_tiles(x))
@@ -131,7 +139,9 @@ def _kernel_tiles(kernel: jax.Array, matrix: np.ndarray) -> jax.Array:
 def _combine(matrix: np.ndarray, parts: Sequence[jax.Array]) -> list[jax.Array]:
   """``matrix @ parts`` by additions of the entries that are not 0."""
   return [
-    functools.reduce(jnp.add, [_times(factor, part) for factor, part in zip(row, parts, strict=True) if factor])
+    functools.reduce(
+      jnp.add, [_times(factor, part) for factor, part in zip(row, parts, strict=True) if factor]
+    )
     for row in matrix
   ]
 
@@ -146,11 +156,15 @@ def _product(x: jax.Array, matrix: jax.Array) -> jax.Array:
   return x @ matrix
 
 
-def _product_forward(x: jax.Array, matrix: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+def _product_forward(
+  x: jax.Array, matrix: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
   return x @ matrix, (x, matrix)
 
 
-def _product_backward(saved: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _product_backward(
+  saved: tuple[jax.Array, jax.Array], grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
   x, matrix = saved
   rows, grad_rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
   # The left factor of a product over the pixels is copied to its transpose: take the narrower one.
@@ -168,7 +182,9 @@ def _patches(x: jax.Array, size: int, stride: int) -> jax.Array:
   """``[B, ceil(H / stride), ceil(W / stride), size * size * C]``, in the kernel's order."""
   counts = -(-x.shape[1] // stride), -(-x.shape[2] // stride)
   rows = _windows(_pad(x, size // 2), 1, size, stride, counts[0])
-  return jnp.concatenate([part for row in rows for part in _windows(row, 2, size, stride, counts[1])], axis=3)
+  return jnp.concatenate(
+    [part for row in rows for part in _windows(row, 2, size, stride, counts[1])], axis=3
+  )
 
 
 def _pad(x: jax.Array, margin: int) -> jax.Array:
@@ -191,7 +207,10 @@ def _add_windows(parts: Sequence[jax.Array], axis: int) -> jax.Array:
   last = -(-len(parts) // _TILE) - 1
   sums = []
   for offset in range(_TILE):
-    moved = [_extend(parts[i], axis, i // _TILE, last - i // _TILE) for i in range(offset, len(parts), _TILE)]
+    moved = [
+      _extend(parts[i], axis, i // _TILE, last - i // _TILE)
+      for i in range(offset, len(parts), _TILE)
+    ]
     sums.append(functools.reduce(jnp.add, moved))
   stacked = jnp.stack(sums, axis=axis + 1)
   return stacked.reshape(*stacked.shape[:axis], -1, *stacked.shape[axis + 2 :])

@@ -26,7 +26,9 @@ class EmbeddingNet(nn.Module):
   dtype: Any = jnp.float32
 
   @nn.compact
-  def __call__(self, images: jax.Array, *, train: bool = False, where: jax.Array | None = None) -> jax.Array:
+  def __call__(
+    self, images: jax.Array, *, train: bool = False, where: jax.Array | None = None
+  ) -> jax.Array:
     """Embeds images.
 
     Args:
@@ -37,7 +39,9 @@ class EmbeddingNet(nn.Module):
     Returns:
       ``[B, D]`` float32 of norm 1 (or 0, see `l2_normalize`).
     """
-    mean, std = (jnp.array(values, jnp.float32)[None, None, None] for values in (IMAGE_MEAN, IMAGE_STD))
+    mean, std = (
+      jnp.array(values, jnp.float32)[None, None, None] for values in (IMAGE_MEAN, IMAGE_STD)
+    )
     pixels = (images.astype(jnp.float32) / 255.0 - mean) / std
     features = self.backbone(pixels, train=train, where=where)
     if self.embedding_dim:
@@ -54,7 +58,9 @@ def l2_normalize(vectors: jax.Array, *, eps: float = 1e-12) -> jax.Array:
   """
   # Beyond 2^60 the squares could overflow: an exact power of two, which the norm takes out again.
   huge = jnp.max(jnp.abs(vectors), axis=-1, keepdims=True) > 2.0**60
-  vectors = vectors * jnp.where(huge, jnp.asarray(2.0**-70, vectors.dtype), jnp.ones([], vectors.dtype))
+  vectors = vectors * jnp.where(
+    huge, jnp.asarray(2.0**-70, vectors.dtype), jnp.ones([], vectors.dtype)
+  )
   squared = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
   usable = squared > eps**2
   # The inner `where` keeps 0 out of rsqrt, whose gradient would be inf * 0.

@@ -25,7 +25,10 @@ _HUGGING_FACE = (
   (r"^embedder\.embedder\.convolution\.", "conv1."),
   (r"^embedder\.embedder\.normalization\.", "bn1."),
   (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.shortcut\.convolution\.", r"layer\1.\2.downsample.0."),
-  (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.shortcut\.normalization\.", r"layer\1.\2.downsample.1."),
+  (
+    r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.shortcut\.normalization\.",
+    r"layer\1.\2.downsample.1.",
+  ),
   (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.layer\.(\d+)\.convolution\.", r"layer\1.\2.conv\3."),
   (r"^encoder\.stages\.(\d+)\.layers\.(\d+)\.layer\.(\d+)\.normalization\.", r"layer\1.\2.bn\3."),
   (r"^classifier\.1\.", "fc."),
@@ -69,7 +72,9 @@ def read(source: str) -> dict[str, np.ndarray]:
     ValueError: the file holds no weights, or two of one name, or the package that reads it is not installed.
   """
   check(source)
-  path = _from_hub(source) if source.startswith(HUB) else file_io.given(source, name="model.init_from")
+  path = (
+    _from_hub(source) if source.startswith(HUB) else file_io.given(source, name="model.init_from")
+  )
   weights = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
   renamed: dict[str, np.ndarray] = {}
   for name, array in weights.items():
@@ -166,8 +171,14 @@ def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variable
   found, wanted = _flat(variables), _flat(like)
   head = {path: leaf for path, leaf in wanted.items() if _is_head(path)}
   has_head = all(path in found and found[path].shape == leaf.shape for path, leaf in head.items())
-  problems = [f"{'.'.join(path)} is not in it" for path in wanted if not _is_head(path) and path not in found]
-  problems += [f"{'.'.join(path)} is not in the network" for path in found if not _is_head(path) and path not in wanted]
+  problems = [
+    f"{'.'.join(path)} is not in it" for path in wanted if not _is_head(path) and path not in found
+  ]
+  problems += [
+    f"{'.'.join(path)} is not in the network"
+    for path in found
+    if not _is_head(path) and path not in wanted
+  ]
   problems += [
     f"{'.'.join(path)}: {found[path].shape} there, {leaf.shape} wanted"
     for path, leaf in wanted.items()
@@ -180,9 +191,15 @@ def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variable
       + "\n  ".join(problems[:5])
       + more
     )
-  taken = {path: (leaf if _is_head(path) and not has_head else found[path]) for path, leaf in wanted.items()}
+  taken = {
+    path: (leaf if _is_head(path) and not has_head else found[path])
+    for path, leaf in wanted.items()
+  }
   # A leaf of the network itself may be abstract, where only the fit is asked for.
-  arrays = {path: leaf if leaf is wanted[path] else np.asarray(leaf, np.float32) for path, leaf in taken.items()}
+  arrays = {
+    path: leaf if leaf is wanted[path] else np.asarray(leaf, np.float32)
+    for path, leaf in taken.items()
+  }
   return _nested(arrays), has_head
 
 
@@ -196,7 +213,9 @@ def _flax_path(name: str) -> tuple[str, tuple[str, ...]]:
   if modules == ["fc"]:
     return "params", ("head", "kernel" if leaf == "weight" else "bias")
   module = re.sub(r"^(layer\d)\.(\d+)\.", r"\1_\2.", ".".join(modules))
-  module = module.replace("downsample.0", "downsample_conv").replace("downsample.1", "downsample_bn")
+  module = module.replace("downsample.0", "downsample_conv").replace(
+    "downsample.1", "downsample_bn"
+  )
   path = ("backbone", *module.split("."))
   if re.search(r"bn\d?$", module):
     path += ("bn",)
@@ -227,7 +246,9 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
   try:
     from safetensors import SafetensorError, numpy
   except ImportError:
-    raise ValueError(f"{path}: reading it needs the package safetensors (pip install safetensors)") from None
+    raise ValueError(
+      f"{path}: reading it needs the package safetensors (pip install safetensors)"
+    ) from None
   try:
     return numpy.load_file(path)
   except SafetensorError as error:
@@ -253,7 +274,9 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
     )
   try:
     content = torch.load(path, map_location="cpu", weights_only=True)
-  except Exception as error:  # pickle, zip and torch errors: whatever is in the file, it is not executed
+  except (
+    Exception
+  ) as error:  # pickle, zip and torch errors: whatever is in the file, it is not executed
     raise ValueError(
       f"{path} is no file of weights that can be read without executing it ({str(error).splitlines()[0] if str(error) else 'empty'}): "
       "give one that torch.save(model.state_dict(), FILE) wrote, or a .safetensors file"
@@ -261,7 +284,9 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
   for key in ("state_dict", "model"):
     if isinstance(content, dict) and isinstance(content.get(key), dict):
       content = content[key]
-  if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+  if not isinstance(content, dict) or not all(
+    isinstance(value, torch.Tensor) for value in content.values()
+  ):
     raise ValueError(f"{path} holds no state dict (names and tensors)")
   return {str(name): _array(name, value.detach(), path) for name, value in content.items()}
 
@@ -279,7 +304,9 @@ def _hub_parts(source: str) -> list[str]:
   """Returns user, repository and file of a name on the hub."""
   parts = source.removeprefix(HUB).split("/")
   if len(parts) < 2 or not all(parts) or ".." in parts:
-    raise ValueError(f"{source}: a name like hf://USER/REPOSITORY or hf://USER/REPOSITORY/FILE wanted")
+    raise ValueError(
+      f"{source}: a name like hf://USER/REPOSITORY or hf://USER/REPOSITORY/FILE wanted"
+    )
   return parts
 
 
@@ -288,8 +315,12 @@ def _from_hub(source: str) -> Path:
   try:
     from huggingface_hub import errors, hf_hub_download
   except ImportError:
-    raise ValueError(f"{source}: this needs the package huggingface_hub (pip install huggingface_hub)") from None
+    raise ValueError(
+      f"{source}: this needs the package huggingface_hub (pip install huggingface_hub)"
+    ) from None
   try:
     return Path(hf_hub_download("/".join(parts[:2]), "/".join(parts[2:]) or "model.safetensors"))
   except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
-    raise ValueError(f"{source} could not be fetched ({error}): fetch the file by other means and give its path") from error
+    raise ValueError(
+      f"{source} could not be fetched ({error}): fetch the file by other means and give its path"
+    ) from error

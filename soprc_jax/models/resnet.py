@@ -56,7 +56,9 @@ class ResNet(nn.Module):
   convolve: Convolve = convolutions.convolve
 
   @nn.compact
-  def __call__(self, images: jax.Array, *, train: bool = False, where: jax.Array | None = None) -> jax.Array:
+  def __call__(
+    self, images: jax.Array, *, train: bool = False, where: jax.Array | None = None
+  ) -> jax.Array:
     """Features of normalised images.
 
     Args:
@@ -101,7 +103,9 @@ def _max_pool(x: jax.Array) -> jax.Array:
   """
   # Copies of the edge change no maximum. The ONNX converter knows neither a padding of the pooling itself nor jnp.pad.
   for axis in (1, 2):
-    first, last = (jax.lax.slice_in_dim(x, start, start + 1, axis=axis) for start in (0, x.shape[axis] - 1))
+    first, last = (
+      jax.lax.slice_in_dim(x, start, start + 1, axis=axis) for start in (0, x.shape[axis] - 1)
+    )
     x = jnp.concatenate([first, x, last], axis=axis)
   return nn.max_pool(x, window_shape=(3, 3), strides=(2, 2))
 
@@ -125,8 +129,12 @@ class _BatchNorm(nn.Module):
   convolve: Convolve
 
   @nn.compact
-  def __call__(self, x: jax.Array, kernel: jax.Array, stride: int, where: jax.Array | None) -> jax.Array:
-    normalize = _Normalize(self.use_running_average, self.dtype, self.axis_name, self.convolve, name="bn")
+  def __call__(
+    self, x: jax.Array, kernel: jax.Array, stride: int, where: jax.Array | None
+  ) -> jax.Array:
+    normalize = _Normalize(
+      self.use_running_average, self.dtype, self.axis_name, self.convolve, name="bn"
+    )
     return normalize(x, kernel, stride, where)
 
 
@@ -139,7 +147,9 @@ class _Normalize(nn.Module):
   convolve: Convolve
 
   @nn.compact
-  def __call__(self, x: jax.Array, kernel: jax.Array, stride: int, where: jax.Array | None) -> jax.Array:
+  def __call__(
+    self, x: jax.Array, kernel: jax.Array, stride: int, where: jax.Array | None
+  ) -> jax.Array:
     features = kernel.shape[-1]
     running_mean = self.variable("batch_stats", "mean", jnp.zeros, (features,), jnp.float32)
     running_var = self.variable("batch_stats", "var", jnp.ones, (features,), jnp.float32)
@@ -164,9 +174,13 @@ class _Normalize(nn.Module):
     return normal.astype(self.dtype)
 
 
-def _batch_moments(x: jax.Array, where: jax.Array | None, axis_name: str | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _batch_moments(
+  x: jax.Array, where: jax.Array | None, axis_name: str | None
+) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Mean and variance of each channel over the valid images of all devices, and the number of their pixels."""
-  count = jnp.asarray(x.shape[0] if where is None else jnp.sum(where), jnp.float32) * (x.shape[1] * x.shape[2])
+  count = jnp.asarray(x.shape[0] if where is None else jnp.sum(where), jnp.float32) * (
+    x.shape[1] * x.shape[2]
+  )
   if where is not None:
     x = jnp.where(where[:, None, None, None], x, jnp.zeros_like(x))
   sums = jnp.sum(x, axis=(0, 1, 2)), jnp.sum(jnp.square(x), axis=(0, 1, 2)), count
@@ -178,7 +192,13 @@ def _batch_moments(x: jax.Array, where: jax.Array | None, axis_name: str | None)
 
 
 def _conv_norm(
-  x: jax.Array, where: jax.Array | None, width: int, size: int, stride: int, norm: _Norm, names: tuple[str, str]
+  x: jax.Array,
+  where: jax.Array | None,
+  width: int,
+  size: int,
+  stride: int,
+  norm: _Norm,
+  names: tuple[str, str],
 ) -> jax.Array:
   """A convolution to ``width`` channels and its batch norm, under these names of the module in whose compact scope it is called."""
   kernel = _Kernel((size, size, x.shape[-1], width), name=names[0])()
@@ -218,4 +238,6 @@ def _shortcut(block: Any, x: jax.Array, y: jax.Array, where: jax.Array | None) -
   """The block's input, projected where the shape changes; called inside the block's compact scope."""
   if x.shape == y.shape:
     return x
-  return _conv_norm(x, where, y.shape[-1], 1, block.stride, block.norm, ("downsample_conv", "downsample_bn"))
+  return _conv_norm(
+    x, where, y.shape[-1], 1, block.stride, block.norm, ("downsample_conv", "downsample_bn")
+  )

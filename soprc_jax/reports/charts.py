@@ -89,7 +89,10 @@ def line_chart(
     return empty(title, "No value has been logged.")
   x = Scale(*(x_range or _range([found[0] for found in points])), LEFT, RIGHT)
   y = Scale(*(y_range or _range([found[1] for found in points], room=0.05)), BOTTOM, TOP)
-  legend = [(_classes(one), one.name if found[0].size else f"{one.name} (no values)") for one, found in drawn]
+  legend = [
+    (_classes(one), one.name if found[0].size else f"{one.name} (no values)")
+    for one, found in drawn
+  ]
   return _draw(
     title,
     x,
@@ -103,7 +106,9 @@ def line_chart(
   )
 
 
-def histogram(title: str, values: np.ndarray, *, edges: np.ndarray, x_label: str, y_label: str) -> Markup:
+def histogram(
+  title: str, values: np.ndarray, *, edges: np.ndarray, x_label: str, y_label: str
+) -> Markup:
   """Draws bars of how many values lie between ascending edges ``[B + 1]``."""
   values = values[np.isfinite(values)]
   counts, _ = np.histogram(values, edges)
@@ -122,7 +127,9 @@ def empty(title: str, reason: str) -> Markup:
   return page.render("chart.html", title=title, axes=None, legend=(), note=reason)
 
 
-def thinned(x: np.ndarray, y: np.ndarray, most: int = _MAX_POINTS) -> tuple[np.ndarray, np.ndarray, int]:
+def thinned(
+  x: np.ndarray, y: np.ndarray, most: int = _MAX_POINTS
+) -> tuple[np.ndarray, np.ndarray, int]:
   """Averages neighboring points to at most ``most``; returns x, y and the points of each mean.
 
   NaN is left out of a mean.
@@ -183,7 +190,14 @@ def _draw(
   legend: Sequence[tuple[str, str]] = (),
   note: str = "",
 ) -> Markup:
-  frame = {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": RIGHT, "top": TOP, "bottom": BOTTOM}
+  frame = {
+    "width": WIDTH,
+    "height": HEIGHT,
+    "left": LEFT,
+    "right": RIGHT,
+    "top": TOP,
+    "bottom": BOTTOM,
+  }
   axes = {
     "x": [_x_tick(_px(x.at(value)), value) for value in _ticks(x.low, x.high)],
     "y": [(_px(y.at(value)), _number(value)) for value in _ticks(y.low, y.high)],
@@ -196,14 +210,23 @@ def _draw(
 def _x_tick(at: str, value: float) -> tuple[str, str, str, str]:
   """Place of a tick, its label, and the label's place and anchor: the outermost one must not leave the picture."""
   is_last = float(at) > RIGHT - 12
-  return at, _number(value), _px(min(float(at) + 10 * is_last, WIDTH)), "end" if is_last else "middle"
+  return (
+    at,
+    _number(value),
+    _px(min(float(at) + 10 * is_last, WIDTH)),
+    "end" if is_last else "middle",
+  )
 
 
 def _classes(one: Series) -> str:
   if one.style is None:
     return "curve main"
   dash = (one.style + one.style // _COLOURS) % _DASHES if one.dash is None else one.dash
-  return f"curve c{one.style % _COLOURS}" + (f" d{dash}" if dash else "") + (" faint" if one.faint else "")
+  return (
+    f"curve c{one.style % _COLOURS}"
+    + (f" d{dash}" if dash else "")
+    + (" faint" if one.faint else "")
+  )
 
 
 def _curve(one: Series, x: Scale, y: Scale) -> dict[str, object]:
@@ -217,7 +240,12 @@ def _curve(one: Series, x: Scale, y: Scale) -> dict[str, object]:
     pieces.append(f"M{' '.join(place)}h0" if gap else f"L{' '.join(place)}")
     places.append(place)
     gap = False
-  return {"name": one.name, "classes": _classes(one), "path": "".join(pieces), "marks": places if one.marks else ()}
+  return {
+    "name": one.name,
+    "classes": _classes(one),
+    "path": "".join(pieces),
+    "marks": places if one.marks else (),
+  }
 
 
 def _bar(x: Scale, y: Scale, low: float, high: float, count: int) -> dict[str, str]:

@@ -28,7 +28,9 @@ def render(template: str, **values: object) -> Markup:
 
 def document(template: str, **values: object) -> str:
   """Fills a template that extends ``page.html``: the page needs no other file and no network."""
-  return str(render(template, generator=GENERATOR, made=datetime.datetime.now().astimezone(), **values))
+  return str(
+    render(template, generator=GENERATOR, made=datetime.datetime.now().astimezone(), **values)
+  )
 
 
 def markup(html: str, *values: object) -> Markup:
@@ -44,7 +46,9 @@ def name(value: object, most: int = 60) -> Markup:
   """Returns a name from outside; a long one loses its middle and has the whole as its tooltip."""
   whole = printable(value)
   short = shorten(whole, most)
-  return markup('<span class="name"{}>{}</span>', "" if short == whole else markup(' title="{}"', whole), short)
+  return markup(
+    '<span class="name"{}>{}</span>', "" if short == whole else markup(' title="{}"', whole), short
+  )
 
 
 def shorten(value: str, most: int) -> str:
@@ -66,7 +70,9 @@ def number(value: float | None, digits: int = 4) -> Number:
   return Number(f"{value:.{digits}f}" if isinstance(value, float) else f"{value:,}")
 
 
-def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, own: Collection[int] = ()) -> Markup:
+def table(
+  caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, own: Collection[int] = ()
+) -> Markup:
   """Returns a table in a box that scrolls by itself where it is too wide.
 
   Args:

@@ -35,7 +35,9 @@ def thumbnail(image: np.ndarray | decoding.Encoded | decoding.Stored) -> str:
   picture = decoding.as_picture(image)
   height, width = picture.size
   scale = min(SIDE / max(height, width), 1.0)
-  pixels = picture.region(decoding.whole(picture), (max(round(height * scale), 1), max(round(width * scale), 1)))
+  pixels = picture.region(
+    decoding.whole(picture), (max(round(height * scale), 1), max(round(width * scale), 1))
+  )
   written = []
   for kind, options in (("jpeg", {"quality": _QUALITY}), ("png", {"optimize": True})):
     file = io.BytesIO()
@@ -75,7 +77,11 @@ def pair_rows(tested: Tested, pair: ranking.Pair) -> list[tuple[str, Markup]]:
   rows = []
   for label in pair.labels:
     of_class = [position for position in examples if tested.labels[position] == label]
-    rest = [int(position) for position in np.flatnonzero(tested.labels == label) if position not in examples]
+    rest = [
+      int(position)
+      for position in np.flatnonzero(tested.labels == label)
+      if position not in examples
+    ]
     rows.append((tested.class_name(label), _strip(tested, (of_class + rest)[:_IN_PAIR])))
   return rows
 

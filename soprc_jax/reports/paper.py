@@ -73,7 +73,11 @@ _SOURCES = {
   "tfds_inaturalist": "inaturalist",
   "vehicle_id": "vehicle_id",
 }
-_NAMES = {"sop": "Stanford Online Products", "inaturalist": "iNaturalist 2018", "vehicle_id": "PKU VehicleID"}
+_NAMES = {
+  "sop": "Stanford Online Products",
+  "inaturalist": "iNaturalist 2018",
+  "vehicle_id": "PKU VehicleID",
+}
 _KS = {"sop": (1, 10, 100, 1000), "inaturalist": (1, 4, 16, 32), "vehicle_id": (1, 5)}
 _ROWS = {
   ("sop", False): _SOP,

@@ -54,7 +54,11 @@ class Pair(NamedTuple):
 
 
 def nearest(
-  embeddings: np.ndarray, labels: np.ndarray, *, k: int, on_block: Callable[[int], None] = lambda count: None
+  embeddings: np.ndarray,
+  labels: np.ndarray,
+  *,
+  k: int,
+  on_block: Callable[[int], None] = lambda count: None,
 ) -> Nearest:
   """The ``k`` nearest images of each image, itself left out; by exact scores, block by block, so that memory stays bounded.
 
@@ -87,7 +91,9 @@ def by_class(labels: np.ndarray, ap: np.ndarray) -> Classes:
   valid = ~np.isnan(ap)
   counts = np.bincount(rows[valid], minlength=len(names))
   sums = np.bincount(rows[valid], ap[valid], minlength=len(names))
-  return Classes(names, sizes, np.divide(sums, counts, out=np.full(len(names), np.nan), where=counts > 0))
+  return Classes(
+    names, sizes, np.divide(sums, counts, out=np.full(len(names), np.nan), where=counts > 0)
+  )
 
 
 def look_alikes(labels: np.ndarray, found: Nearest, *, count: int, examples: int) -> list[Pair]:
@@ -119,7 +125,9 @@ def look_alikes(labels: np.ndarray, found: Nearest, *, count: int, examples: int
     low, high = divmod(int(pairs[pair]), len(names))
     at = np.flatnonzero(inverse == pair)
     at = at[np.argsort(-found.scores[queries[at], columns[at]], kind="stable")]
-    shown = _distinct([(int(queries[i]), int(found.positions[queries[i], columns[i]])) for i in at], examples)
+    shown = _distinct(
+      [(int(queries[i]), int(found.positions[queries[i], columns[i]])) for i in at], examples
+    )
     total = int(class_places[low] + class_places[high])
     result.append(Pair((int(names[low]), int(names[high])), int(errors[pair]), total, shown))
   return result
@@ -143,7 +151,9 @@ def _best(scores: np.ndarray, k: int) -> np.ndarray:
   """``[n, k]`` columns of the largest scores ``[n, G]`` of each row, descending, of equal ones the first."""
   last = scores.shape[1] - k
   limit = np.partition(scores, last, axis=1)[:, last]
-  rows, columns = np.nonzero(scores >= limit[:, None])  # k of each row or, where some are equal, more
+  rows, columns = np.nonzero(
+    scores >= limit[:, None]
+  )  # k of each row or, where some are equal, more
   order = np.lexsort((columns, -scores[rows, columns], rows))
   starts = np.searchsorted(rows, np.arange(len(scores)))
   return columns[order][starts[:, None] + np.arange(k)]

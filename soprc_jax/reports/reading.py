@@ -80,7 +80,9 @@ def read(workdir: Path) -> Run:
       f"the run in {workdir} has not finished ({workdir_lib.RESULTS} is missing; its log has {len(lines)} of {total} steps): go on with the "
       "command of soprc train that began it, and make the report then"
     )
-  results = stored.read_json(path, _RESULTS, remedy="remove it, and the command of soprc train writes it again")
+  results = stored.read_json(
+    path, _RESULTS, remedy="remove it, and the command of soprc train writes it again"
+  )
   for key, shape in _NOTED.items():
     if key in results:
       _raise_if(path, stored.problem(results[key], shape, key))
@@ -89,7 +91,9 @@ def read(workdir: Path) -> Run:
     for name, value in results[split].items():
       _raise_if(path, _metric_problem(name, value, f"{split}.{name}"))
   _raise_if(workdir / workdir_lib.METRICS, _lines_problem(lines))
-  return Run(workdir, config, results, lines, _curve(workdir), read_v(workdir), replay.steps(workdir))
+  return Run(
+    workdir, config, results, lines, _curve(workdir), read_v(workdir), replay.steps(workdir)
+  )
 
 
 def _metric_problem(name: str, value: Any, place: str) -> str:
@@ -100,7 +104,9 @@ def _metric_problem(name: str, value: Any, place: str) -> str:
 
 def splits(results: dict[str, Any]) -> list[str]:
   """Names of the evaluations in ``results.json``: val, if there was one, then those of test."""
-  names = [name for name, value in results.items() if name.startswith("test") and isinstance(value, dict)]
+  names = [
+    name for name, value in results.items() if name.startswith("test") and isinstance(value, dict)
+  ]
   return (["val"] if results.get("val") else []) + names
 
 
@@ -138,12 +144,19 @@ def _curve(workdir: Path) -> tuple[np.ndarray, np.ndarray] | None:
   except (TypeError, ValueError) as error:
     raise ValueError(f"{error}: remove it, and the report goes without the curve") from error
   if recall.ndim != 1 or recall.shape != precision.shape:
-    raise ValueError(f"{path} is damaged (no curve): remove it, and the report goes without the curve")
+    raise ValueError(
+      f"{path} is damaged (no curve): remove it, and the report goes without the curve"
+    )
   return recall, precision
 
 
 def _lines_problem(lines: list[dict[str, Any]]) -> str:
-  return next(filter(None, (stored.problem(line, {str: (None, float)}, f"step {line['step']}") for line in lines)), "")
+  return next(
+    filter(
+      None, (stored.problem(line, {str: (None, float)}, f"step {line['step']}") for line in lines)
+    ),
+    "",
+  )
 
 
 def _raise_if(path: Path, problem: str) -> None:

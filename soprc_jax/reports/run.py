@@ -38,7 +38,11 @@ def make(workdir: Path, *, data_root: Path | None = None) -> str:
     headline=run_tables.headline(run),
     step=results.get("tested_step", results["steps"]),
     seen=classes.sentence(results["seen_classes"]) if "seen_classes" in results else "",
-    beyond=[(split, ks) for split in reading.splits(results) if (ks := results[split].get("ks_beyond_gallery"))],
+    beyond=[
+      (split, ks)
+      for split in reading.splits(results)
+      if (ks := results[split].get("ks_beyond_gallery"))
+    ],
     in_paper=paper.has(config.data.source),
     skipped=[line["step"] for line in run.lines if line.get("skipped")],
     history=run_charts.v_by_class(run.v or []),
@@ -71,7 +75,9 @@ def _of_images(run: reading.Run, found: tested.Tested) -> dict[str, object]:
   }
   some = ranking.some_queries(found.ap, panel.SOME)
   worst = ranking.worst_queries(found.labels, found.ap, panel.WORST)
-  pairs = ranking.look_alikes(found.labels, found.nearest, count=panel.PAIRS, examples=panel.EXAMPLES)
+  pairs = ranking.look_alikes(
+    found.labels, found.nearest, count=panel.PAIRS, examples=panel.EXAMPLES
+  )
   return {
     "differs": abs(found.metrics["mAUPRC"] - run.results["test"]["mAUPRC"]) > _SAME,
     "num_classes": len(there),

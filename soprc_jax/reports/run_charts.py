@@ -32,7 +32,9 @@ def convergence(run: reading.Run) -> list[Markup]:
     smooth = charts.thinned(steps, losses, most=50)
     loss.append(charts.Series(f"mean of {smooth[2]} steps", smooth[0], smooth[1]))
   parts = [
-    charts.line_chart("Training loss", loss, x_label="step", y_label="loss", x_range=_axis(run), marked=marked),
+    charts.line_chart(
+      "Training loss", loss, x_label="step", y_label="loss", x_range=_axis(run), marked=marked
+    ),
     _val(run, marked),
     _scalar(run, "learning_rate", "Learning rate", "learning rate", marked),
   ]
@@ -84,7 +86,15 @@ def time(run: reading.Run) -> list[Markup]:
   above = int((y > top).sum())
   note = f"{above} slower point{'s' * (above > 1)} left out of the picture." if above else ""
   return [
-    charts.line_chart(title, series, x_label="step", y_label="seconds", x_range=_axis(run), y_range=(0.0, top), note=note)
+    charts.line_chart(
+      title,
+      series,
+      x_label="step",
+      y_label="seconds",
+      x_range=_axis(run),
+      y_range=(0.0, top),
+      note=note,
+    )
   ] * (top > 0)
 
 
@@ -97,7 +107,9 @@ def v(run: reading.Run, history: History) -> tuple[Markup, list[Markup]]:
   """
   last = _axis(run)[1]
   drawn = dict(list(history.items())[:V_CLASSES])
-  pictures = [(_over_time(name, entries, last), _profile(name, entries)) for name, entries in drawn.items()]
+  pictures = [
+    (_over_time(name, entries, last), _profile(name, entries)) for name, entries in drawn.items()
+  ]
   return _distances(drawn, last), [picture for pair in pictures for picture in pair]
 
 
@@ -132,15 +144,26 @@ def _val(run: reading.Run, marked: tuple[float, str] | None) -> Markup:
     if steps.size:
       series.append(charts.Series(key, steps, values, style, marks=len(steps) <= 60))
   if not series:
-    return charts.empty(_VAL, "This run has no val, so that nothing was evaluated while it trained.")
-  return charts.line_chart(_VAL, series, x_label="step", y_label="value on val", x_range=_axis(run), marked=marked)
+    return charts.empty(
+      _VAL, "This run has no val, so that nothing was evaluated while it trained."
+    )
+  return charts.line_chart(
+    _VAL, series, x_label="step", y_label="value on val", x_range=_axis(run), marked=marked
+  )
 
 
-def _scalar(run: reading.Run, key: str, title: str, label: str, marked: tuple[float, str] | None) -> Markup:
+def _scalar(
+  run: reading.Run, key: str, title: str, label: str, marked: tuple[float, str] | None
+) -> Markup:
   steps, values = run.column(key)
   x, y, _ = charts.thinned(steps, values)
   return charts.line_chart(
-    title, [charts.Series(title, x, y)], x_label="step", y_label=label, x_range=_axis(run), marked=marked
+    title,
+    [charts.Series(title, x, y)],
+    x_label="step",
+    y_label=label,
+    x_range=_axis(run),
+    marked=marked,
   )
 
 
@@ -158,8 +181,14 @@ def _over_time(name: str, entries: list[dict[str, Any]], last: float) -> Markup:
   for style, (label, share) in enumerate(_QUANTILES.items()):
     seen = [np.quantile(entry["v"], share) if entry["weight"] > 0 else np.nan for entry in entries]
     true = [np.quantile(entry["true"], share) for entry in entries]
-    series.append(charts.Series(f"v, {label}", _steps(entries), np.array(seen, float), style, dash=0, marks=True))
-    series.append(charts.Series(f"true, {label}", _steps(entries), np.array(true, float), style, dash=1))
+    series.append(
+      charts.Series(
+        f"v, {label}", _steps(entries), np.array(seen, float), style, dash=0, marks=True
+      )
+    )
+    series.append(
+      charts.Series(f"true, {label}", _steps(entries), np.array(true, float), style, dash=1)
+    )
   return charts.line_chart(
     f"Class {page.shorten(name, _NAME)}: quantiles over time",
     series,
@@ -179,7 +208,11 @@ def _profile(name: str, entries: list[dict[str, Any]]) -> Markup:
   ]
   title = f"Class {page.shorten(name, _NAME)}: all points at step {last['step']:,}"
   return charts.line_chart(
-    title, series, x_label="share of the positive pairs below", y_label="cosine similarity", x_range=(0.0, 1.0)
+    title,
+    series,
+    x_label="share of the positive pairs below",
+    y_label="cosine similarity",
+    x_range=(0.0, 1.0),
   )
 
 
@@ -195,5 +228,9 @@ def _distances(history: History, last: float) -> Markup:
     for style, (name, entries) in enumerate(history.items())
   ]
   return charts.line_chart(
-    "Distance of v to the true scores", series, x_label="step", x_range=(0.0, last), y_label="mean of |v - true|"
+    "Distance of v to the true scores",
+    series,
+    x_label="step",
+    x_range=(0.0, last),
+    y_label="mean of |v - true|",
   )

@@ -27,7 +27,9 @@ def headline(run: reading.Run) -> list[tuple[str, str]]:
   """Returns name and value of the most important metrics."""
   test, val = run.results["test"], run.results["val"]
   shown = [("test mAUPRC", f"{test['mAUPRC']:.4f}")]
-  shown += [(f"test {name}", f"{value:.4f}") for name, value in test.items() if name.startswith("recall@")][:2]
+  shown += [
+    (f"test {name}", f"{value:.4f}") for name, value in test.items() if name.startswith("recall@")
+  ][:2]
   shown += [("val mAUPRC", f"{val['mAUPRC']:.4f}")] if "mAUPRC" in val else []
   if "num_queries" in test:
     shown.append(("test queries", f"{test['num_queries']:,}"))
@@ -38,11 +40,17 @@ def metrics(run: reading.Run) -> Markup:
   """Tabulates all metrics of all splits."""
   found = run.results
   names = reading.splits(found)
-  keys = dict.fromkeys(key for name in names for key, value in found[name].items() if isinstance(value, float))
+  keys = dict.fromkeys(
+    key for name in names for key, value in found[name].items() if isinstance(value, float)
+  )
   titles = {key: key for key in keys}
-  titles |= {key: title for key, title in _COUNTS.items() if any(key in found[name] for name in names)}
+  titles |= {
+    key: title for key, title in _COUNTS.items() if any(key in found[name] for name in names)
+  }
   rows = [[title, *(found[name].get(key) for name in names)] for key, title in titles.items()]
-  return page.table("Every metric of every evaluation (values from 0 to 1)", ["metric", *names], rows)
+  return page.table(
+    "Every metric of every evaluation (values from 0 to 1)", ["metric", *names], rows
+  )
 
 
 def beside(run: reading.Run) -> list[tuple[Markup, str, list[str]]]:
@@ -55,7 +63,10 @@ def beside(run: reading.Run) -> list[tuple[Markup, str, list[str]]]:
   if not paper.has(source):
     return []
   splits = reading.splits(run.results)
-  tables = {split: paper.reported(source, trainval=run.config.data.trainval, split=split) for split in splits}
+  tables = {
+    split: paper.reported(source, trainval=run.config.data.trainval, split=split)
+    for split in splits
+  }
   return [_beside(table, run, split) for split, table in tables.items() if table is not None]
 
 
@@ -72,7 +83,11 @@ def _beside(table: paper.Reported, run: reading.Run, split: str) -> tuple[Markup
     rows.append([title, *(page.number(value, 2) for value in reported)])
   caption = f"The paper's results in percent (Table 1 and its appendix): {table.title}"
   missing = [metric for metric in table.metrics if metric not in values]
-  return page.table(caption, ["", *map(_title, table.metrics)], rows, own=marked), table.note, missing
+  return (
+    page.table(caption, ["", *map(_title, table.metrics)], rows, own=marked),
+    table.note,
+    missing,
+  )
 
 
 def percent(value: float | None) -> page.Number:
@@ -92,9 +107,20 @@ def v(history: run_charts.History) -> Markup:
   for name, entries in history.items():
     last = entries[-1]
     apart = run_charts.v_distance(last)
-    cells = [last["visits"], last["last_visit"] or None, float(last["weight"]), None if np.isnan(apart) else apart]
+    cells = [
+      last["visits"],
+      last["last_visit"] or None,
+      float(last["weight"]),
+      None if np.isnan(apart) else apart,
+    ]
     rows.append([page.name(name), *cells])
-  header = ["class", "batches that held a pair of it", "the last of them at step", "weight of v", "mean of |v - true|"]
+  header = [
+    "class",
+    "batches that held a pair of it",
+    "the last of them at step",
+    "weight of v",
+    "mean of |v - true|",
+  ]
   return page.table("State of the logged classes at the last evaluation", header, rows)
 
 
@@ -105,19 +131,29 @@ def time(run: reading.Run, found: Tested | None) -> Markup:
   speed = float(run.results.get("images_per_second", np.nan))
   rows: list[list[page.Cell]] = [["images per second (median step)", page.number(speed, 1)]]
   if "data_wait_share" in run.results:
-    rows.append(["share of the time waiting for images", page.Number(f"{run.results['data_wait_share']:.1%}")])
+    rows.append(
+      ["share of the time waiting for images", page.Number(f"{run.results['data_wait_share']:.1%}")]
+    )
   if kept.size:
     rows += [
       ["seconds of a step, median", float(np.median(kept))],
       ["seconds of a step, 95th percentile", float(np.quantile(kept, 0.95))],
       ["seconds of the slowest step (the first compiles)", float(kept.max())],
-      ["minutes of all steps together, without evaluation and checkpoints", page.number(float(kept.sum() / 60), 1)],
+      [
+        "minutes of all steps together, without evaluation and checkpoints",
+        page.number(float(kept.sum() / 60), 1),
+      ],
     ]
   if found is not None:
-    embedding = f"seconds to embed {len(found.labels):,} test images, for this report, with start-up"
+    embedding = (
+      f"seconds to embed {len(found.labels):,} test images, for this report, with start-up"
+    )
     rows += [
       [embedding, page.number(found.embedding_seconds, 1)],
-      [f"seconds to rank them, for this report on {found.device}", page.number(found.ranking_seconds, 1)],
+      [
+        f"seconds to rank them, for this report on {found.device}",
+        page.number(found.ranking_seconds, 1),
+      ],
     ]
   return page.table("Time", ["", "value"], rows)
 
@@ -141,9 +177,16 @@ def changed_keys(run: reading.Run) -> Markup:
   preset = run.config.loss.preset
   own, default = flat(run.config.to_dict()), flat(defaults(preset))
   found = changed(run, own)
-  rows = [[_key(key), _value(value), _value(default[key]) if key in default else "-"] for key, value in found.items()]
+  rows = [
+    [_key(key), _value(value), _value(default[key]) if key in default else "-"]
+    for key, value in found.items()
+  ]
   command = run.results.get("command")
-  what = "differ from the defaults" if command is None else f"were set beside the config {command['config']}"
+  what = (
+    "differ from the defaults"
+    if command is None
+    else f"were set beside the config {command['config']}"
+  )
   caption = f"The {len(found)} of {len(own)} keys that {what} (defaults: of the preset {preset})"
   return page.table(caption, ["key", "value", "default"], rows)
 
@@ -151,8 +194,15 @@ def changed_keys(run: reading.Run) -> Markup:
 def all_keys(own: Mapping[str, Any], changed: Collection[str]) -> Markup:
   """Tabulates all keys of a flat config, the changed ones marked."""
   marked = [i for i, key in enumerate(own) if key in changed]
-  rows = [[_key(key), _value(value), "changed" if key in changed else ""] for key, value in own.items()]
-  return page.table("Every key of the config, with its value", ["key", "value", "from the default"], rows, own=marked)
+  rows = [
+    [_key(key), _value(value), "changed" if key in changed else ""] for key, value in own.items()
+  ]
+  return page.table(
+    "Every key of the config, with its value",
+    ["key", "value", "from the default"],
+    rows,
+    own=marked,
+  )
 
 
 def changes(own: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:

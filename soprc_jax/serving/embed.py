@@ -41,7 +41,9 @@ def make_index(
   return index_lib.Index(
     embeddings=np.asarray(embedded.embeddings, np.float32),
     ids=_texts([noted.ids[i] for i in at]),
-    class_names=_texts([noted.class_names[i] or (str(source.labels[i]) if split else "") for i in at]),
+    class_names=_texts(
+      [noted.class_names[i] or (str(source.labels[i]) if split else "") for i in at]
+    ),
     labels=np.asarray(embedded.labels if split else [], np.int64),
     positions=np.asarray(at, np.int64),
     broken_ids=_texts([noted.ids[i] for i in left_out]),
@@ -63,7 +65,9 @@ def of_split(network: network_lib.Network, split: str) -> index_lib.Index:
     ValueError: as `make_index`, or there is no such split, or the data are not what they should be.
     FileNotFoundError: the data are not there.
   """
-  return make_index(network, split_source(network, split), split=split, root=network.config.data.root)
+  return make_index(
+    network, split_source(network, split), split=split, root=network.config.data.root
+  )
 
 
 def split_source(network: network_lib.Network, split: str) -> sources.Source:

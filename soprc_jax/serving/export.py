@@ -23,7 +23,13 @@ FORMATS = ("stablehlo", "safetensors", "onnx")
 PLATFORMS = ("cpu", "cuda", "tpu")
 _TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101")
 # Flax's names of what a layer has -> torch's.
-_LEAVES = {"kernel": "weight", "scale": "weight", "bias": "bias", "mean": "running_mean", "var": "running_var"}
+_LEAVES = {
+  "kernel": "weight",
+  "scale": "weight",
+  "bias": "bias",
+  "mean": "running_mean",
+  "var": "running_var",
+}
 
 
 def write(path: Path, network: network_lib.Network, kind: str) -> Path:
@@ -43,10 +49,15 @@ def write(path: Path, network: network_lib.Network, kind: str) -> Path:
   """
   described = path.with_name(path.name + ".json")
   for output in (path, described):
-    index_lib.check_output(output, suffix=".safetensors" if kind == "safetensors" and output is path else "")
+    index_lib.check_output(
+      output, suffix=".safetensors" if kind == "safetensors" and output is path else ""
+    )
   data, more = {"stablehlo": _stablehlo, "safetensors": _safetensors, "onnx": _onnx}[kind](network)
   content = {"format": kind, "file": path.name, **_description(network), **more}
-  for output, written in ((path, data), (described, (json.dumps(content, indent=2) + "\n").encode())):
+  for output, written in (
+    (path, data),
+    (described, (json.dumps(content, indent=2) + "\n").encode()),
+  ):
     with file_io.whole(output) as file:
       file.write(written)
   return described
@@ -67,7 +78,9 @@ def to_torchvision(variables: dict[str, Any]) -> dict[str, np.ndarray]:
     module = _torch_module(modules)
     weights[f"{module}.{_LEAVES[name]}"] = np.ascontiguousarray(array)
     if name == "mean":
-      weights[f"{module}.num_batches_tracked"] = np.zeros([], np.int64)  # torch wants it; nothing depends on it
+      weights[f"{module}.num_batches_tracked"] = np.zeros(
+        [], np.int64
+      )  # torch wants it; nothing depends on it
   return weights
 
 
@@ -113,7 +126,9 @@ def _onnx(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
   try:
     import jax2onnx
   except ImportError:
-    raise ValueError("--format=onnx needs the package jax2onnx (pip install -e '.[onnx]')") from None
+    raise ValueError(
+      "--format=onnx needs the package jax2onnx (pip install -e '.[onnx]')"
+    ) from None
   size = network.image_size
   images = jax.ShapeDtypeStruct(("b", size, size, 3), jnp.uint8)  # type: ignore[arg-type]
   # Runtimes have few operations in bfloat16.
@@ -124,7 +139,11 @@ def _onnx(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
   logger.setLevel(logging.CRITICAL)
   try:
     model = jax2onnx.to_onnx(
-      embed, inputs=[images], model_name="soprc_jax", input_names=["images"], output_names=["embeddings"]
+      embed,
+      inputs=[images],
+      model_name="soprc_jax",
+      input_names=["images"],
+      output_names=["embeddings"],
     )
   finally:
     logger.setLevel(level)
@@ -141,13 +160,18 @@ def _safetensors(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
 
   model = network.config.model
   wanted = {"model.width": (model.width, 64), "model.stem": (model.stem, "imagenet")}
-  wrong = [f"{name} is {found}, not {want}" for name, (found, want) in wanted.items() if found != want]
+  wrong = [
+    f"{name} is {found}, not {want}" for name, (found, want) in wanted.items() if found != want
+  ]
   if model.name not in _TORCHVISION:
     wrong.insert(0, f"model.name is {model.name}, none of {', '.join(_TORCHVISION)}")
   if wrong:
-    raise ValueError(f"this network is no ResNet of torchvision ({'; '.join(wrong)}): --format=stablehlo takes any network")
+    raise ValueError(
+      f"this network is no ResNet of torchvision ({'; '.join(wrong)}): --format=stablehlo takes any network"
+    )
   more = {
-    "input": _input(network) | {"dtype": "float32", "shape": ["b", 3, network.image_size, network.image_size]},
+    "input": _input(network)
+    | {"dtype": "float32", "shape": ["b", 3, network.image_size, network.image_size]},
     "normalisation": {
       "where": "to be done by the caller: (pixels / 255 - mean) / std, then channels first",
       "mean": list(embedding.IMAGE_MEAN),
@@ -178,7 +202,11 @@ def _description(network: network_lib.Network) -> dict[str, Any]:
       f"resize the shorter side to {network.resize} pixels, bilinear with antialiasing (Pillow's BILINEAR)",
       f"take the middle {network.image_size} x {network.image_size} pixels",
     ],
-    "normalisation": {"where": "inside", "mean": list(embedding.IMAGE_MEAN), "std": list(embedding.IMAGE_STD)},
+    "normalisation": {
+      "where": "inside",
+      "mean": list(embedding.IMAGE_MEAN),
+      "std": list(embedding.IMAGE_STD),
+    },
     "output": {
       "shape": ["b", int(network.config.model.embedding_dim)],
       "dtype": "float32",

@@ -71,7 +71,9 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
     return source
   why = file_io.why_no_file(place)
   if why:
-    reason = "there is no such file or folder" if why == "missing" else f"this is no regular file ({why})"
+    reason = (
+      "there is no such file or folder" if why == "missing" else f"this is no regular file ({why})"
+    )
     raise FileNotFoundError(f"{flag}={printable(path)}: {reason}; give {_LIST}")
   if _is_image(place.name):
     return Named(Path.cwd(), [str(place)])
@@ -89,8 +91,12 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
     if why and not (on_broken == "skip" and file_io.is_dead_link(root / name)):
       reason = "" if why == "missing" else f" (this is no regular file: {why})"
       raise FileNotFoundError(f"{place}:{number}: there is no file {shown(name)} in {root}{reason}")
-  spellings = image_files.one_spelling((label for _, _, label in rows if strings.stripped(label)), where=place)
-  return Named(root, [name for _, name, _ in rows], [spellings.get(label, "") for _, _, label in rows])
+  spellings = image_files.one_spelling(
+    (label for _, _, label in rows if strings.stripped(label)), where=place
+  )
+  return Named(
+    root, [name for _, name, _ in rows], [spellings.get(label, "") for _, _, label in rows]
+  )
 
 
 def check_links(source: Named) -> None:
@@ -115,7 +121,9 @@ def queries(given: Sequence[str], *, flag: str) -> list[str]:
   found: list[str] = []
   for path in given:
     if not path:
-      raise FileNotFoundError(f"{flag}=: an image file is wanted, a folder of images, or a pattern like 'photos/*.jpg'")
+      raise FileNotFoundError(
+        f"{flag}=: an image file is wanted, a folder of images, or a pattern like 'photos/*.jpg'"
+      )
     place = file_io.given(path, name=flag)
     why = file_io.why_no_file(place)
     if place.is_dir():
@@ -149,21 +157,27 @@ def _below(folder: Path, flag: str) -> list[str]:
           continue
         if entry.is_dir(follow_symlinks=False):
           waiting.append(entry.path)
-        elif _is_image(entry.name) and (image_files.is_regular(entry) or file_io.is_dead_link(entry.path)):
+        elif _is_image(entry.name) and (
+          image_files.is_regular(entry) or file_io.is_dead_link(entry.path)
+        ):
           found.append(entry.path)
         else:
           others.append(entry.path)
   if others:
     _warn_left_out(str(folder), others)
   if not found:
-    raise FileNotFoundError(f"{flag}={printable(folder)} has no image ({', '.join(image_files.EXTENSIONS)}) in it")
+    raise FileNotFoundError(
+      f"{flag}={printable(folder)} has no image ({', '.join(image_files.EXTENSIONS)}) in it"
+    )
   return sorted(found)
 
 
 def _matching(pattern: Path, given: str) -> list[str]:
   """Images whose paths match a pattern, sorted; what else has the name of one is reported."""
   named = sorted(match for match in glob.glob(str(pattern), recursive=True) if _is_image(match))
-  matches = [match for match in named if not file_io.why_no_file(match) or file_io.is_dead_link(match)]
+  matches = [
+    match for match in named if not file_io.why_no_file(match) or file_io.is_dead_link(match)
+  ]
   if len(matches) < len(named):
     _warn_left_out(str(pattern), sorted({*named} - {*matches}))
   if not matches:
@@ -187,7 +201,9 @@ def _is_image(name: str) -> bool:
 def _csv_rows(path: Path) -> list[tuple[int, str, str]]:
   """(line, image, class) of a CSV file."""
   headers = [["path"], ["path", "label"], ["path", "label", "split"]]
-  listed = image_files.read_csv(path, headers, remedy=f"give {_LIST}", may_be_empty=("label", "split"))
+  listed = image_files.read_csv(
+    path, headers, remedy=f"give {_LIST}", may_be_empty=("label", "split")
+  )
   return _not_empty(path, [(number, row["path"], row.get("label", "")) for number, row in listed])
 
 
@@ -196,9 +212,16 @@ def _text_rows(path: Path) -> list[tuple[int, str, str]]:
   try:
     text = file_io.read_regular(path).decode("utf-8-sig")
   except UnicodeDecodeError as error:
-    raise ValueError(f"{path} is no list that can be read ({error.reason} at byte {error.start}); give {_LIST}") from error
+    raise ValueError(
+      f"{path} is no list that can be read ({error.reason} at byte {error.start}); give {_LIST}"
+    ) from error
   root = path.absolute().parent
-  return _not_empty(path, [(number, image_files.as_listed(root, line), "") for number, line in image_files.lines_of(text)])
+  return _not_empty(
+    path,
+    [
+      (number, image_files.as_listed(root, line), "") for number, line in image_files.lines_of(text)
+    ],
+  )
 
 
 def _not_empty(path: Path, rows: list[tuple[int, str, str]]) -> list[tuple[int, str, str]]:

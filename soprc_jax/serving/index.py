@@ -117,12 +117,16 @@ def read(path: Path) -> Index:
     raise FileNotFoundError(f"--index={path}: there is no such file; soprc embed writes one")
   try:
     with path.open("rb") as stream:
-      if stream.read(len(_ARCHIVE)) != _ARCHIVE:  # numpy would take it for a pickle, and say how to load that
+      if (
+        stream.read(len(_ARCHIVE)) != _ARCHIVE
+      ):  # numpy would take it for a pickle, and say how to load that
         raise ValueError("no .npz file")
       stream.seek(0)
       file = np.load(stream, allow_pickle=False)
       arrays = {name: file[name] for name in _ARRAYS if name in file.files}
-  except Exception as error:  # of zip, of zlib, of headers: whatever a damaged file makes them raise
+  except (
+    Exception
+  ) as error:  # of zip, of zlib, of headers: whatever a damaged file makes them raise
     raise ValueError(f"--index={path} is no index that can be read ({error}): {_REMEDY}") from error
   problem = _problem(arrays)
   if problem:
@@ -160,7 +164,9 @@ def _problem(arrays: dict[str, np.ndarray]) -> str:
     array = arrays[name]
     fits = array.dtype == np.float32 if kind == "f" else array.dtype.kind == kind
     if not fits or array.ndim != ndim:
-      return f"{name} must be {_KINDS[kind]} of {ndim} axes, it is {array.dtype} {list(array.shape)}"
+      return (
+        f"{name} must be {_KINDS[kind]} of {ndim} axes, it is {array.dtype} {list(array.shape)}"
+      )
   if arrays["format"].item() != FORMAT:
     return f"format {shown(arrays['format'].item())} instead of {FORMAT!r}"
   embeddings = arrays["embeddings"]

@@ -44,7 +44,9 @@ class Model:
     """The resolved config of its run; of converted weights, the defaults with their architecture."""
     return self.network.config
 
-  def embed(self, images: Images, *, batch_size: int | None = None, progress: bool = False) -> np.ndarray:
+  def embed(
+    self, images: Images, *, batch_size: int | None = None, progress: bool = False
+  ) -> np.ndarray:
     """Embeds images by the test transform of the run.
 
     Args:
@@ -63,7 +65,9 @@ class Model:
     """
     return self._embedded(_source(images), batch_size, progress)
 
-  def search(self, queries: Images, gallery: Images | index_lib.Index, *, top: int = 10) -> list[list[search.Neighbour]]:
+  def search(
+    self, queries: Images, gallery: Images | index_lib.Index, *, top: int = 10
+  ) -> list[list[search.Neighbour]]:
     """Finds the images of a gallery that are most similar to each query.
 
     Args:
@@ -90,7 +94,9 @@ class Model:
       index_lib.check_network(index, self.network, path=path)
       return index
     source = _source(gallery)
-    return embed_lib.make_index(self.network, source, embed=self._embed(_size(None, self.config, len(source)), False))
+    return embed_lib.make_index(
+      self.network, source, embed=self._embed(_size(None, self.config, len(source)), False)
+    )
 
   def _embedded(self, source: sources.Source, batch_size: int | None, progress: bool) -> np.ndarray:
     return self._embed(_size(batch_size, self.config, len(source)), progress)(source).embeddings
@@ -117,11 +123,16 @@ def load(path: PathLike) -> Model:
   """
   folder = file_io.given(path, name="path").absolute()
   if not folder.is_dir():
-    raise FileNotFoundError(f"{folder} is no folder: give the workdir of a training run, or of soprc convert-weights")
+    raise FileNotFoundError(
+      f"{folder} is no folder: give the workdir of a training run, or of soprc convert-weights"
+    )
   if (folder / checkpoints.VARIABLES).is_dir() and not (folder / workdir_lib.CONFIG).exists():
     return Model(_converted(folder))
   newest = folder.name == checkpoints.NEWEST
-  if folder.name in (checkpoints.BEST, checkpoints.NEWEST) and (folder.parent / workdir_lib.CONFIG).exists():
+  if (
+    folder.name in (checkpoints.BEST, checkpoints.NEWEST)
+    and (folder.parent / workdir_lib.CONFIG).exists()
+  ):
     return Model(network_lib.load(folder.parent, newest=newest))
   if not newest and not (folder / checkpoints.BEST).is_dir():
     newest = (folder / checkpoints.NEWEST).is_dir()
@@ -135,7 +146,10 @@ def _converted(folder: Path) -> network_lib.Network:
   head = variables["params"].get("head")
   if head is not None and head["kernel"].shape[-1] == _IMAGENET_CLASSES:
     head = None
-    variables = {**variables, "params": {key: value for key, value in variables["params"].items() if key != "head"}}
+    variables = {
+      **variables,
+      "params": {key: value for key, value in variables["params"].items() if key != "head"},
+    }
   config = config_lib.default_config()
   config.model.name = name
   config = config_lib.resolve(config)
@@ -146,7 +160,9 @@ def _converted(folder: Path) -> network_lib.Network:
 def _size(batch_size: int | None, config: ConfigDict, num_images: int) -> int:
   if batch_size is None:
     return min(int(config.eval.batch_size), max(num_images, 1))
-  if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+  if (
+    isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1
+  ):
     raise ValueError(f"batch_size must be an integer >= 1, got {shown(batch_size)}")
   return int(batch_size)
 
@@ -174,7 +190,9 @@ def _source(images: Images) -> sources.Source:
   if isinstance(images, (str, os.PathLike)):
     source = image_inputs.find(os.fspath(images), flag="images")
     return source
-  given: list[Any] = [images] if isinstance(images, np.ndarray) and images.ndim == 3 else list(images)
+  given: list[Any] = (
+    [images] if isinstance(images, np.ndarray) and images.ndim == 3 else list(images)
+  )
   if not given:
     raise ValueError("images is empty: give paths or arrays")
   if all(isinstance(one, (str, os.PathLike)) for one in given):
@@ -182,10 +200,20 @@ def _source(images: Images) -> sources.Source:
     for path in paths:
       why = file_io.why_no_file(path)
       if why:
-        raise FileNotFoundError(f"images: {path} is {why if why != 'missing' else 'missing: there is no such file'}")
+        raise FileNotFoundError(
+          f"images: {path} is {why if why != 'missing' else 'missing: there is no such file'}"
+        )
     return image_inputs.Named(Path.cwd(), paths)
   for place, one in enumerate(given):
-    if not isinstance(one, np.ndarray) or one.dtype != np.uint8 or one.ndim != 3 or one.shape[2] != 3 or 0 in one.shape:
+    if (
+      not isinstance(one, np.ndarray)
+      or one.dtype != np.uint8
+      or one.ndim != 3
+      or one.shape[2] != 3
+      or 0 in one.shape
+    ):
       what = f"{one.dtype}{list(one.shape)}" if isinstance(one, np.ndarray) else type(one).__name__
-      raise ValueError(f"images[{place}] must be a uint8 RGB array [H, W, 3] or a path, as all others; got {what}")
+      raise ValueError(
+        f"images[{place}] must be a uint8 RGB array [H, W, 3] or a path, as all others; got {what}"
+      )
   return _Arrays(given)

@@ -51,10 +51,15 @@ class Network(NamedTuple):
   def architecture(self) -> str:
     """What of the config decides, with the variables, what is computed: sorted JSON."""
     model = self.config.model.to_dict()
-    return json.dumps({key: value for key, value in model.items() if key not in ("init_from", "freeze_bn")}, sort_keys=True)
+    return json.dumps(
+      {key: value for key, value in model.items() if key not in ("init_from", "freeze_bn")},
+      sort_keys=True,
+    )
 
 
-def load(workdir: Path, config: ConfigDict = None, *, newest: bool = False, on_broken: str | None = None) -> Network:
+def load(
+  workdir: Path, config: ConfigDict = None, *, newest: bool = False, on_broken: str | None = None
+) -> Network:
   """The network of the run in ``workdir``: best on val, or the newest.
 
   Args:
@@ -73,7 +78,9 @@ def load(workdir: Path, config: ConfigDict = None, *, newest: bool = False, on_b
     lines = workdir_lib.config_differences(workdir, config)
     if lines:
       told = "\n".join(f"  {line}" for line in lines)
-      raise ValueError(f"this is not the config of the run in --workdir (without --config its own is taken):\n{told}")
+      raise ValueError(
+        f"this is not the config of the run in --workdir (without --config its own is taken):\n{told}"
+      )
   if on_broken is not None:
     config.data.on_broken = on_broken
   variables, step, meta = evaluation.restore(config, workdir, newest=newest)
@@ -98,7 +105,9 @@ def digest(variables: Mapping[str, Any]) -> str:
   found = hashlib.sha256()
   for path, leaf in jax.tree_util.tree_leaves_with_path(dict(variables)):  # by their sorted names
     array = np.ascontiguousarray(leaf)
-    found.update(f"{jax.tree_util.keystr(path, simple=True, separator='/')} {array.dtype.str} {array.shape}\n".encode())
+    found.update(
+      f"{jax.tree_util.keystr(path, simple=True, separator='/')} {array.dtype.str} {array.shape}\n".encode()
+    )
     found.update(array.tobytes())
   return found.hexdigest()
 

@@ -59,7 +59,9 @@ def check_unseen(
     classes.warn_unknown(where)
     return None
   found = classes.seen(trained, class_names, data_source=network.config.data.source)
-  return classes.report_seen(found, splits=[split], network=where, allow_seen_classes=allow_seen_classes)
+  return classes.report_seen(
+    found, splits=[split], network=where, allow_seen_classes=allow_seen_classes
+  )
 
 
 def check_queries(paths: Sequence[str]) -> None:
@@ -85,11 +87,15 @@ def embed_queries(
   embedded = embed(image_inputs.Named(Path.cwd(), paths))
   gone = np.setdiff1d(np.arange(len(paths)), embedded.positions)
   if gone.size:  # data.on_broken=skip is for the images that are searched
-    raise decoding.BrokenImageError(f"{printable(paths[gone[0]])}: this query cannot be read any more")
+    raise decoding.BrokenImageError(
+      f"{printable(paths[gone[0]])}: this query cannot be read any more"
+    )
   return embedded.embeddings
 
 
-def nearest(index: index_lib.Index, queries: np.ndarray, *, top: int, backend: str = "exact") -> list[list[Neighbour]]:
+def nearest(
+  index: index_lib.Index, queries: np.ndarray, *, top: int, backend: str = "exact"
+) -> list[list[Neighbour]]:
   """For each query the images that are nearest to it, the nearest first; of equally near ones the one that comes first.
 
   A similarity is the float64 product of two vectors, rounded to float32. Float32 products, of numpy or of faiss, only leave out what by their
@@ -105,13 +111,17 @@ def nearest(index: index_lib.Index, queries: np.ndarray, *, top: int, backend: s
     ValueError: another width, or faiss is not installed.
   """
   if queries.shape[1] != index.embeddings.shape[1]:
-    raise ValueError(f"the queries have {queries.shape[1]} numbers, the index {index.embeddings.shape[1]}")
+    raise ValueError(
+      f"the queries have {queries.shape[1]} numbers, the index {index.embeddings.shape[1]}"
+    )
   if backend not in BACKENDS:
     raise ValueError(f"the backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
   top = min(top, len(index.embeddings))
   queries = np.ascontiguousarray(queries, np.float32)
   shortlists = (_by_faiss if backend == "faiss" else _by_products)(index.embeddings, queries, top)
-  return [_ranked(index, query, places, top) for query, places in zip(queries, shortlists, strict=True)]
+  return [
+    _ranked(index, query, places, top) for query, places in zip(queries, shortlists, strict=True)
+  ]
 
 
 def without_query(
@@ -133,14 +143,21 @@ def without_query(
   return rows
 
 
-def _ranked(index: index_lib.Index, query: np.ndarray, places: np.ndarray, top: int) -> list[Neighbour]:
+def _ranked(
+  index: index_lib.Index, query: np.ndarray, places: np.ndarray, top: int
+) -> list[Neighbour]:
   places = np.sort(places)
   exact = index.embeddings[places].astype(np.float64) @ query.astype(np.float64)
   # Rounded, equal vectors are equally near, whatever the order of a sum was.
   similarities = exact.astype(np.float32)
   order = np.argsort(-similarities, kind="stable")[:top]
   return [
-    Neighbour(int(places[i]), str(index.ids[places[i]]), str(index.class_names[places[i]]), float(similarities[i]))
+    Neighbour(
+      int(places[i]),
+      str(index.ids[places[i]]),
+      str(index.class_names[places[i]]),
+      float(similarities[i]),
+    )
     for i in order
   ]
 
@@ -166,7 +183,9 @@ def _by_faiss(gallery: np.ndarray, queries: np.ndarray, top: int) -> list[np.nda
   try:
     import faiss
   except ImportError:
-    raise ValueError("--backend=faiss needs the package faiss (pip install faiss-cpu); exact gives the same") from None
+    raise ValueError(
+      "--backend=faiss needs the package faiss (pip install faiss-cpu); exact gives the same"
+    ) from None
   flat = faiss.IndexFlatIP(gallery.shape[1])
   flat.add(np.ascontiguousarray(gallery))
   least = flat.search(queries, top)[0][:, -1]
@@ -181,8 +200,12 @@ def _by_faiss(gallery: np.ndarray, queries: np.ndarray, top: int) -> list[np.nda
 def table(found: Sequence[Neighbour], *, classes: bool) -> str:
   """Returns lines of similarity, class (where any is known) and image, each name on its line."""
   rows = [("similarity", "class", "image")]
-  rows += [(f"{one.similarity:10.4f}", printable(one.class_name), printable(one.id)) for one in found]
-  return "\n".join(text_table.aligned(rows if classes else [(score, image) for score, _, image in rows]))
+  rows += [
+    (f"{one.similarity:10.4f}", printable(one.class_name), printable(one.id)) for one in found
+  ]
+  return "\n".join(
+    text_table.aligned(rows if classes else [(score, image) for score, _, image in rows])
+  )
 
 
 def to_json(
@@ -205,7 +228,13 @@ def to_json(
       {
         "query": path,
         "neighbours": [
-          {"id": one.id, "class": one.class_name or None, "similarity": one.similarity, "place": one.place} for one in row
+          {
+            "id": one.id,
+            "class": one.class_name or None,
+            "similarity": one.similarity,
+            "place": one.place,
+          }
+          for one in row
         ],
       }
       for path, row in zip(paths, found, strict=True)

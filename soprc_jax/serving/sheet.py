@@ -36,7 +36,10 @@ def check_size(num_queries: int, top: int) -> None:
 
 
 def draw(
-  index: index_lib.Index, paths: Sequence[str], found: Sequence[Sequence[search.Neighbour]], load: Loader
+  index: index_lib.Index,
+  paths: Sequence[str],
+  found: Sequence[Sequence[search.Neighbour]],
+  load: Loader,
 ) -> Image.Image:
   """The sheet.
 
@@ -55,8 +58,14 @@ def draw(
     pen.line([(line, top), (line, top + _ROW - 2 * _GAP)], fill=_EDGE, width=2)
     for column, one in enumerate(neighbours):
       left = 4 * _GAP + _TILE + column * (_TILE + _GAP)
-      lines = [(f"{one.similarity:.4f}", _INK), (one.class_name, _INK), (_last_parts(one.id), _SOFT)]
-      _tile(sheet, pen, (left, top), load(one.place), [(text, colour) for text, colour in lines if text])
+      lines = [
+        (f"{one.similarity:.4f}", _INK),
+        (one.class_name, _INK),
+        (_last_parts(one.id), _SOFT),
+      ]
+      _tile(
+        sheet, pen, (left, top), load(one.place), [(text, colour) for text, colour in lines if text]
+      )
   return sheet
 
 
@@ -85,7 +94,9 @@ def loader(index: index_lib.Index, config: ConfigDict) -> Loader:
       if position >= len(source):
         return "no longer in the data"
       example = source[position]
-      return _thumbnail(example.image) if example.id == index.ids[place] else "other data than embedded"
+      return (
+        _thumbnail(example.image) if example.id == index.ids[place] else "other data than embedded"
+      )
 
     return of_split
   return lambda place: _thumbnail(str(Path(index.root) / str(index.ids[place])))
@@ -106,18 +117,34 @@ def _thumbnail(image: Any) -> Image.Image | str:
 
 
 def _tile(
-  sheet: Image.Image, pen: Any, corner: tuple[int, int], picture: Image.Image | str, lines: Sequence[tuple[str, str]]
+  sheet: Image.Image,
+  pen: Any,
+  corner: tuple[int, int],
+  picture: Image.Image | str,
+  lines: Sequence[tuple[str, str]],
 ) -> None:
   left, top = corner
   frame = [left - 1, top - 1, left + _TILE, top + _TILE]
   pen.rectangle(frame, outline=_EDGE)
   if isinstance(picture, str):
-    pen.text((left + 6, top + _TILE // 2), _fitted(picture, _TILE - 12), fill=_SOFT, font=_font(picture), anchor="lm")
+    pen.text(
+      (left + 6, top + _TILE // 2),
+      _fitted(picture, _TILE - 12),
+      fill=_SOFT,
+      font=_font(picture),
+      anchor="lm",
+    )
   else:
     sheet.paste(picture, (left + (_TILE - picture.width) // 2, top + (_TILE - picture.height) // 2))
   for number, (text, colour) in enumerate(lines):
     shown = _fitted(_drawable(text), _TILE)
-    pen.text((left, top + _TILE + 4 + (number + 1) * _LINE - 5), shown, fill=colour, font=_font(shown), anchor="ls")
+    pen.text(
+      (left, top + _TILE + 4 + (number + 1) * _LINE - 5),
+      shown,
+      fill=colour,
+      font=_font(shown),
+      anchor="ls",
+    )
 
 
 def _last_parts(path: str) -> str:
@@ -138,10 +165,14 @@ def _fitted(text: str, width: int) -> str:
 
 def _drawable(text: str) -> str:
   """The text on one line, with what no font of this machine has written out as ``\\u4e2d``."""
-  text = "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in text)
+  text = "".join(
+    character if character.isprintable() else f"\\x{ord(character):02x}" for character in text
+  )
   if _font_path(frozenset(text)) is not None:
     return text
-  return "".join(one if _covers(_plain_font(), frozenset(one)) else ascii(one)[1:-1] for one in text)
+  return "".join(
+    one if _covers(_plain_font(), frozenset(one)) else ascii(one)[1:-1] for one in text
+  )
 
 
 def _font(text: str) -> Any:
@@ -162,7 +193,9 @@ def _font_path(characters: frozenset[str]) -> str | None:
   """A font with all these characters: matplotlib's own, else one of the machine's, else None."""
   if _covers(_plain_font(), characters):
     return _plain_font()
-  return next((path for path in sorted(font_manager.findSystemFonts()) if _covers(path, characters)), None)
+  return next(
+    (path for path in sorted(font_manager.findSystemFonts()) if _covers(path, characters)), None
+  )
 
 
 def _covers(path: str, characters: frozenset[str]) -> bool:

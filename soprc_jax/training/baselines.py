@@ -20,13 +20,17 @@ def stateless(loss_fn: LossFn, setting: Setting, **options: Any) -> Objective:
   """
 
   def compute(inputs: Inputs) -> Outputs:
-    loss = loss_fn(inputs.embeddings, inputs.labels, where=inputs.where, axis_name=setting.axis_name, **options)
+    loss = loss_fn(
+      inputs.embeddings, inputs.labels, where=inputs.where, axis_name=setting.axis_name, **options
+    )
     return Outputs(loss, {}, {})
 
   return Objective(optax.identity(), compute)
 
 
-def _by_options(name: str, loss_fn: LossFn, *, bounded: bool = False) -> Callable[[Any, Setting], Objective]:
+def _by_options(
+  name: str, loss_fn: LossFn, *, bounded: bool = False
+) -> Callable[[Any, Setting], Objective]:
   """The objective whose options are the sub-config ``config.loss.NAME``, as they are."""
 
   def make(config: Any, setting: Setting) -> Objective:
@@ -41,8 +45,12 @@ def _by_options(name: str, loss_fn: LossFn, *, bounded: bool = False) -> Callabl
 def _average_precision(config: Any, setting: Setting) -> Objective:
   """The AP loss of the batch (Eq. 5) with SOPRC's surrogates."""
 
-  def loss_fn(embeddings: jax.Array, labels: jax.Array, *, where: jax.Array, axis_name: str | None) -> jax.Array:
-    found = lists.retrieval_lists(embeddings, labels, max_positives=setting.max_positives, where=where, axis_name=axis_name)
+  def loss_fn(
+    embeddings: jax.Array, labels: jax.Array, *, where: jax.Array, axis_name: str | None
+  ) -> jax.Array:
+    found = lists.retrieval_lists(
+      embeddings, labels, max_positives=setting.max_positives, where=where, axis_name=axis_name
+    )
     return estimators.ap_loss(
       found.positive_scores,
       found.negative_scores,
@@ -78,7 +86,11 @@ def _xbm(config: Any, setting: Setting) -> Objective:
       where=inputs.where,
       axis_name=setting.axis_name,
     )
-    return Outputs(loss, _memory_args(inputs, inputs.where), {"memory_filled": jnp.mean(seen.where.astype(jnp.float32))})
+    return Outputs(
+      loss,
+      _memory_args(inputs, inputs.where),
+      {"memory_filled": jnp.mean(seen.where.astype(jnp.float32))},
+    )
 
   return Objective(tracker, compute, _idle_memory_args)
 
@@ -86,7 +98,9 @@ def _xbm(config: Any, setting: Setting) -> Objective:
 def _blackbox(config: Any, setting: Setting) -> Objective:
   """BlackBox AP, with the embeddings of earlier batches in the gallery."""
   options = config.blackbox
-  tracker = memory.embedding_memory(options.memory_size, setting.embedding_dim, axis_name=setting.axis_name)
+  tracker = memory.embedding_memory(
+    options.memory_size, setting.embedding_dim, axis_name=setting.axis_name
+  )
 
   def compute(inputs: Inputs) -> Outputs:
     loss = losses.blackbox_ap_loss(

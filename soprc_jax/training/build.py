@@ -139,14 +139,17 @@ def make_parts(
   main = objectives.make_objective(config.loss.name, config.loss, setting)
   warmup_setting = setting._replace(num_steps=config.warmup.steps)
   warmup = objectives.make_objective(config.warmup.loss, config.loss, warmup_setting)
-  tx = optax.chain(main.tracker, optimizers.make_optimizer(config) if optimizer is None else optimizer)
+  tx = optax.chain(
+    main.tracker, optimizers.make_optimizer(config) if optimizer is None else optimizer
+  )
   # A single microbatch is the batch itself.
   microbatch = config.train.microbatch if config.train.microbatch < config.train.batch_size else 0
   has_small = bool(np.any(class_counts < config.train.per_class))
   shared = {
     "tx": tx,
     "carrier": main,
-    "masked": (has_small and config.data.small_classes == "mask") or config.data.on_broken == "skip",
+    "masked": (has_small and config.data.small_classes == "mask")
+    or config.data.on_broken == "skip",
     "axis_name": parallel.axis_name(),
     "microbatch": microbatch // parallel.num_devices(),
     "on_nonfinite": config.train.on_nonfinite if on_nonfinite is None else on_nonfinite,
@@ -154,7 +157,9 @@ def make_parts(
 
   def compiled(objective: objectives.Objective, freeze_bn: bool, first_step: int) -> StepFn:
     model = make_model(config, freeze_bn=freeze_bn, axis_name=parallel.axis_name())
-    step = functools.partial(step_lib.train_step, model=model, objective=objective, first_step=first_step, **shared)
+    step = functools.partial(
+      step_lib.train_step, model=model, objective=objective, first_step=first_step, **shared
+    )
     return parallel.compile_step(step)
 
   return Parts(
@@ -183,7 +188,9 @@ def starting_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
   state = _random_state(config, parts)
   if not config.model.init_from:
     return state
-  network = checkpoints.load_network(config.model.init_from, {"params": state.params, "batch_stats": state.batch_stats})
+  network = checkpoints.load_network(
+    config.model.init_from, {"params": state.params, "batch_stats": state.batch_stats}
+  )
   return dataclasses.replace(state, **network)
 
 
@@ -205,7 +212,9 @@ def check_unseen(
     return {}
   there = workdir_lib.find_config(file_io.given(start, name="model.init_from"))
   if there is not None and not (isinstance(there.get("data"), dict) and "source" in there["data"]):
-    raise ValueError(f"{start}/{workdir_lib.CONFIG} is not that of a run of soprc train: it has no data.source")
+    raise ValueError(
+      f"{start}/{workdir_lib.CONFIG} is not that of a run of soprc train: it has no data.source"
+    )
   try:
     meta = checkpoints.find_meta(start)
   except FileNotFoundError:

@@ -51,7 +51,9 @@ class Store:
 
   def __init__(self, folder: Path, *, keep: int | None = 1):
     if folder.is_symlink():  # see `checksums.problem`
-      raise DamagedError(f"{folder} is a link, and checkpoints are not read through links: put the folder itself there")
+      raise DamagedError(
+        f"{folder} is a link, and checkpoints are not read through links: put the folder itself there"
+      )
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
     self._manager = ocp.CheckpointManager(folder, options=options)
     self._folder = folder
@@ -84,7 +86,9 @@ class Store:
     step = int(state.step)
     if step in self._manager.all_steps():
       if parallel.is_main() and not checksums.exists(self._folder / str(step)):
-        checksums.write(self._folder / str(step))  # a kill came between the checkpoint and its digests
+        checksums.write(
+          self._folder / str(step)
+        )  # a kill came between the checkpoint and its digests
       return
     self._check_space(state)
     network, rest = _parts(state)
@@ -107,7 +111,9 @@ class Store:
     free = shutil.disk_usage(self._folder).free
     if free < needed:
       raise OSError(
-        errno.ENOSPC, f"a checkpoint of {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free", str(self._folder)
+        errno.ENOSPC,
+        f"a checkpoint of {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free",
+        str(self._folder),
       )
 
   def restore_intact(
@@ -158,7 +164,10 @@ class Store:
     while aside.exists():
       aside = aside.with_name(aside.name + "_")
     _log.warning(
-      "The checkpoint of step %d is damaged (%s): it is now %s; an older one takes its place.", step, problem, aside
+      "The checkpoint of step %d is damaged (%s): it is now %s; an older one takes its place.",
+      step,
+      problem,
+      aside,
     )
     if parallel.is_main():
       aside.parent.mkdir(exist_ok=True)
@@ -216,7 +225,9 @@ class Store:
     return self._meta(step)
 
   def _meta(self, step: int) -> dict[str, Any]:
-    return dict(self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"])
+    return dict(
+      self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+    )
 
   def close(self) -> None:
     """Waits for what is being written and releases the folder."""
@@ -237,7 +248,9 @@ def load_variables(folder: Path) -> dict[str, Any]:
   """
   problem = checksums.problem(folder / VARIABLES)
   if problem is not None:
-    raise DamagedError(f"{folder / VARIABLES} is damaged ({problem}): write it again with soprc convert-weights")
+    raise DamagedError(
+      f"{folder / VARIABLES} is damaged ({problem}): write it again with soprc convert-weights"
+    )
   with ocp.StandardCheckpointer() as checkpointer:
     found: dict[str, Any] = jax.tree.map(np.asarray, checkpointer.restore(folder / VARIABLES))
   return found
@@ -247,7 +260,9 @@ def fingerprint(source: str) -> str:
   """SHA-256 of the files that `load_network` reads; of a name on the hub, the name."""
   if source.startswith(pretrained.HUB):
     return source
-  path = file_io.given(source, name="model.init_from") if pretrained.is_file(source) else _find(source)
+  path = (
+    file_io.given(source, name="model.init_from") if pretrained.is_file(source) else _find(source)
+  )
   digest = hashlib.sha256()
   for file in [path] if path.is_file() else sorted(path.rglob("*")):
     if file.is_file():
@@ -340,7 +355,11 @@ def _find(source: str) -> Path:
 
 def _fitted(variables: dict[str, Any], like: dict[str, Any], source: str) -> dict[str, Any]:
   network, has_head = pretrained.fit(variables, like, source=source)
-  _log.info("Starting from the weights in %s, %s.", source, "head included" if has_head else "with a new head")
+  _log.info(
+    "Starting from the weights in %s, %s.",
+    source,
+    "head included" if has_head else "with a new head",
+  )
   return network
 
 
@@ -366,11 +385,15 @@ def _checked(found: Any, wanted: Any) -> Any:
     array = np.asarray(array)
     if array.shape != target.shape or array.dtype != target.dtype:
       name = jax.tree_util.keystr(path, simple=True, separator=".")
-      wrong.append(f"  {name}: {array.dtype}{list(array.shape)} there, {target.dtype}{list(target.shape)} wanted")
+      wrong.append(
+        f"  {name}: {array.dtype}{list(array.shape)} there, {target.dtype}{list(target.shape)} wanted"
+      )
     return array
 
   tree = jax.tree_util.tree_map_with_path(leaf, found, wanted)
   if wrong:
     more = [f"  and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
-    raise ValueError("the checkpoint has arrays of another shape:\n" + "\n".join([*wrong[:_SHOWN], *more]))
+    raise ValueError(
+      "the checkpoint has arrays of another shape:\n" + "\n".join([*wrong[:_SHOWN], *more])
+    )
   return tree

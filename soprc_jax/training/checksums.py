@@ -25,7 +25,9 @@ def exists(folder: Path) -> bool:
 def problem(folder: Path) -> str | None:
   """What is wrong with the files of a folder, None if they are those of `write`; where that has noted nothing, only links are found."""
   for entry in [folder, *sorted(folder.rglob("*"))]:
-    if entry.is_symlink():  # of somebody else's checkpoint it could put any file of this machine into the arrays
+    if (
+      entry.is_symlink()
+    ):  # of somebody else's checkpoint it could put any file of this machine into the arrays
       return f"{entry.relative_to(folder).as_posix() if entry != folder else folder.name} is a link"
   path = folder / MANIFEST
   try:

@@ -38,7 +38,10 @@ Names = dict[str, list[str]]
 
 
 def describe(
-  splits: Mapping[str, sources.Source], *, data_source: str, started_from: Mapping[str, list[str]] | None = None
+  splits: Mapping[str, sources.Source],
+  *,
+  data_source: str,
+  started_from: Mapping[str, list[str]] | None = None,
 ) -> dict[str, Any]:
   """Returns the JSON-able metadata of a run's data.
 
@@ -83,7 +86,9 @@ def trained_on(meta: Mapping[str, Any], *, where: str) -> Names | None:
   return {data_set: sorted(names) for data_set, names in sorted(found.items())}
 
 
-def seen(trained: Mapping[str, list[str]], names: Iterable[str], *, data_source: str) -> dict[str, Any] | None:
+def seen(
+  trained: Mapping[str, list[str]], names: Iterable[str], *, data_source: str
+) -> dict[str, Any] | None:
   """Returns how many of some classes were trained on, and three of them; None if there is none.
 
   Classes of one name are the same class, unless they are ids of two different official data sets.
@@ -98,7 +103,12 @@ def seen(trained: Mapping[str, list[str]], names: Iterable[str], *, data_source:
   >>> seen({"sop": ["1", "2"]}, ["2", "3"], data_source="vehicle_id")
   """
   own = _data_set(data_source)
-  known = {name for data_set, there in trained.items() if not (own and data_set) or own == data_set for name in there}
+  known = {
+    name
+    for data_set, there in trained.items()
+    if not (own and data_set) or own == data_set
+    for name in there
+  }
   both = sorted(known & set(map(_normal, names)))
   return {"count": len(both), "examples": both[:_SHOWN]} if both else None
 
@@ -167,7 +177,10 @@ def warn_unknown(network: str) -> None:
 
 
 def changes(
-  meta: Mapping[str, Any], now: Mapping[str, Any], splits: Mapping[str, sources.Source], workdir: Path
+  meta: Mapping[str, Any],
+  now: Mapping[str, Any],
+  splits: Mapping[str, sources.Source],
+  workdir: Path,
 ) -> list[str]:
   """Returns a line for each split whose images or classes are not those of a checkpoint.
 
@@ -182,12 +195,21 @@ def changes(
   """
   if not _is_complete(meta, str(workdir)):
     same = all(meta.get(key, now[key]) in (now[key], {}) for key in ("labels", "class_names"))
-    return [] if same else ["train: other classes than in the checkpoint, which is of a version that stored no images"]
+    return (
+      []
+      if same
+      else [
+        "train: other classes than in the checkpoint, which is of a version that stored no images"
+      ]
+    )
   return split_changes(meta["splits"], now["splits"], splits, workdir)
 
 
 def split_changes(
-  there: Mapping[str, Any], here: Mapping[str, Any], splits: Mapping[str, sources.Source], folder: Path
+  there: Mapping[str, Any],
+  here: Mapping[str, Any],
+  splits: Mapping[str, sources.Source],
+  folder: Path,
 ) -> list[str]:
   """Returns the lines of `changes`.
 
@@ -198,10 +220,17 @@ def split_changes(
     folder: with the list of `write_images`.
   """
   nothing = {"images": 0, "digest": ""}
-  names = [name for name in {**here, **there} if there.get(name, nothing)["digest"] != here.get(name, nothing)["digest"]]
+  names = [
+    name
+    for name in {**here, **there}
+    if there.get(name, nothing)["digest"] != here.get(name, nothing)["digest"]
+  ]
   if not names:
     return []
-  old, new = _read_images(folder, there), {name: dict(_images(split)) for name, split in splits.items()}
+  old, new = (
+    _read_images(folder, there),
+    {name: dict(_images(split)) for name, split in splits.items()},
+  )
   lines = []
   for name in names:
     counts = (there.get(name, nothing)["images"], here.get(name, nothing)["images"])
@@ -211,7 +240,10 @@ def split_changes(
 
 
 def check_unchanged(
-  meta: Mapping[str, Any], now: Mapping[str, Any], splits: Mapping[str, sources.Source], workdir: Path
+  meta: Mapping[str, Any],
+  now: Mapping[str, Any],
+  splits: Mapping[str, sources.Source],
+  workdir: Path,
 ) -> None:
   """Raises a ValueError that says what has changed if the data are not those of a checkpoint; see `changes`."""
   lines = changes(meta, now, splits, workdir)
@@ -256,7 +288,9 @@ def _read_images(folder: Path, there: Mapping[str, Any]) -> dict[str, dict[str, 
   return found if digests == {name: split["digest"] for name, split in there.items()} else None
 
 
-def _details(old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str, str]], name: str) -> str:
+def _details(
+  old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str, str]], name: str
+) -> str:
   """The images of a split that were added, removed, moved, or given another class."""
   before, now = old.get(name, {}), new.get(name, {})
   known, left = (set[str]().union(*images.values()) for images in (old, new))
@@ -267,7 +301,10 @@ def _details(old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str
     _list("moved here from other splits", [shown(key) for key in entered if key in known]),
     _list("removed", [shown(key) for key in gone if key not in left]),
     _list("moved to other splits", [shown(key) for key in gone if key in left]),
-    _list("of another class", [f"{shown(key)}: {shown(before[key])} is now {shown(now[key])}" for key in other]),
+    _list(
+      "of another class",
+      [f"{shown(key)}: {shown(before[key])} is now {shown(now[key])}" for key in other],
+    ),
   ]
   return "; " + ", ".join(filter(None, parts))
 
@@ -287,7 +324,9 @@ def _is_complete(meta: Mapping[str, Any], where: str) -> bool:
     return False
   problem = stored.problem(dict(meta), _META)
   if problem:
-    raise ValueError(f"{where}: the metadata of its checkpoint are corrupt ({problem}): restore it from a copy")
+    raise ValueError(
+      f"{where}: the metadata of its checkpoint are corrupt ({problem}): restore it from a copy"
+    )
   return True
 
 
@@ -297,7 +336,9 @@ def _data_set(data_source: str) -> str:
 
 def _images(source: sources.Source) -> list[tuple[str, str]]:
   """Id and class of every image."""
-  return list(zip(map(_normal, sources.ids(source)), map(_normal, sources.shown_classes(source)), strict=True))
+  return list(
+    zip(map(_normal, sources.ids(source)), map(_normal, sources.shown_classes(source)), strict=True)
+  )
 
 
 def _digests(source: sources.Source) -> dict[str, Any]:

@@ -59,23 +59,63 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 # Largest values of what takes memory: far beyond any use, and told at once instead of by a machine that stands still.
 _SIDE, _IMAGES, _POINTS, _MEMORY = 2**14, 2**20, 10**6, 2**24
 _LOSS = f"one of {', '.join(objectives.LOSSES)}, or package.module:function for your own"
-_SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX = ("soprc",), ("soprc", "ap"), ("contrastive",), ("xbm",), ("blackbox",)
+_SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX = (
+  ("soprc",),
+  ("soprc", "ap"),
+  ("contrastive",),
+  ("xbm",),
+  ("blackbox",),
+)
 
 # Every key. The defaults are the paper's where it gives one, the authors' code where the text is silent.
 KEYS = (
   Key("seed", 0, "seed of weights, batches and augmentation", high=2**32 - 1, often=True),
-  Key("data.source", "glyphs", "data set, or kind of files", choices=tuple(datasets.SOURCES), often=True),
-  Key("data.root", "", "folder of the data, or the CSV file; glyphs: of its cache", on_resume=True, often=True),
+  Key(
+    "data.source",
+    "glyphs",
+    "data set, or kind of files",
+    choices=tuple(datasets.SOURCES),
+    often=True,
+  ),
+  Key(
+    "data.root",
+    "",
+    "folder of the data, or the CSV file; glyphs: of its cache",
+    on_resume=True,
+    often=True,
+  ),
   Key("data.image_size", 224, "side of a training image in pixels", low=1, high=_SIDE),
   Key(
-    "data.augmentation", "resized_crop", "resized_crop: the authors'; crop: the paper's", choices=transforms.AUGMENTATIONS
+    "data.augmentation",
+    "resized_crop",
+    "resized_crop: the authors'; crop: the paper's",
+    choices=transforms.AUGMENTATIONS,
   ),
   Key("data.resize", 256, "shorter side before the augmentation crop"),
-  Key("data.on_broken", "error", "an image that cannot be decoded", choices=pipeline.ON_BROKEN, on_resume=True),
-  Key("data.small_classes", "mask", "classes of fewer than per_class images", choices=sampler.SMALL_CLASS_POLICIES),
-  Key("data.train_share", 0.5, "share of the classes, where there is no official split; the rest is test", above=0, high=1),
+  Key(
+    "data.on_broken",
+    "error",
+    "an image that cannot be decoded",
+    choices=pipeline.ON_BROKEN,
+    on_resume=True,
+  ),
+  Key(
+    "data.small_classes",
+    "mask",
+    "classes of fewer than per_class images",
+    choices=sampler.SMALL_CLASS_POLICIES,
+  ),
+  Key(
+    "data.train_share",
+    0.5,
+    "share of the classes, where there is no official split; the rest is test",
+    above=0,
+    high=1,
+  ),
   Key("data.val_share", 0.1, "share of the classes for val", above=0, high=1),
-  Key("data.trainval", False, "train on val too; then there is no val, and the last network is tested"),
+  Key(
+    "data.trainval", False, "train on val too; then there is no val, and the last network is tested"
+  ),
   Key("data.split_seed", 0, "seed of the split of the classes"),
   Key("data.workers", 0, "loader processes; 0: threads", high=1024, on_resume=True),
   Key("data.prefetch", 4, "batches loaded ahead", low=1, high=10**4, on_resume=True),
@@ -84,55 +124,246 @@ KEYS = (
   Key("model.stem", "imagenet", "first layers: small for small images", choices=resnet.STEMS),
   Key("model.stem_stride", 1, "stride of the stem small", choices=(1, 2)),
   Key("model.embedding_dim", 512, "width of the embedding", low=1, high=_IMAGES),
-  Key("model.dtype", "float32", "type that the network computes in", choices=("float32", "bfloat16")),
+  Key(
+    "model.dtype", "float32", "type that the network computes in", choices=("float32", "bfloat16")
+  ),
   Key("model.freeze_bn", True, "batch norm keeps its statistics; its scale and bias are trained"),
-  Key("model.init_from", "", "start: workdir, FILE.pth, FILE.safetensors, hf://USER/REPOSITORY; empty: random", often=True),
+  Key(
+    "model.init_from",
+    "",
+    "start: workdir, FILE.pth, FILE.safetensors, hf://USER/REPOSITORY; empty: random",
+    often=True,
+  ),
   Key("loss.name", "soprc", "loss", must=_LOSS, often=True),
-  Key("loss.preset", "default", "decides what is not set", choices=tuple(PRESETS), losses=_SOPRC_AP, often=True),
+  Key(
+    "loss.preset",
+    "default",
+    "decides what is not set",
+    choices=tuple(PRESETS),
+    losses=_SOPRC_AP,
+    often=True,
+  ),
   Key("loss.tau1", 0.1, "width of l1 (Eq. 7)", above=0, losses=_SOPRC_AP),
-  Key("loss.tau1_start", 0.0, "> 0: tau1 goes from here to tau1, log-linear over the run", low=0, losses=_SOPRC),
+  Key(
+    "loss.tau1_start",
+    0.0,
+    "> 0: tau1 goes from here to tau1, log-linear over the run",
+    low=0,
+    losses=_SOPRC,
+  ),
   Key("loss.tau2", 0.001, "width of l2 (Eq. 7)", above=0, losses=_SOPRC_AP),
-  Key("loss.beta", 0.1, "step of v at a visit of its class (Eq. 10)", above=0, high=1, losses=_SOPRC),
+  Key(
+    "loss.beta", 0.1, "step of v at a visit of its class (Eq. 10)", above=0, high=1, losses=_SOPRC
+  ),
   Key("loss.num_points", 100, "M, the length of v", low=1, high=_POINTS, losses=_SOPRC),
-  Key("loss.v", "carried", "v carried over the steps, or phi of the batch", choices=("carried", "batch"), losses=_SOPRC),
+  Key(
+    "loss.v",
+    "carried",
+    "v carried over the steps, or phi of the batch",
+    choices=("carried", "batch"),
+    losses=_SOPRC,
+  ),
   Key("loss.lambda1", 1.0, "weight of the positives' semi-variance (Eq. 9)", low=0, losses=_SOPRC),
   Key("loss.lambda2", 5.0, "weight of the negatives' semi-variance (Eq. 9)", low=0, losses=_SOPRC),
-  Key("loss.self_weight", None, "weight of a positive itself in its T", low=0, high=1, kind=float, losses=_SOPRC),
+  Key(
+    "loss.self_weight",
+    None,
+    "weight of a positive itself in its T",
+    low=0,
+    high=1,
+    kind=float,
+    losses=_SOPRC,
+  ),
   Key("loss.tpr_gradient", None, "the gradient passes through T too", kind=bool, losses=_SOPRC_AP),
-  Key("loss.initial_v", None, "start of v (erratum 4)", choices=("debiased", "uniform"), kind=str, losses=_SOPRC),
-  Key("loss.grid", None, "grid of the interpolation (Alg. 2)", choices=interpolation.GRIDS, kind=str, losses=_SOPRC),
-  Key("loss.average_over", None, "scores in Eq. 9 (erratum 8)", choices=("selected", "all"), kind=str, losses=_SOPRC),
-  Key("loss.pool", None, "Eq. 9 of the batch or of each list", choices=("batch", "list"), kind=str, losses=_SOPRC),
-  Key("loss.mean_gradient", None, "the gradient passes through the means of Eq. 9 too", kind=bool, losses=_SOPRC),
-  Key("loss.prior.kind", None, "prior of a class (erratum 7)", choices=objectives.PRIOR_KINDS, kind=str, losses=_SOPRC),
-  Key("loss.prior.value", None, "prior of the kinds scaled and constant", low=0, high=1, kind=float, losses=_SOPRC),
-  Key("loss.prior.start", None, "> 0: the prior goes from here", low=0, high=1, kind=float, losses=_SOPRC),
-  Key("loss.prior.shape", "log", "way of the prior from start", choices=objectives.PRIOR_SHAPES, losses=_SOPRC),
-  Key("loss.prior.until", 1.0, "share of the run after which the prior has arrived", above=0, high=1, losses=_SOPRC),
-  Key("loss.contrastive.positive_margin", 1.0, "similarity above which a positive costs nothing", losses=_CONTRASTIVE),
-  Key("loss.contrastive.negative_margin", 0.5, "similarity below which a negative costs nothing", losses=_CONTRASTIVE),
-  Key("loss.contrastive.average_active", False, "mean over the pairs that cost something", losses=_CONTRASTIVE),
-  Key("loss.triplet.margin", 0.1, "margin between positive and negative", low=0, losses=("triplet",)),
-  Key("loss.multi_similarity.alpha", 2.0, "sharpness for positives", above=0, losses=("multi_similarity",)),
-  Key("loss.multi_similarity.beta", 40.0, "sharpness for negatives", above=0, losses=("multi_similarity",)),
-  Key("loss.multi_similarity.base", 0.5, "similarity around which pairs are weighted", losses=("multi_similarity",)),
+  Key(
+    "loss.initial_v",
+    None,
+    "start of v (erratum 4)",
+    choices=("debiased", "uniform"),
+    kind=str,
+    losses=_SOPRC,
+  ),
+  Key(
+    "loss.grid",
+    None,
+    "grid of the interpolation (Alg. 2)",
+    choices=interpolation.GRIDS,
+    kind=str,
+    losses=_SOPRC,
+  ),
+  Key(
+    "loss.average_over",
+    None,
+    "scores in Eq. 9 (erratum 8)",
+    choices=("selected", "all"),
+    kind=str,
+    losses=_SOPRC,
+  ),
+  Key(
+    "loss.pool",
+    None,
+    "Eq. 9 of the batch or of each list",
+    choices=("batch", "list"),
+    kind=str,
+    losses=_SOPRC,
+  ),
+  Key(
+    "loss.mean_gradient",
+    None,
+    "the gradient passes through the means of Eq. 9 too",
+    kind=bool,
+    losses=_SOPRC,
+  ),
+  Key(
+    "loss.prior.kind",
+    None,
+    "prior of a class (erratum 7)",
+    choices=objectives.PRIOR_KINDS,
+    kind=str,
+    losses=_SOPRC,
+  ),
+  Key(
+    "loss.prior.value",
+    None,
+    "prior of the kinds scaled and constant",
+    low=0,
+    high=1,
+    kind=float,
+    losses=_SOPRC,
+  ),
+  Key(
+    "loss.prior.start",
+    None,
+    "> 0: the prior goes from here",
+    low=0,
+    high=1,
+    kind=float,
+    losses=_SOPRC,
+  ),
+  Key(
+    "loss.prior.shape",
+    "log",
+    "way of the prior from start",
+    choices=objectives.PRIOR_SHAPES,
+    losses=_SOPRC,
+  ),
+  Key(
+    "loss.prior.until",
+    1.0,
+    "share of the run after which the prior has arrived",
+    above=0,
+    high=1,
+    losses=_SOPRC,
+  ),
+  Key(
+    "loss.contrastive.positive_margin",
+    1.0,
+    "similarity above which a positive costs nothing",
+    losses=_CONTRASTIVE,
+  ),
+  Key(
+    "loss.contrastive.negative_margin",
+    0.5,
+    "similarity below which a negative costs nothing",
+    losses=_CONTRASTIVE,
+  ),
+  Key(
+    "loss.contrastive.average_active",
+    False,
+    "mean over the pairs that cost something",
+    losses=_CONTRASTIVE,
+  ),
+  Key(
+    "loss.triplet.margin", 0.1, "margin between positive and negative", low=0, losses=("triplet",)
+  ),
+  Key(
+    "loss.multi_similarity.alpha",
+    2.0,
+    "sharpness for positives",
+    above=0,
+    losses=("multi_similarity",),
+  ),
+  Key(
+    "loss.multi_similarity.beta",
+    40.0,
+    "sharpness for negatives",
+    above=0,
+    losses=("multi_similarity",),
+  ),
+  Key(
+    "loss.multi_similarity.base",
+    0.5,
+    "similarity around which pairs are weighted",
+    losses=("multi_similarity",),
+  ),
   Key("loss.smooth_ap.tau", 0.01, "temperature of the sigmoid", above=0, losses=("smooth_ap",)),
-  Key("loss.smooth_ap.include_self", True, "the query is relevant to itself", losses=("smooth_ap",)),
-  Key("loss.fast_ap.num_bins", 10, "bins of the histogram", low=1, high=_POINTS, losses=("fast_ap",)),
-  Key("loss.listwise_ap.num_bins", 20, "centres of the histogram", low=2, high=_POINTS, losses=("listwise_ap",)),
-  Key("loss.listwise_ap.include_self", True, "the query is relevant to itself", losses=("listwise_ap",)),
-  Key("loss.auroc.surrogate", "huber", "loss of a pair", choices=tuple(losses.auroc.SURROGATES), losses=("auroc",)),
+  Key(
+    "loss.smooth_ap.include_self", True, "the query is relevant to itself", losses=("smooth_ap",)
+  ),
+  Key(
+    "loss.fast_ap.num_bins", 10, "bins of the histogram", low=1, high=_POINTS, losses=("fast_ap",)
+  ),
+  Key(
+    "loss.listwise_ap.num_bins",
+    20,
+    "centres of the histogram",
+    low=2,
+    high=_POINTS,
+    losses=("listwise_ap",),
+  ),
+  Key(
+    "loss.listwise_ap.include_self",
+    True,
+    "the query is relevant to itself",
+    losses=("listwise_ap",),
+  ),
+  Key(
+    "loss.auroc.surrogate",
+    "huber",
+    "loss of a pair",
+    choices=tuple(losses.auroc.SURROGATES),
+    losses=("auroc",),
+  ),
   Key("loss.auroc.tau", 0.1, "width of huber and sigmoid", above=0, losses=("auroc",)),
   Key("loss.auroc.include_self", True, "the query is relevant to itself", losses=("auroc",)),
-  Key("loss.xbm.memory_size", 4096, "embeddings kept, at least train.batch_size", high=_MEMORY, losses=_XBM),
+  Key(
+    "loss.xbm.memory_size",
+    4096,
+    "embeddings kept, at least train.batch_size",
+    high=_MEMORY,
+    losses=_XBM,
+  ),
   Key("loss.xbm.start_after", 0, "steps in which the memory stays empty", losses=_XBM),
-  Key("loss.xbm.negative_margin", 0.5, "similarity below which a negative costs nothing", losses=_XBM),
+  Key(
+    "loss.xbm.negative_margin", 0.5, "similarity below which a negative costs nothing", losses=_XBM
+  ),
   Key("loss.xbm.include_self", False, "the query is relevant to itself", losses=_XBM),
-  Key("loss.xbm.overflow", "ring", "a full memory drops the oldest, or the tail", choices=("ring", "tail"), losses=_XBM),
+  Key(
+    "loss.xbm.overflow",
+    "ring",
+    "a full memory drops the oldest, or the tail",
+    choices=("ring", "tail"),
+    losses=_XBM,
+  ),
   Key("loss.blackbox.lambda_", 5.0, "width of the interpolation", above=0, losses=_BLACKBOX),
-  Key("loss.blackbox.margin", 0.0, "scale of the random shift of the scores", low=0, losses=_BLACKBOX),
-  Key("loss.blackbox.interclass_coef", 0.9, "share of the ranking of all pairs", low=0, high=1, losses=_BLACKBOX),
-  Key("loss.blackbox.memory_size", 1024, "embeddings kept, at least train.batch_size", high=_MEMORY, losses=_BLACKBOX),
+  Key(
+    "loss.blackbox.margin", 0.0, "scale of the random shift of the scores", low=0, losses=_BLACKBOX
+  ),
+  Key(
+    "loss.blackbox.interclass_coef",
+    0.9,
+    "share of the ranking of all pairs",
+    low=0,
+    high=1,
+    losses=_BLACKBOX,
+  ),
+  Key(
+    "loss.blackbox.memory_size",
+    1024,
+    "embeddings kept, at least train.batch_size",
+    high=_MEMORY,
+    losses=_BLACKBOX,
+  ),
   Key("loss.blackbox.include_self", True, "the query is relevant to itself", losses=_BLACKBOX),
   Key("loss.custom", {}, "options of a loss of your own", losses=("your own",)),
   Key("optim.name", "sgd", "optimizer", choices=optimizers.OPTIMIZERS),
@@ -143,7 +374,9 @@ KEYS = (
     (15_000, 30_000),
     "steps of the main phase at which the schedule step multiplies the rate by decay_factor",
     must="steps >= 1 that ascend",
-    holds=lambda steps: list(steps) == sorted(set(steps)) and all(0 < step <= LARGEST_COUNT for step in steps),
+    holds=lambda steps: (
+      list(steps) == sorted(set(steps)) and all(0 < step <= LARGEST_COUNT for step in steps)
+    ),
   ),
   Key("optim.decay_factor", 0.1, "factor at each milestone", low=0),
   Key("optim.ramp_steps", 0, "steps of the main phase in which the rate rises from 0"),
@@ -163,9 +396,18 @@ KEYS = (
     must="at least 2, a query needs a positive",
     holds=lambda count: 2 <= count <= LARGEST_COUNT,
   ),
-  Key("train.microbatch", 0, "images that pass the network at a time", must="0, or a divisor of train.batch_size"),
   Key(
-    "train.on_nonfinite", "stop", "a step with a NaN or an infinity", choices=step_lib.NONFINITE_POLICIES, on_resume=True
+    "train.microbatch",
+    0,
+    "images that pass the network at a time",
+    must="0, or a divisor of train.batch_size",
+  ),
+  Key(
+    "train.on_nonfinite",
+    "stop",
+    "a step with a NaN or an infinity",
+    choices=step_lib.NONFINITE_POLICIES,
+    on_resume=True,
   ),
   Key("train.max_skipped", 10, "steps in a row that may be skipped", low=1, on_resume=True),
   Key("eval.every", 1000, "steps between evaluations on val; 0: none"),
@@ -180,12 +422,21 @@ KEYS = (
     must="different numbers >= 1, one at least",
     holds=lambda ks: config_keys.different(ks, lambda k: 1 <= k <= LARGEST_COUNT),
   ),
-  Key("eval.one_per_class", 0, "> 0: test also with so many random galleries of one image a class (VehicleID)"),
+  Key(
+    "eval.one_per_class",
+    0,
+    "> 0: test also with so many random galleries of one image a class (VehicleID)",
+  ),
   Key("checkpoint.every", 1000, "steps between checkpoints; 0: at the end alone"),
   Key("checkpoint.keep", 2, "checkpoints kept", low=1),
   Key("log.progress", True, "progress bar", on_resume=True),
   Key("log.line_every", 50, "steps between lines of the log", low=1),
-  Key("log.v_classes", 4, "training classes whose v is kept at each evaluation (v.jsonl); 0: none", on_resume=True),
+  Key(
+    "log.v_classes",
+    4,
+    "training classes whose v is kept at each evaluation (v.jsonl); 0: none",
+    on_resume=True,
+  ),
 )
 # Keys that may differ when a run is resumed.
 # A run that goes on has met no broken image and no step that is not finite that it could not go on from.
@@ -220,7 +471,9 @@ def resolve(config: Any) -> Any:
       "(configs/imbalanced.py is for soprc train-binary)"
     )
   config_keys.raise_if(config_keys.key_problems(tree, default, free=_FREE))
-  config_keys.raise_if(config_keys.value_problems([key for key in KEYS if key.name == "loss.preset"], tree))
+  config_keys.raise_if(
+    config_keys.value_problems([key for key in KEYS if key.name == "loss.preset"], tree)
+  )
   for filled in (default, tree):
     _fill(filled)
   return _checked(tree, default)
@@ -237,14 +490,20 @@ def _fill(tree: dict[str, Any]) -> None:
 
 def _self_weight(num_points: Any) -> float:
   """1 / (M + 1): a positive counts itself once beside M points."""
-  return 1 / (num_points + 1) if isinstance(num_points, int) and num_points > 0 else 0.0  # else it is told by the checks
+  return (
+    1 / (num_points + 1) if isinstance(num_points, int) and num_points > 0 else 0.0
+  )  # else it is told by the checks
 
 
 def _checked(tree: dict[str, Any], expected: dict[str, Any], *, imports: bool = True) -> Any:
   """The locked config of a dict that has every key and no preset, after all checks."""
-  config_keys.raise_if([*config_keys.type_problems(tree, expected), *_custom_problems(tree["loss"]["custom"])])
+  config_keys.raise_if(
+    [*config_keys.type_problems(tree, expected), *_custom_problems(tree["loss"]["custom"])]
+  )
   config = ConfigDict(tree)
-  config_keys.raise_if([*config_keys.value_problems(KEYS, config), *_joint_problems(config, imports=imports)])
+  config_keys.raise_if(
+    [*config_keys.value_problems(KEYS, config), *_joint_problems(config, imports=imports)]
+  )
   config.lock()
   return config
 
@@ -285,17 +544,27 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
       f"loss.{loss.name}.memory_size must be >= train.batch_size={size}; got {shown(loss[loss.name].memory_size)}"
     )
   if loss.prior.kind in ("scaled", "constant") and loss.prior.value == 0:
-    problems.append(f"loss.prior.value must be > 0 with loss.prior.kind={loss.prior.kind}; got {loss.prior.value!r}")
+    problems.append(
+      f"loss.prior.value must be > 0 with loss.prior.kind={loss.prior.kind}; got {loss.prior.value!r}"
+    )
   if config.data.train_share + config.data.val_share >= 1:
-    problems.append("data.train_share + data.val_share must be below 1, the rest of the classes is for test")
+    problems.append(
+      "data.train_share + data.val_share must be below 1, the rest of the classes is for test"
+    )
   if config.train.steps + config.warmup.steps < 1:
     problems.append("train.steps + warmup.steps must be at least 1")
   for key, side, resize in (
-    ("data.resize", config.data.image_size, config.data.resize if config.data.augmentation == "crop" else math.inf),
+    (
+      "data.resize",
+      config.data.image_size,
+      config.data.resize if config.data.augmentation == "crop" else math.inf,
+    ),
     ("eval.resize", config.eval.image_size, config.eval.resize or math.inf),
   ):
     if resize < side:
-      problems.append(f"{key}, the shorter side before the crop, must be at least {side}, the crop; got {resize}")
+      problems.append(
+        f"{key}, the shorter side before the crop, must be at least {side}, the crop; got {resize}"
+      )
   if per_class >= 2 and (size < 2 * per_class or size % per_class):
     lower = max(size // per_class, 2) * per_class
     problems.append(
@@ -317,7 +586,11 @@ def _custom_problems(custom: dict[str, Any]) -> list[str]:
 def _is_plain(value: Any) -> bool:
   if isinstance(value, (tuple, list)):
     return all(map(_is_plain, value))
-  return value is None or isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
+  return (
+    value is None
+    or isinstance(value, (str, int))
+    or (isinstance(value, float) and math.isfinite(value))
+  )
 
 
 def _microbatch_problems(config: Any) -> list[str]:
@@ -370,7 +643,9 @@ def renewed(tree: dict[str, Any]) -> dict[str, Any]:
   if not isinstance(loss, dict) or loss.get("self_weight") != -1:
     return tree
   is_binary = "preset" not in loss  # there None stands for it
-  return tree | {"loss": loss | {"self_weight": None if is_binary else _self_weight(loss.get("num_points"))}}
+  return tree | {
+    "loss": loss | {"self_weight": None if is_binary else _self_weight(loss.get("num_points"))}
+  }
 
 
 def _as_tuples(tree: Any) -> Any:

@@ -69,9 +69,17 @@ class Key(NamedTuple):
       return f"one of {', '.join(map(str, self.choices))}"
     if self._kind in (int, float):
       low, high = self._limits
-      limits = [f"> {self.above:g}"] if self.above is not None else [f">= {low:g}"] if math.isfinite(low) else []
+      limits = (
+        [f"> {self.above:g}"]
+        if self.above is not None
+        else [f">= {low:g}"]
+        if math.isfinite(low)
+        else []
+      )
       # That counts become int32 is told where it matters alone.
-      limits += [f"<= {high if isinstance(high, int) else f'{high:g}'}"] if self.high is not None else []
+      limits += (
+        [f"<= {high if isinstance(high, int) else f'{high:g}'}"] if self.high is not None else []
+      )
       return " and ".join(limits) or "a finite number"
     return _WHAT[self._kind]
 
@@ -137,7 +145,9 @@ def different(values: Sequence[Any], fits: Callable[[Any], bool]) -> bool:
 def raise_if(problems: Sequence[str]) -> None:
   """Raises a ValueError with a line for each problem of a config, if there are any."""
   if problems:
-    raise ValueError("the config does not work:\n" + "\n".join(f"  {problem}" for problem in problems))
+    raise ValueError(
+      "the config does not work:\n" + "\n".join(f"  {problem}" for problem in problems)
+    )
 
 
 def value_problems(keys: Iterable[Key], config: Any) -> list[str]:
@@ -166,7 +176,11 @@ def unused(keys: Iterable[Key], names: Iterable[str], given: Iterable[str]) -> l
 
 
 def key_problems(
-  here: Mapping[str, Any], expected: Mapping[str, Any], *, free: Container[str] = (), prefix: str = ""
+  here: Mapping[str, Any],
+  expected: Mapping[str, Any],
+  *,
+  free: Container[str] = (),
+  prefix: str = "",
 ) -> list[str]:
   """What is missing, unknown, or a value in place of a group of keys: a line each, sorted.
 
@@ -177,12 +191,18 @@ def key_problems(
     prefix: of the dotted keys.
   """
   names = ", ".join(map(str, expected))
-  problems = [f"{prefix}{key} is unknown; keys here: {names}" for key in here.keys() - expected.keys()]
+  problems = [
+    f"{prefix}{key} is unknown; keys here: {names}" for key in here.keys() - expected.keys()
+  ]
   problems += [f"{prefix}{key} is missing" for key in expected.keys() - here.keys()]
   for key in expected.keys() & here.keys():
     name, value, group = f"{prefix}{key}", here[key], expected[key]
     if isinstance(group, Mapping) != isinstance(value, Mapping):
-      what = f"a group of keys: {', '.join(group) or 'any'}" if isinstance(group, Mapping) else "a single value"
+      what = (
+        f"a group of keys: {', '.join(group) or 'any'}"
+        if isinstance(group, Mapping)
+        else "a single value"
+      )
       problems.append(f"{name} must be {what}; got {shown(value)}")
     elif isinstance(group, Mapping) and name not in free:
       problems += key_problems(value, group, free=free, prefix=f"{name}.")
@@ -201,13 +221,19 @@ def type_problems(here: Mapping[str, Any], expected: Mapping[str, Any]) -> list[
   for key, like in leaves(expected):
     value = value_of(here, key)
     if isinstance(like, (tuple, list)):
-      what, entries = f"a tuple, each entry {_WHAT[type(like[0])]}", value if isinstance(value, (tuple, list)) else None
+      what, entries = (
+        f"a tuple, each entry {_WHAT[type(like[0])]}",
+        value if isinstance(value, (tuple, list)) else None,
+      )
     elif like is None:
       like, entries = 0.0, () if value is None else (value,)
       what = "a number or None"
     else:
       what, entries = _WHAT[type(like)], (value,)
-    found = [_type_problem(entry, like[0] if isinstance(like, (tuple, list)) else like) for entry in entries or ()]
+    found = [
+      _type_problem(entry, like[0] if isinstance(like, (tuple, list)) else like)
+      for entry in entries or ()
+    ]
     if entries is None or any(found):
       problem = next(filter(None, found), f"got {shown(value)} ({type(value).__name__})")
       problems.append(f"{key} must be {what}; {problem}")
@@ -223,5 +249,13 @@ def _type_problem(value: Any, like: Any) -> str:
   if kind is int and abs(value) >= 2**63:
     return f"it must be below 2**63, got {shown(value)}"
   # NaN and infinity have a message of their own, see `Key.allows`.
-  usable = not value or SIZES[0] <= abs(value) <= SIZES[1] if kind is float and value - value == 0 else True
-  return "" if usable else f"it must be 0, or of a size from {SIZES[0]:g} to {SIZES[1]:g}, got {shown(value)}"
+  usable = (
+    not value or SIZES[0] <= abs(value) <= SIZES[1]
+    if kind is float and value - value == 0
+    else True
+  )
+  return (
+    ""
+    if usable
+    else f"it must be 0, or of a size from {SIZES[0]:g} to {SIZES[1]:g}, got {shown(value)}"
+  )

@@ -112,7 +112,9 @@ def one_per_class(embedded: Embedded, config: ConfigDict, *, seed: int = 0) -> d
   return means | deviations | fixed | {"num_repeats": len(found), "num_broken": embedded.num_broken}
 
 
-def _rank(embedded: Embedded, queries: np.ndarray, gallery: np.ndarray | None, config: ConfigDict) -> dict[str, Any]:
+def _rank(
+  embedded: Embedded, queries: np.ndarray, gallery: np.ndarray | None, config: ConfigDict
+) -> dict[str, Any]:
   """Metrics of the images at ``queries`` in those at ``gallery`` (None: the queries themselves); each process ranks its share."""
   size = -(-len(queries) // parallel.num_processes())
   first = parallel.process_index() * size
@@ -121,7 +123,10 @@ def _rank(embedded: Embedded, queries: np.ndarray, gallery: np.ndarray | None, c
   # A share of the queries has all of them for its gallery, itself left out by its id.
   against: dict[str, Any] = {}
   if gallery is not None or parallel.num_processes() > 1:
-    against = {"gallery": embedded.embeddings[candidates], "gallery_labels": embedded.labels[candidates]}
+    against = {
+      "gallery": embedded.embeddings[candidates],
+      "gallery_labels": embedded.labels[candidates],
+    }
     against |= {"query_ids": mine, "gallery_ids": candidates}
   with progress.bar(config, total=len(mine), desc="ranking", unit="query") as bar:
     found = metrics.retrieval_metrics(
@@ -136,7 +141,9 @@ def _rank(embedded: Embedded, queries: np.ndarray, gallery: np.ndarray | None, c
   ap, above = np.full(size, np.nan), np.full(size, -1)
   ap[: len(mine)], above[: len(mine)] = found["ap_per_query"], found["negatives_above"]
   ap, above = parallel.gather_rows(ap)[: len(queries)], parallel.gather_rows(above)[: len(queries)]
-  return metrics.summarise_ranks(ap, above, ks=config.eval.ks, num_candidates=len(candidates) - (gallery is None))
+  return metrics.summarise_ranks(
+    ap, above, ks=config.eval.ks, num_candidates=len(candidates) - (gallery is None)
+  )
 
 
 class Trained(NamedTuple):
@@ -176,7 +183,9 @@ def load(config: ConfigDict, workdir: Path, *, newest: bool = False) -> Trained:
   return Trained(embed, parallel.replicate(network), splits, step, meta)
 
 
-def restore(config: ConfigDict, workdir: Path, *, newest: bool = False) -> tuple[dict[str, Any], int, dict[str, Any]]:
+def restore(
+  config: ConfigDict, workdir: Path, *, newest: bool = False
+) -> tuple[dict[str, Any], int, dict[str, Any]]:
   """``{"params", "batch_stats"}`` of a checkpoint as numpy arrays, its step, and what it knows of its data; no data are looked at.
 
   Args:
@@ -191,7 +200,9 @@ def restore(config: ConfigDict, workdir: Path, *, newest: bool = False) -> tuple
   # Without val there is no best network: the last one is what was tested.
   folder = workdir / (checkpoints.NEWEST if newest or config.data.trainval else checkpoints.BEST)
   if not folder.is_dir():
-    raise FileNotFoundError(f"{folder} is missing: the run has not reached its first evaluation yet")
+    raise FileNotFoundError(
+      f"{folder} is missing: the run has not reached its first evaluation yet"
+    )
   store = checkpoints.Store(folder)
   try:
     step, meta = store.latest_step(), store.meta()
@@ -224,7 +235,11 @@ def evaluate_workdir(
   if lines and _same_place(config, workdir):
     raise ValueError(classes.changed_message(workdir, lines))
   if lines:
-    _log.warning("Evaluating on other data than those that the run in %s was trained on:\n%s", workdir, "\n".join(lines))
+    _log.warning(
+      "Evaluating on other data than those that the run in %s was trained on:\n%s",
+      workdir,
+      "\n".join(lines),
+    )
   tested = {name: source for name, source in trained.splits.items() if split in (name, "all")}
   if not lines:
     tested.pop("train", None)  # the run's own: whoever names it knows
@@ -240,7 +255,9 @@ def evaluate_workdir(
       network=f"step {trained.step} of {workdir}",
       allow_seen_classes=allow_seen_classes,
     )
-  values = evaluate(trained.embed(trained.variables, images), config) | {"checkpoint_step": trained.step}
+  values = evaluate(trained.embed(trained.variables, images), config) | {
+    "checkpoint_step": trained.step
+  }
   return values if found is None else values | {"seen_classes": found}
 
 

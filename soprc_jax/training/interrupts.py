@@ -88,6 +88,9 @@ class Requests:
     # Not by logging, which the handler may have broken into.
     where = "the evaluation is left for later" if self._cuts else "stopping after this step"
     with contextlib.suppress(OSError):  # nobody reads it any more
-      os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\n{name}: {where}; once more stops at once.\n".encode())
+      os.write(
+        sys.__stderr__.fileno() if sys.__stderr__ else 2,
+        f"\n{name}: {where}; once more stops at once.\n".encode(),
+      )
     if self._cuts:
       raise CutShort

@@ -156,7 +156,14 @@ class _Evaluation(NamedTuple):
 class _Run:
   """The open files and compiled functions of one run."""
 
-  def __init__(self, config: ConfigDict, workdir: Path, opened: contextlib.ExitStack, *, allow_seen_classes: bool):
+  def __init__(
+    self,
+    config: ConfigDict,
+    workdir: Path,
+    opened: contextlib.ExitStack,
+    *,
+    allow_seen_classes: bool,
+  ):
     self.config, self.workdir, self._allow_seen_classes = config, workdir, allow_seen_classes
     is_new = workdir_lib.check(workdir, config)
     if is_new and config.model.init_from:
@@ -173,7 +180,9 @@ class _Run:
       opened.enter_context(workdir_lib.hold(workdir))
       workdir_lib.claim(workdir, config)
     parallel.wait_for_all("the workdir is there")
-    workdir_lib.read_config(workdir)  # a folder of the same name on another disk would be found out at the end
+    workdir_lib.read_config(
+      workdir
+    )  # a folder of the same name on another disk would be found out at the end
     self.newest = checkpoints.Store(workdir / checkpoints.NEWEST, keep=config.checkpoint.keep)
     opened.callback(self.newest.close)
     self.best = checkpoints.Store(workdir / checkpoints.BEST, keep=None)
@@ -203,7 +212,9 @@ class _Run:
     run_log.describe_start(config, self.data, self.like.params, self.start, self.num_steps, workdir)
 
   def _check_unseen(self) -> classes.Names:
-    return build.check_unseen(self.config, self.data.splits, allow_seen_classes=self._allow_seen_classes)
+    return build.check_unseen(
+      self.config, self.data.splits, allow_seen_classes=self._allow_seen_classes
+    )
 
   def _check_unchanged(self, meta: dict[str, Any]) -> None:
     classes.check_unchanged(meta, self.meta, self.data.splits, self.workdir)
@@ -212,7 +223,10 @@ class _Run:
     """All steps that are left."""
     batches = build.make_batches(self.config, self.data)
     stream = pipeline.iterate(
-      batches, start=self.start, workers=self.config.data.workers, prefetch=self.config.data.prefetch
+      batches,
+      start=self.start,
+      workers=self.config.data.workers,
+      prefetch=self.config.data.prefetch,
     )
     progress = progress_lib.Progress(self.config, self.start, self.num_steps)
     pending: _Step | None = None
@@ -258,7 +272,9 @@ class _Run:
       batch.pop("broken")
     wait = time.perf_counter() - waiting
     step_fn = self.parts.warmup_step if number <= self.config.warmup.steps else self.parts.main_step
-    self.state, scalars = step_fn(self.state, parallel.shard(batch) | {"step": parallel.same_everywhere(np.int32(number))})
+    self.state, scalars = step_fn(
+      self.state, parallel.shard(batch) | {"step": parallel.same_everywhere(np.int32(number))}
+    )
     return _Step(number, batch, positions, scalars, wait)
 
   def _stop(self, requests: interrupts.Requests, number: int) -> NoReturn:
@@ -272,7 +288,11 @@ class _Run:
     raise interrupts.InterruptedRunError(signum, f"{what} {after}")
 
   def _save_and_stop(
-    self, pending: _Step | None, progress: progress_lib.Progress, requests: interrupts.Requests, number: int
+    self,
+    pending: _Step | None,
+    progress: progress_lib.Progress,
+    requests: interrupts.Requests,
+    number: int,
   ) -> NoReturn:
     """Ends the run after its newest step, of which nothing may be written yet."""
     if pending is not None:
@@ -287,10 +307,17 @@ class _Run:
     for position in set(positions[broken].tolist()) - self.broken:
       self.broken.add(position)
       name = printable(self.data.splits["train"][position].id)
-      _log.warning("Broken image %s: another one of its class takes its place (data.on_broken=skip).", name)
+      _log.warning(
+        "Broken image %s: another one of its class takes its place (data.on_broken=skip).", name
+      )
 
   def _evaluate_and_save(
-    self, step: _Step, progress: progress_lib.Progress, requests: interrupts.Requests, evaluates: bool, saves: bool
+    self,
+    step: _Step,
+    progress: progress_lib.Progress,
+    requests: interrupts.Requests,
+    evaluates: bool,
+    saves: bool,
   ) -> bool:
     """What is due after a step; False if a signal has cut its evaluation short: the step is saved then, and evaluated when the run goes on."""
     self._fetch(step)  # before anything is evaluated or saved that no run should go on from
@@ -313,7 +340,9 @@ class _Run:
     """v and the metrics on val of the network after a step."""
     variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
     if "val" not in self.data.splits:
-      return _Evaluation(self.records.v.measure(number, self.embed, variables, self.state.opt_state))
+      return _Evaluation(
+        self.records.v.measure(number, self.embed, variables, self.state.opt_state)
+      )
     try:
       with requests.may_cut():
         v = self.records.v.measure(number, self.embed, variables, self.state.opt_state)
@@ -342,14 +371,18 @@ class _Run:
   def _prune_best(self) -> None:
     """Leaves the best network so far, and the one that was best at the newest checkpoint: a run that goes on from there may need that."""
     steps, saved = self.best.steps(), self.newest.latest_step() or 0
-    self.best.remove(sorted({*steps} - {*steps[-1:], *[step for step in steps if step <= saved][-1:]}))
+    self.best.remove(
+      sorted({*steps} - {*steps[-1:], *[step for step in steps if step <= saved][-1:]})
+    )
 
   def _write(self, step: _Step, progress: progress_lib.Progress) -> None:
     scalars = self._fetch(step)
     # Rate of the update that made this step: the schedule is called with the number of steps before it.
     rate = float(self.parts.schedule(step.number - 1))
     clock = {name: round(getattr(step, name), 4) for name in run_log.CLOCK_FIELDS}
-    progress.show(self.records.add(step.number, {**scalars, "learning_rate": rate}, step.val, clock))
+    progress.show(
+      self.records.add(step.number, {**scalars, "learning_rate": rate}, step.val, clock)
+    )
 
   def _fetch(self, step: _Step) -> dict[str, float]:
     """The scalars of a step as numbers, the first device's; with ``train.on_nonfinite=skip`` also whether it was skipped.
@@ -365,7 +398,9 @@ class _Run:
       if parts:
         self._nonfinite(step, scalars, parts)
       else:
-        self.empty.note(step.number, scalars.get("valid_lists", 1.0))  # a loss of one's own may not count them
+        self.empty.note(
+          step.number, scalars.get("valid_lists", 1.0)
+        )  # a loss of one's own may not count them
       step.fetched = scalars
     return step.fetched
 
@@ -390,7 +425,15 @@ class _Run:
     about |= {"device": parallel.describe()}
     ids = [images[int(position)].id for position in step.positions]
     if not goes_on or not replay.steps(self.workdir):
-      replay.save(self.workdir, self.config, state, step.batch, ids=ids, class_counts=self.data.class_counts(), about=about)
+      replay.save(
+        self.workdir,
+        self.config,
+        state,
+        step.batch,
+        ids=ids,
+        class_counts=self.data.class_counts(),
+        about=about,
+      )
     found = (
       f"step {step.number} of {self.num_steps}: not finite: {', '.join(parts)} (loss {scalars['loss']:g}, gradient norm "
       f"{scalars['grad_norm']:g}, learning rate {rate:g}; images {', '.join(ids[:3])} and {len(ids) - 3} more)"
@@ -402,7 +445,8 @@ class _Run:
     own = "".join(f" --own_loss={name}" for name in replay.own_losses(self.config))
     raise step_lib.DivergedError(
       f"training broke down{before} at {found}. No checkpoint holds it; see it again with: soprc replay "
-      f"--workdir={self.workdir}{own}; try a lower optim.learning_rate" + ("" if skips else ", or train.on_nonfinite=skip")
+      f"--workdir={self.workdir}{own}; try a lower optim.learning_rate"
+      + ("" if skips else ", or train.on_nonfinite=skip")
     )
 
   def finish(self, command: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -414,10 +458,14 @@ class _Run:
       state, which = self.best.restore(self.like)[0], "best on val"
     _log.info("Testing the network of step %d (%s).", int(state.step), which)
     splits = self.data.splits
-    tested = {name for split in splits for name in sources.shown_classes(splits[split]) if split != "train"}
+    tested = {
+      name for split in splits for name in sources.shown_classes(splits[split]) if split != "train"
+    }
     seen = classes.seen(self.meta["started_from"], tested, data_source=self.config.data.source)
     notes = {"seen_classes": seen, "command": command}
-    return results.write(self.workdir, self.config, splits, self.embed, state, self.records.lines, notes=notes)
+    return results.write(
+      self.workdir, self.config, splits, self.embed, state, self.records.lines, notes=notes
+    )
 
 
 def _trailing_skips(lines: list[dict[str, Any]]) -> int:

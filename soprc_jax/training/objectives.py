@@ -48,7 +48,11 @@ def make_objective(name: str, config: Any, setting: Setting) -> Objective:
 
   def compute(inputs: Inputs) -> Outputs:
     outputs = objective.compute(inputs)
-    counted = {} if VALID_LISTS in outputs.metrics else {VALID_LISTS: count_lists(inputs, setting.axis_name)}
+    counted = (
+      {}
+      if VALID_LISTS in outputs.metrics
+      else {VALID_LISTS: count_lists(inputs, setting.axis_name)}
+    )
     return outputs._replace(metrics={**counted, **outputs.metrics})
 
   return objective._replace(compute=compute)
@@ -71,7 +75,9 @@ def name_problem(name: str, *, imports: bool = True) -> str | None:
   if name in LOSSES:
     return None
   if ":" not in name:
-    return f"must be one of {', '.join(LOSSES)}, or package.module:function for your own; got {name!r}"
+    return (
+      f"must be one of {', '.join(LOSSES)}, or package.module:function for your own; got {name!r}"
+    )
   if not imports:
     return None
   try:
@@ -88,7 +94,9 @@ def check(name: str, config: Any) -> None:
     ValueError: it cannot be made, or does not give a scalar loss.
   """
   dim, count = 4, 8
-  setting = Setting(np.array([4, 4]), num_steps=10, max_positives=3, axis_name=None, embedding_dim=dim, seed=0)
+  setting = Setting(
+    np.array([4, 4]), num_steps=10, max_positives=3, axis_name=None, embedding_dim=dim, seed=0
+  )
 
   def loss(embeddings: Any) -> Any:
     objective = make_objective(name, config, setting)
@@ -155,7 +163,11 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       **found.masks,
     )
     risk = masks.masked_mean(risks, found.valid, None, setting.axis_name)
-    metrics = {"soprc": risk, "prior": _pmean(jnp.mean(prior), setting.axis_name), "tau1": tau1_fn(inputs.step)}
+    metrics = {
+      "soprc": risk,
+      "prior": _pmean(jnp.mean(prior), setting.axis_name),
+      "tau1": tau1_fn(inputs.step),
+    }
     loss = risk
     if config.lambda1 or config.lambda2:
       variance = estimators.semi_variance(
@@ -185,7 +197,11 @@ def _soprc(config: Any, setting: Setting) -> Objective:
     if not carried:
       return {}
     nothing = jnp.zeros((inputs.labels.shape[0], setting.max_positives))
-    return {"positive_scores": nothing, "list_ids": inputs.labels, "positive_where": jnp.zeros(nothing.shape, bool)}
+    return {
+      "positive_scores": nothing,
+      "list_ids": inputs.labels,
+      "positive_where": jnp.zeros(nothing.shape, bool),
+    }
 
   return Objective(tracker if carried else optax.identity(), compute, idle_args)
 
@@ -208,7 +224,9 @@ def _tracker(config: Any, setting: Setting) -> tracking.ScoreEma:
   )
 
 
-def make_prior(config: Any, setting: Setting) -> Callable[[jax.Array, jax.Array, lists.RetrievalLists], jax.Array]:
+def make_prior(
+  config: Any, setting: Setting
+) -> Callable[[jax.Array, jax.Array, lists.RetrievalLists], jax.Array]:
   """A function ``(step, labels, lists) -> prior [B]`` of each query.
 
   Kinds: ``frequency``: the share of a query's positives among the other training images, (c - 1) / (N - 1), the paper's;
@@ -232,7 +250,9 @@ def make_prior(config: Any, setting: Setting) -> Callable[[jax.Array, jax.Array,
       target = jnp.maximum(target, jnp.finfo(jnp.float32).tiny)
     else:
       target = jnp.asarray(per_class)[labels]
-    return anneal(config.start, target, setting.num_steps, shape=config.shape, until=config.until)(step)
+    return anneal(config.start, target, setting.num_steps, shape=config.shape, until=config.until)(
+      step
+    )
 
   return prior
 

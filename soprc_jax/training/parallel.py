@@ -26,11 +26,18 @@ def compile_ahead(compiled_step: Callable[..., Any], *args: Any) -> tuple[Callab
   """A step of `compile_step` compiled for these arguments, and the bytes that it needs on each device."""
   executable = compiled_step.lower(*args).compile()  # type: ignore[attr-defined]
   plan = executable.memory_analysis()
-  size = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes + plan.temp_size_in_bytes
+  size = (
+    plan.argument_size_in_bytes
+    + plan.output_size_in_bytes
+    - plan.alias_size_in_bytes
+    + plan.temp_size_in_bytes
+  )
   return executable, int(size)
 
 
-def join_processes(coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None) -> None:
+def join_processes(
+  coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
+) -> None:
   """Joins the processes of a run; before anything else asks for a device.
 
   Args:
@@ -93,7 +100,9 @@ def check_equal(what: str, text: str) -> None:
   digests = gather_rows(np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)[None])
   different = np.flatnonzero((digests != digests[0]).any(axis=1))
   if different.size:
-    raise ValueError(f"{what} of process {different[0]} is not that of process 0: start all processes with the same flags")
+    raise ValueError(
+      f"{what} of process {different[0]} is not that of process 0: start all processes with the same flags"
+    )
 
 
 def gather_rows(array: np.ndarray) -> np.ndarray:
@@ -142,7 +151,9 @@ def check_batch(batch_size: int, per_class: int, microbatch: int) -> None:
     step = math.lcm(count, per_class)
     lower = batch_size // step * step
     fitting = [str(size) for size in (lower, lower + step) if size >= 2 * per_class]
-    raise ValueError(f"train.batch_size={batch_size} is not divisible by {count} devices: use {' or '.join(fitting)}")
+    raise ValueError(
+      f"train.batch_size={batch_size} is not divisible by {count} devices: use {' or '.join(fitting)}"
+    )
   if microbatch % count:
     sizes = [size for size in range(count, batch_size + 1, count) if batch_size % size == 0]
     nearest = sorted(sorted(sizes, key=lambda size: abs(size - microbatch))[:2])
@@ -154,7 +165,9 @@ def check_batch(batch_size: int, per_class: int, microbatch: int) -> None:
 def replicate(tree: Any) -> Any:
   """A copy of the tree on every local device."""
   count = jax.local_device_count()
-  stacked = jax.tree.map(lambda leaf: np.broadcast_to(np.asarray(leaf)[None], (count, *np.shape(leaf))), tree)
+  stacked = jax.tree.map(
+    lambda leaf: np.broadcast_to(np.asarray(leaf)[None], (count, *np.shape(leaf))), tree
+  )
   # Through a compiled identity, so that the first step sees the layout of every later one and compiles once.
   return compile_step(lambda leaves: leaves, donate_state=False)(stacked)
 

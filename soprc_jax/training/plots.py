@@ -11,7 +11,9 @@ def plot_convergence(path: Path, lines: list[dict[str, Any]], *, warmup_steps: i
   """Training loss and val mAUPRC against the step, from the lines of ``metrics.jsonl``."""
   figure, axes = _figure(2)
   steps = np.array([line["step"] for line in lines])
-  losses = np.array([line["loss"] for line in lines], float)  # null, a step that was skipped, becomes NaN: a gap
+  losses = np.array(
+    [line["loss"] for line in lines], float
+  )  # null, a step that was skipped, becomes NaN: a gap
   axes[0].plot(steps, losses, color="tab:blue", alpha=0.3, linewidth=0.8, label="each step")
   width = max(len(losses) // 50, 1)
   if width > 1:
@@ -21,13 +23,19 @@ def plot_convergence(path: Path, lines: list[dict[str, Any]], *, warmup_steps: i
     mean = np.divide(sums, counts, out=np.full(len(sums), np.nan), where=counts > 0)
     axes[0].plot(steps[width - 1 :], mean, color="tab:blue", label=f"mean of {width} steps")
   axes[0].set(xlabel="step", ylabel="training loss", title="Training loss")
-  val = [(line["step"], line["val_mAUPRC"], line.get("val_recall@1")) for line in lines if "val_mAUPRC" in line]
+  val = [
+    (line["step"], line["val_mAUPRC"], line.get("val_recall@1"))
+    for line in lines
+    if "val_mAUPRC" in line
+  ]
   if val:
     at, auprc, recall = zip(*val)
     axes[1].plot(at, auprc, "o-", color="tab:orange", label="mAUPRC")
     if None not in recall:
       axes[1].plot(at, recall, "s--", color="tab:green", label="recall@1")
-  axes[1].set(xlabel="step", ylabel="value on val", title="Validation (unseen classes)", ylim=(0, 1))
+  axes[1].set(
+    xlabel="step", ylabel="value on val", title="Validation (unseen classes)", ylim=(0, 1)
+  )
   for axis in axes:
     if warmup_steps:
       axis.axvline(warmup_steps, color="grey", linestyle=":", label="end of the warm-up")
@@ -67,11 +75,26 @@ def plot_curves(
   figure.set_size_inches(8.5, 5.5)
   lines = {}
   for i, (name, (x, y)) in enumerate(curves.items()):
-    style = {"color": "black", "linewidth": 2.4, "zorder": 3} if i == 0 else {"color": f"C{(i - 1) % 10}", "linewidth": 1.3}
+    style = (
+      {"color": "black", "linewidth": 2.4, "zorder": 3}
+      if i == 0
+      else {"color": f"C{(i - 1) % 10}", "linewidth": 1.3}
+    )
     # Ten colours: a second turn through them is dashed.
-    lines[name] = axis.plot(x, y, "--" if i > 10 else "-", marker="o" if markers else None, markersize=3, **style)[0]
-  ranked = sorted(curves, key=lambda name: -np.nan_to_num(np.mean(curves[name][1])) if len(curves[name][1]) else 0.0)
-  axis.legend([lines[name] for name in ranked], ranked, fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    lines[name] = axis.plot(
+      x, y, "--" if i > 10 else "-", marker="o" if markers else None, markersize=3, **style
+    )[0]
+  ranked = sorted(
+    curves,
+    key=lambda name: -np.nan_to_num(np.mean(curves[name][1])) if len(curves[name][1]) else 0.0,
+  )
+  axis.legend(
+    [lines[name] for name in ranked],
+    ranked,
+    fontsize="small",
+    loc="center left",
+    bbox_to_anchor=(1.0, 0.5),
+  )
   axis.set(xlabel=axes[0], ylabel=axes[1], title=title, ylim=(0, top))
   _save(figure, path)
 

@@ -43,12 +43,14 @@ class Progress:
     self._start = start
     prior = config.loss.prior
     self._anneals = config.loss.name == "soprc" and prior.start > 0
-    self._explanation = (
-      f"The prior falls from {prior.start:g}: the loss may rise while the ranking improves. Watch val_mAUPRC."
-    )
+    self._explanation = f"The prior falls from {prior.start:g}: the loss may rise while the ranking improves. Watch val_mAUPRC."
     self._after_first = 0.0
     self._recent: collections.deque[dict[str, Any]] = collections.deque(maxlen=self._line_every)
-    self._bar = bar(config, total=num_steps, initial=start, unit="step", leave=True) if on_terminal(config) else None
+    self._bar = (
+      bar(config, total=num_steps, initial=start, unit="step", leave=True)
+      if on_terminal(config)
+      else None
+    )
 
   def show(self, line: dict[str, Any]) -> None:
     """One step, by its line of ``metrics.jsonl``."""
@@ -68,12 +70,17 @@ class Progress:
       self._explanation = ""
     if self._bar is not None:
       waited = f"{workdir.data_wait_share(self._recent):.0%}"
-      self._bar.set_postfix(shown | {"images/s": f"{self._rate():.0f}", "data wait": waited}, refresh=False)
+      self._bar.set_postfix(
+        shown | {"images/s": f"{self._rate():.0f}", "data wait": waited}, refresh=False
+      )
       self._bar.update()
       return
     if step % self._line_every == 0 or "val_mAUPRC" in line or step == self._num_steps:
       values = [f"{name} {value}" for name, value in shown.items()]
-      values += [f"{self._rate():.0f} images/s", f"data wait {workdir.data_wait_share(self._recent):.0%}"]
+      values += [
+        f"{self._rate():.0f} images/s",
+        f"data wait {workdir.data_wait_share(self._recent):.0%}",
+      ]
       values += [f"{duration(left)} left"] if left is not None and step < self._num_steps else []
       self._recent.clear()
       _log.info("step %d/%d: %s", step, self._num_steps, ", ".join(values))
@@ -81,7 +88,9 @@ class Progress:
   def _announce(self, left: float) -> None:
     """When the result will be there, as far as the first steps can tell."""
     at = time.strftime("%H:%M", time.localtime(time.time() + left))
-    self._write(f"{self._rate():.0f} images/s: the last step in about {duration(left)}, at {at}; evaluations come on top.")
+    self._write(
+      f"{self._rate():.0f} images/s: the last step in about {duration(left)}, at {at}; evaluations come on top."
+    )
 
   def _write(self, message: str) -> None:
     if self._bar is not None:

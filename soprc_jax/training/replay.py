@@ -95,7 +95,11 @@ def save(
 
 def steps(workdir: Path) -> list[int]:
   """The steps that are kept in the folder of a run, ascending."""
-  return sorted(int(path.parent.name) for path in (workdir / FOLDER).glob(f"*/{REPORT}") if path.parent.name.isdigit())
+  return sorted(
+    int(path.parent.name)
+    for path in (workdir / FOLDER).glob(f"*/{REPORT}")
+    if path.parent.name.isdigit()
+  )
 
 
 def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = ()) -> Found:
@@ -145,9 +149,15 @@ def own_losses(config: ConfigDict) -> list[str]:
 
 def run(found: Found) -> tuple[TrainState, dict[str, float]]:
   """The step once more, by the compiled function of the run: the state after it, and its scalars."""
-  step_fn = found.parts.warmup_step if found.report["step"] <= found.config.warmup.steps else found.parts.main_step
+  step_fn = (
+    found.parts.warmup_step
+    if found.report["step"] <= found.config.warmup.steps
+    else found.parts.main_step
+  )
   state, scalars = step_fn(parallel.replicate(found.state), parallel.shard(found.batch))
-  return parallel.unreplicate(state), {name: float(value) for name, value in parallel.unreplicate(scalars).items()}
+  return parallel.unreplicate(state), {
+    name: float(value) for name, value in parallel.unreplicate(scalars).items()
+  }
 
 
 def _read_batch(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
@@ -168,7 +178,13 @@ def largest(tree: Any, count: int) -> list[tuple[str, float, int]]:
     if array.size and np.issubdtype(array.dtype, np.floating):
       bad = int((~np.isfinite(array)).sum())
       finite = array[np.isfinite(array)]
-      rows.append((jax.tree_util.keystr(path, simple=True, separator="."), float(np.abs(finite).max(initial=0.0)), bad))
+      rows.append(
+        (
+          jax.tree_util.keystr(path, simple=True, separator="."),
+          float(np.abs(finite).max(initial=0.0)),
+          bad,
+        )
+      )
   return sorted(rows, key=lambda row: (-row[2], -row[1]))[:count]
 
 
@@ -206,7 +222,10 @@ def describe(workdir: Path, step: int | None = None, *, trusted: Collection[str]
     *_table("carried state of the loss after the step", carried),
   ]
   if not parts:
-    lines += ["", "It is finite here: the devices, or the versions of jax and XLA, are not those of then."]
+    lines += [
+      "",
+      "It is finite here: the devices, or the versions of jax and XLA, are not those of then.",
+    ]
   return "\n".join(lines)
 
 
@@ -215,7 +234,10 @@ def _table(title: str, tree: Any) -> list[str]:
     (f"  {name}", f"largest {size:.3g}" + (f", {bad} not finite" if bad else ""))
     for name, size, bad in largest(tree, _SHOWN)
   ]
-  return [f"{title}: arrays with numbers that are not finite, else the largest", *text_table.aligned(rows)]
+  return [
+    f"{title}: arrays with numbers that are not finite, else the largest",
+    *text_table.aligned(rows),
+  ]
 
 
 def _embeddings(found: Found) -> list[str]:
@@ -223,15 +245,21 @@ def _embeddings(found: Found) -> list[str]:
   variables = {"params": found.state.params, "batch_stats": found.state.batch_stats}
   embeddings = np.asarray(jax.jit(found.parts.model.apply)(variables, found.batch["image"]))
   bad = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
-  lines = [f"embeddings (by the running statistics): {len(bad)} of {len(embeddings)} images have some that are not finite"]
+  lines = [
+    f"embeddings (by the running statistics): {len(bad)} of {len(embeddings)} images have some that are not finite"
+  ]
   return lines + [f"  {printable(found.ids[position])}" for position in bad[:_SHOWN]]
 
 
 def _broken_state(found: Found) -> tuple[Any, Any]:
   """Gradient of the step by the parameters, and the state that the loss carries after it, unguarded."""
   counts = np.array(found.report["class_counts"])
-  parts = build.make_parts(found.config, counts, optimizer=optax.trace(decay=0.0), on_nonfinite="keep")
+  parts = build.make_parts(
+    found.config, counts, optimizer=optax.trace(decay=0.0), on_nonfinite="keep"
+  )
   # A trace without decay holds the gradient itself.
   opt_state = (found.state.opt_state[0], jax.jit(parts.tx.init)(found.state.params)[1])
-  after, _ = run(found._replace(parts=parts, state=dataclasses.replace(found.state, opt_state=opt_state)))
+  after, _ = run(
+    found._replace(parts=parts, state=dataclasses.replace(found.state, opt_state=opt_state))
+  )
   return after.opt_state[1].trace, after.opt_state[0]

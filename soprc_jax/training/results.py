@@ -72,13 +72,19 @@ def write(
   return found
 
 
-def _draw(workdir: Path, config: ConfigDict, embedded: evaluation.Embedded, lines: list[dict[str, Any]]) -> None:
+def _draw(
+  workdir: Path, config: ConfigDict, embedded: evaluation.Embedded, lines: list[dict[str, Any]]
+) -> None:
   """The pictures of the run, and the data of its mean precision-recall curve on test."""
   precision, recall, thresholds = metrics_lib.mean_pr_curve(
     embedded.embeddings, embedded.labels, block_size=config.eval.block_size
   )
-  np.savez(workdir / workdir_lib.PR_CURVE, precision=precision, recall=recall, thresholds=thresholds)
-  plots.plot_pr_curve(workdir / "pr_curve.png", precision, recall, title="Mean precision-recall curve, test")
+  np.savez(
+    workdir / workdir_lib.PR_CURVE, precision=precision, recall=recall, thresholds=thresholds
+  )
+  plots.plot_pr_curve(
+    workdir / "pr_curve.png", precision, recall, title="Mean precision-recall curve, test"
+  )
   plots.plot_convergence(workdir / "convergence.png", lines, warmup_steps=config.warmup.steps)
 
 
@@ -92,7 +98,9 @@ def _images_per_second(config: ConfigDict, lines: list[dict[str, Any]]) -> float
 def _val_at(lines: list[dict[str, Any]], step: int) -> dict[str, Any]:
   for line in lines:
     if line["step"] == step:
-      return {name.removeprefix("val_"): value for name, value in line.items() if name.startswith("val_")}
+      return {
+        name.removeprefix("val_"): value for name, value in line.items() if name.startswith("val_")
+      }
   return {}
 
 
@@ -119,7 +127,13 @@ def _commit() -> str:
   try:
     head, changes = (
       subprocess.run(
-        ["git", *command], cwd=root, capture_output=True, encoding="utf-8", errors="replace", timeout=10, check=True
+        ["git", *command],
+        cwd=root,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=10,
+        check=True,
       ).stdout.strip()
       for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
     )

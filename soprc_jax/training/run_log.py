@@ -39,7 +39,15 @@ class Records:
     lacks_evaluation: whether the last step was due to be evaluated, and a signal has cut that short: see `complete`.
   """
 
-  def __init__(self, workdir: Path, config: ConfigDict, data: build.Data, *, last_step: int, opened: contextlib.ExitStack):
+  def __init__(
+    self,
+    workdir: Path,
+    config: ConfigDict,
+    data: build.Data,
+    *,
+    last_step: int,
+    opened: contextlib.ExitStack,
+  ):
     writes = parallel.is_main()
     self._log = workdir_lib.MetricsLog(workdir, last_step=last_step, writes=writes)
     opened.callback(self._log.close)
@@ -92,7 +100,11 @@ class Records:
 
   def _tell_board(self, line: dict[str, Any]) -> dict[str, Any]:
     shown = {name: value for name, value in line.items() if value is not None}
-    tags = {name.replace("val_", "val/").replace("@", "_at_"): value for name, value in shown.items() if name != "step"}
+    tags = {
+      name.replace("val_", "val/").replace("@", "_at_"): value
+      for name, value in shown.items()
+      if name != "step"
+    }
     self._board.add(tags, line["step"])
     return shown
 
@@ -121,7 +133,9 @@ class Board:
 
   def add(self, values: Mapping[str, float], step: int) -> None:
     """The scalars of a step."""
-    parts = [summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+    parts = [
+      summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in values.items()
+    ]
     self._write(event_pb2.Event(summary=summary_pb2.Summary(value=parts)), step)
 
   def sync(self) -> None:
@@ -140,7 +154,9 @@ class Board:
     self._events.write_event(event)
 
 
-def describe_start(config: ConfigDict, data: build.Data, params: Any, first: int, num_steps: int, workdir: Path) -> None:
+def describe_start(
+  config: ConfigDict, data: build.Data, params: Any, first: int, num_steps: int, workdir: Path
+) -> None:
   """Logs data, network, devices and where the run begins.
 
   Args:
@@ -151,8 +167,12 @@ def describe_start(config: ConfigDict, data: build.Data, params: Any, first: int
     num_steps: of the whole run.
     workdir: of the run.
   """
-  sizes = {name: f"{len(np.unique(s.labels))} classes, {len(s)} images" for name, s in data.splits.items()}
-  _log.info("Data %s: %s.", config.data.source, "; ".join(f"{n}: {size}" for n, size in sizes.items()))
+  sizes = {
+    name: f"{len(np.unique(s.labels))} classes, {len(s)} images" for name, s in data.splits.items()
+  }
+  _log.info(
+    "Data %s: %s.", config.data.source, "; ".join(f"{n}: {size}" for n, size in sizes.items())
+  )
   if data.sampler.num_small:
     _log.info(
       "%d training classes have fewer than %d images: policy data.small_classes=%s.",
@@ -169,7 +189,9 @@ def describe_start(config: ConfigDict, data: build.Data, params: Any, first: int
     parallel.describe(),
   )
   if 0 < config.train.microbatch < config.train.batch_size:
-    _log.info("Microbatches of %d images: each image is embedded twice a step.", config.train.microbatch)
+    _log.info(
+      "Microbatches of %d images: each image is embedded twice a step.", config.train.microbatch
+    )
   if config.model.freeze_bn and not config.model.init_from:
     _log.warning(
       "Batch norm is frozen at its initial statistics, with random weights: set model.init_from, or model.freeze_bn=False."

@@ -36,7 +36,9 @@ class TrainState:
   opt_state: optax.OptState
 
 
-def init_state(model: nn.Module, tx: optax.GradientTransformation, *, key: jax.Array, image_size: int) -> TrainState:
+def init_state(
+  model: nn.Module, tx: optax.GradientTransformation, *, key: jax.Array, image_size: int
+) -> TrainState:
   """State at step 0 with random weights drawn from ``key``."""
   images = jnp.zeros((1, image_size, image_size, 3), jnp.uint8)
   variables = jax.jit(model.init)(key, images)
@@ -87,19 +89,25 @@ def train_step(
   batch_stats = state.batch_stats
 
   def loss_fn(embeddings: jax.Array) -> tuple[jax.Array, Any]:
-    inputs = objectives.Inputs(embeddings, batch["label"], batch["where"], state.step - first_step, state.opt_state)
+    inputs = objectives.Inputs(
+      embeddings, batch["label"], batch["where"], state.step - first_step, state.opt_state
+    )
     outputs = objective.compute(inputs)
     update_args = outputs.update_args if objective is carrier else carrier.idle_args(inputs)
     return outputs.loss, (update_args, outputs.metrics, any_nonfinite(embeddings))
 
   def whole(params: Any) -> tuple[jax.Array, Any]:
     variables = {"params": params, "batch_stats": batch_stats}
-    embeddings, moved = model.apply(variables, batch["image"], train=True, where=where, mutable=["batch_stats"])
+    embeddings, moved = model.apply(
+      variables, batch["image"], train=True, where=where, mutable=["batch_stats"]
+    )
     loss, aux = loss_fn(embeddings)
     return loss, (*aux, moved.get("batch_stats", batch_stats))
 
   def embed(params: Any, images: jax.Array) -> jax.Array:
-    embeddings: Any = model.apply({"params": params, "batch_stats": batch_stats}, images, train=False)
+    embeddings: Any = model.apply(
+      {"params": params, "batch_stats": batch_stats}, images, train=False
+    )
     return embeddings
 
   if microbatch:
@@ -108,9 +116,9 @@ def train_step(
       embed, loss_fn, state.params, batch["image"], size=microbatch
     )
   else:
-    (loss, (update_args, metrics, bad_embeddings, batch_stats)), grads = jax.value_and_grad(whole, has_aux=True)(
-      state.params
-    )
+    (loss, (update_args, metrics, bad_embeddings, batch_stats)), grads = jax.value_and_grad(
+      whole, has_aux=True
+    )(state.params)
   # Every device holds the same loss of the joined batch; the mean of the gradients is the gradient of that loss.
   if axis_name is not None:
     grads = jax.lax.pmean(grads, axis_name)
@@ -157,8 +165,14 @@ class DivergedError(ArithmeticError):
 
 def any_nonfinite(tree: Any) -> jax.Array:
   """Whether any number of a tree is a NaN or infinite; scalar bool."""
-  leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.inexact)]
-  return jnp.any(jnp.stack([jnp.any(~jnp.isfinite(leaf)) for leaf in leaves])) if leaves else jnp.array(False)
+  leaves = [
+    leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.inexact)
+  ]
+  return (
+    jnp.any(jnp.stack([jnp.any(~jnp.isfinite(leaf)) for leaf in leaves]))
+    if leaves
+    else jnp.array(False)
+  )
 
 
 def nonfinite_code(bad: Mapping[str, jax.Array], axis_name: str | None) -> jax.Array:
@@ -174,7 +188,12 @@ def nonfinite_names(found: float) -> list[str]:
 
 
 def guarded(
-  old: TrainState, new: TrainState, nonfinite: jax.Array, *, policy: str, step: jax.Array | None = None
+  old: TrainState,
+  new: TrainState,
+  nonfinite: jax.Array,
+  *,
+  policy: str,
+  step: jax.Array | None = None,
 ) -> TrainState:
   """``new`` if it may be kept, else ``old``; all leaves or none.
 

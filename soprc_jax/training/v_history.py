@@ -35,9 +35,19 @@ class VHistory:
     writes: whether this process keeps the file.
   """
 
-  def __init__(self, workdir: Path, config: ConfigDict, data: build.Data, *, last_step: int, writes: bool = True):
+  def __init__(
+    self,
+    workdir: Path,
+    config: ConfigDict,
+    data: build.Data,
+    *,
+    last_step: int,
+    writes: bool = True,
+  ):
     self._config, self._train, self._rows = config, data.splits["train"], data.rows
-    self._sampler = copy.copy(data.sampler)  # has the plan of one epoch at a time; the loader may be at another one
+    self._sampler = copy.copy(
+      data.sampler
+    )  # has the plan of one epoch at a time; the loader may be at another one
     follows = config.loss.name == "soprc" and config.loss.v == "carried"
     self._classes = choose(self._train.labels, config.log.v_classes) if follows else []
     self._counted, self._visits = config.warmup.steps, np.zeros((2, len(self._classes)), int)
@@ -49,7 +59,9 @@ class VHistory:
       self._take_counts(lines)
       self._log = workdir_lib.JsonLines(path, lines, writes=writes)
 
-  def measure(self, step: int, embed: evaluation.EmbedFn, variables: Any, opt_state: Any) -> dict[str, Any] | None:
+  def measure(
+    self, step: int, embed: evaluation.EmbedFn, variables: Any, opt_state: Any
+  ) -> dict[str, Any] | None:
     """The line of a step, None where nothing is followed.
 
     Args:
@@ -64,7 +76,9 @@ class VHistory:
     state = parallel.unreplicate(tracking.find_state(opt_state))
     positions = np.concatenate(list(self._images.values()))
     embedded = embed(variables, sources.Subset(self._train, positions))
-    found = [self._class(label, place, state, embedded) for place, label in enumerate(self._classes)]
+    found = [
+      self._class(label, place, state, embedded) for place, label in enumerate(self._classes)
+    ]
     return {"step": step, "classes": found}
 
   def write(self, line: dict[str, Any] | None) -> None:
@@ -85,7 +99,10 @@ class VHistory:
     """Goes on from the visits of the last line; if that follows other classes, or is damaged, they are counted anew."""
     rows = [self._rows[label] for label in self._classes]
     try:
-      found = {entry["row"]: (int(entry["visits"]), int(entry["last_visit"])) for entry in lines[-1]["classes"]}
+      found = {
+        entry["row"]: (int(entry["visits"]), int(entry["last_visit"]))
+        for entry in lines[-1]["classes"]
+      }
       self._visits = np.array([found[row] for row in rows]).T
       self._counted = max(self._counted, lines[-1]["step"])
     except (IndexError, KeyError, TypeError, ValueError):
@@ -101,7 +118,9 @@ class VHistory:
       self._visits[1][held] = number
     self._counted = max(self._counted, step)
 
-  def _class(self, label: int, place: int, state: tracking.ScoreEmaState, embedded: evaluation.Embedded) -> dict[str, Any]:
+  def _class(
+    self, label: int, place: int, state: tracking.ScoreEmaState, embedded: evaluation.Embedded
+  ) -> dict[str, Any]:
     row = self._rows[label]
     own = embedded.labels == label
     return {
@@ -111,7 +130,9 @@ class VHistory:
       "visits": int(self._visits[0][place]),
       "last_visit": int(self._visits[1][place]),
       "v": _rounded(state.v[row]),
-      "true": _rounded(true_scores(embedded.embeddings[own], self._config.loss.num_points, self._config.loss.grid)),
+      "true": _rounded(
+        true_scores(embedded.embeddings[own], self._config.loss.num_points, self._config.loss.grid)
+      ),
     }
 
 
@@ -133,7 +154,9 @@ def images(labels: np.ndarray, label: int) -> np.ndarray:
   return found[np.linspace(0, len(found) - 1, min(len(found), _MAX_IMAGES)).astype(int)]
 
 
-def true_scores(embeddings: np.ndarray, num_points: int, grid: interpolation.Grid = "midpoints") -> np.ndarray:
+def true_scores(
+  embeddings: np.ndarray, num_points: int, grid: interpolation.Grid = "midpoints"
+) -> np.ndarray:
   """``[M]``: the mean over the images of a class of phi of its similarities to all others of the class.
 
   Args:
@@ -158,8 +181,12 @@ def true_scores(embeddings: np.ndarray, num_points: int, grid: interpolation.Gri
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def _phi(scores: jax.Array, where: jax.Array, num_points: int, grid: interpolation.Grid) -> jax.Array:
-  return interpolation.interpolate_scores(scores, num_points=num_points, bounds=(-1.0, 1.0), grid=grid, where=where)
+def _phi(
+  scores: jax.Array, where: jax.Array, num_points: int, grid: interpolation.Grid
+) -> jax.Array:
+  return interpolation.interpolate_scores(
+    scores, num_points=num_points, bounds=(-1.0, 1.0), grid=grid, where=where
+  )
 
 
 def _rounded(values: Any) -> list[float]:

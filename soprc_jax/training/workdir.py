@@ -103,7 +103,9 @@ def refuse_links(workdir: Path, writes: Sequence[str] = ("*",)) -> None:
   """
   for entry in _among(workdir, writes):
     top = workdir / entry
-    below = (os.path.join(where, name) for where, *found in os.walk(top) for name in [*found[0], *found[1]])
+    below = (
+      os.path.join(where, name) for where, *found in os.walk(top) for name in [*found[0], *found[1]]
+    )
     for path in [str(top), *below]:
       if os.path.islink(path):
         raise ValueError(
@@ -114,7 +116,11 @@ def refuse_links(workdir: Path, writes: Sequence[str] = ("*",)) -> None:
 
 def _among(folder: Path, patterns: Sequence[str]) -> list[str]:
   """Returns the names in a folder that fit any of some patterns, sorted."""
-  return sorted(name for name in os.listdir(folder) if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns))
+  return sorted(
+    name
+    for name in os.listdir(folder)
+    if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+  )
 
 
 def claim(workdir: Path, config: ConfigDict, writes: Sequence[str] = WRITES) -> None:
@@ -304,7 +310,9 @@ def hold(workdir: Path) -> Iterator[None]:
   try:
     now = datetime.datetime.now()
     with file_io.whole(workdir / HOLDER) as file:
-      file.write(f"process {os.getpid()} on {socket.gethostname()}, since {now:%Y-%m-%d %H:%M:%S}\n".encode())
+      file.write(
+        f"process {os.getpid()} on {socket.gethostname()}, since {now:%Y-%m-%d %H:%M:%S}\n".encode()
+      )
     yield
   finally:
     held.release()
@@ -312,6 +320,8 @@ def hold(workdir: Path) -> Iterator[None]:
 
 def _holder(workdir: Path) -> str:
   try:
-    return (workdir / HOLDER).read_text(encoding="utf-8", errors="replace").strip() or "another process"
+    return (workdir / HOLDER).read_text(
+      encoding="utf-8", errors="replace"
+    ).strip() or "another process"
   except OSError:
     return "another process"

@@ -6,7 +6,15 @@ import numpy as np
 import optax
 import pytest
 
-from soprc_jax import binary_lists, binary_loss, retrieval_lists, retrieval_loss, score_ema, semi_variance, soprc_loss
+from soprc_jax import (
+  binary_lists,
+  binary_loss,
+  retrieval_lists,
+  retrieval_loss,
+  score_ema,
+  semi_variance,
+  soprc_loss,
+)
 
 pytestmark = pytest.mark.core
 
@@ -18,7 +26,11 @@ _LAMBDAS = {"lambda1": 0.5, "lambda2": 2.0}
 def _images(seed=0):
   rng = np.random.default_rng(seed)
   embeddings = np.float32(rng.normal(size=(B, D)))
-  return embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True), rng.integers(0, C, B), rng.random(B) < 0.8
+  return (
+    embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True),
+    rng.integers(0, C, B),
+    rng.random(B) < 0.8,
+  )
 
 
 def _scores(seed=1):
@@ -50,7 +62,8 @@ def _assert_equal(got, want):
 
 
 @pytest.mark.parametrize(
-  ("lambdas", "masked", "rows"), [({}, False, "labels"), (_LAMBDAS, True, "labels"), (_LAMBDAS, True, "given")]
+  ("lambdas", "masked", "rows"),
+  [({}, False, "labels"), (_LAMBDAS, True, "labels"), (_LAMBDAS, True, "given")],
 )
 def test_retrieval_equals_its_parts(lambdas, masked, rows):
   embeddings, labels, where = _images()
@@ -61,7 +74,13 @@ def test_retrieval_equals_its_parts(lambdas, masked, rows):
 
   def in_one_call(embeddings):
     list_ids = None if rows == "labels" else ids
-    arguments = {"tracker": tracker, "opt_state": (state,), "prior": prior, "where": where, "list_ids": list_ids}
+    arguments = {
+      "tracker": tracker,
+      "opt_state": (state,),
+      "prior": prior,
+      "where": where,
+      "list_ids": list_ids,
+    }
     return retrieval_loss(embeddings, labels, max_positives=3, **arguments, **_OPTIONS, **lambdas)
 
   def of_parts(embeddings):
@@ -71,7 +90,9 @@ def test_retrieval_equals_its_parts(lambdas, masked, rows):
   (loss, update_args), gradient = jax.jit(jax.value_and_grad(in_one_call, has_aux=True))(embeddings)
   (want, lists), want_gradient = jax.value_and_grad(of_parts, has_aux=True)(embeddings)
   _assert_equal((loss, gradient), (want, want_gradient))
-  moved, wanted = (tracker.update(None, state, **args)[1] for args in (update_args, lists.update_args(ids)))
+  moved, wanted = (
+    tracker.update(None, state, **args)[1] for args in (update_args, lists.update_args(ids))
+  )
   np.testing.assert_allclose(moved.v, wanted.v, rtol=1e-6, atol=1e-7)
   assert np.any(moved.v != state.v)
 
@@ -92,7 +113,10 @@ def test_binary_equals_its_parts(lambdas):
   (loss, update_args), gradient = jax.jit(jax.value_and_grad(in_one_call, has_aux=True))(scores)
   (want, lists), want_gradient = jax.value_and_grad(of_parts, has_aux=True)(scores)
   _assert_equal((loss, gradient), (want, want_gradient))
-  moved, wanted = (tracker.update(None, state, **args)[1] for args in (update_args, lists.update_args(np.arange(C))))
+  moved, wanted = (
+    tracker.update(None, state, **args)[1]
+    for args in (update_args, lists.update_args(np.arange(C)))
+  )
   np.testing.assert_array_equal(moved.v, wanted.v)
 
 
@@ -104,7 +128,9 @@ def test_binary_rows_may_be_given():
   loss, update_args = binary_loss(scores[0], labels[0], list_ids=np.array([2]), **arguments)
   v = tracker.lookahead(state, **lists.update_args(np.array([2])))
   np.testing.assert_allclose(
-    loss, soprc_loss(lists.positive_scores, lists.negative_scores, v, prior=0.1, **lists.masks), rtol=1e-6
+    loss,
+    soprc_loss(lists.positive_scores, lists.negative_scores, v, prior=0.1, **lists.masks),
+    rtol=1e-6,
   )
   moved = tracker.update(None, state, **update_args)[1]
   np.testing.assert_array_equal(np.any(moved.v != state.v, axis=1), [False, False, True])
@@ -127,7 +153,9 @@ def test_images_that_fill_the_batch_need_no_row():
       both.append((loss, gradient[: B - 3], tracker.update(None, state, **update_args)[1].v))
       assert not np.any(gradient[B - 3 :])
   for found in both[1:]:
-    jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6), found, both[0])
+    jax.tree.map(
+      lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6), found, both[0]
+    )
 
 
 def test_traced_weights_of_the_semi_variance():
@@ -135,7 +163,9 @@ def test_traced_weights_of_the_semi_variance():
   tracker, state = _used()
 
   def loss_fn(lambda2):
-    return binary_loss(scores, labels, tracker=tracker, opt_state=state, prior=0.1, lambda2=lambda2)[0]
+    return binary_loss(
+      scores, labels, tracker=tracker, opt_state=state, prior=0.1, lambda2=lambda2
+    )[0]
 
   for weight in (0.0, 2.0):
     np.testing.assert_allclose(jax.jit(loss_fn)(jnp.float32(weight)), loss_fn(weight), rtol=1e-6)
@@ -179,7 +209,9 @@ def test_labels_may_be_booleans():
   embeddings, labels, _ = _images()
   tracker = score_ema(2, M, 0.3, bounds=(-1, 1))
   arguments = {"tracker": tracker, "opt_state": tracker.init(None), "prior": 0.1}
-  found, want = (retrieval_loss(embeddings, kind(labels > 0), **arguments)[0] for kind in (np.asarray, np.int32))
+  found, want = (
+    retrieval_loss(embeddings, kind(labels > 0), **arguments)[0] for kind in (np.asarray, np.int32)
+  )
   assert found == want
 
 

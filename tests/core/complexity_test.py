@@ -30,9 +30,13 @@ def _soprc(found, masks):
 _BOUNDED = {"max_positives": _MAX_POSITIVES}
 _LOSSES = {
   "soprc": _of_lists(_soprc),
-  "ap": _of_lists(lambda found, masks: estimators.ap_loss(found.positive_scores, found.negative_scores, **masks)),
+  "ap": _of_lists(
+    lambda found, masks: estimators.ap_loss(found.positive_scores, found.negative_scores, **masks)
+  ),
   "semi_variance": _of_lists(
-    lambda found, masks: estimators.semi_variance(found.positive_scores, found.negative_scores, **masks)
+    lambda found, masks: estimators.semi_variance(
+      found.positive_scores, found.negative_scores, **masks
+    )
   ),
   "contrastive": losses.contrastive_loss,
   "triplet": functools.partial(losses.triplet_loss, **_BOUNDED),

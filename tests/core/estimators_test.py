@@ -21,7 +21,9 @@ Q, P, N, M = 3, 4, 5, 6
 
 def _grid_scores(*shape):
   """Scores on a grid of 1/256: ties are frequent and float32 margins exact, so tau2 = 0.001 can be compared."""
-  return hnp.arrays(np.int16, shape, elements=st.integers(-256, 256)).map(lambda s: s.astype(np.float32) / 256)
+  return hnp.arrays(np.int16, shape, elements=st.integers(-256, 256)).map(
+    lambda s: s.astype(np.float32) / 256
+  )
 
 
 def _masks(*shape):
@@ -36,21 +38,33 @@ def _draw(seed, *widths, lists=Q):
 _V = _draw(99, M, lists=1)[0][0]
 
 
-def _soprc(positive, negative, positive_where=None, negative_where=None, v=None, prior=0.1, **options):
+def _soprc(
+  positive, negative, positive_where=None, negative_where=None, v=None, prior=0.1, **options
+):
   v = jnp.broadcast_to(_V, (*positive.shape[:-1], M)) if v is None else v
   options = {"tau1": 0.2, "tau2": 0.05} | options
   return soprc_loss(
-    positive, negative, v, prior=prior, positive_where=positive_where, negative_where=negative_where, **options
+    positive,
+    negative,
+    v,
+    prior=prior,
+    positive_where=positive_where,
+    negative_where=negative_where,
+    **options,
   )
 
 
 def _ap(positive, negative, positive_where=None, negative_where=None, **options):
   options = {"tau1": 0.2, "tau2": 0.05} | options
-  return ap_loss(positive, negative, positive_where=positive_where, negative_where=negative_where, **options)
+  return ap_loss(
+    positive, negative, positive_where=positive_where, negative_where=negative_where, **options
+  )
 
 
 def _variance(positive, negative, positive_where=None, negative_where=None, **options):
-  return semi_variance(positive, negative, positive_where=positive_where, negative_where=negative_where, **options)
+  return semi_variance(
+    positive, negative, positive_where=positive_where, negative_where=negative_where, **options
+  )
 
 
 # One question list for the whole family: each entry is (positive, negative, masks) -> scalar.
@@ -65,7 +79,9 @@ _LOSSES = {
 _FAMILY = [(name, name) for name in _LOSSES]
 # Compiled once for each shape, for all tests: eager gradients would compile every primitive by itself.
 _COMPILED = {name: jax.jit(loss) for name, loss in _LOSSES.items()}
-_WITH_GRADIENT = {name: jax.jit(jax.value_and_grad(loss, argnums=(0, 1))) for name, loss in _LOSSES.items()}
+_WITH_GRADIENT = {
+  name: jax.jit(jax.value_and_grad(loss, argnums=(0, 1))) for name, loss in _LOSSES.items()
+}
 
 
 def _assert_finite(tree):
@@ -93,7 +109,9 @@ class FamilyTest(chex.TestCase):
 
   @chex.all_variants(with_pmap=False)
   @parameterized.named_parameters(_FAMILY)
-  @hypothesis.given(positive=_grid_scores(Q, P), negative=_grid_scores(Q, N), seed=st.integers(0, 2**16))
+  @hypothesis.given(
+    positive=_grid_scores(Q, P), negative=_grid_scores(Q, N), seed=st.integers(0, 2**16)
+  )
   @hypothesis.settings(max_examples=15)
   def test_order_changes_nothing(self, name, positive, negative, seed):
     rng = np.random.default_rng(seed)
@@ -114,14 +132,20 @@ class FamilyTest(chex.TestCase):
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
   @parameterized.named_parameters(_FAMILY)
-  @hypothesis.given(positive=_grid_scores(Q, P), negative=_grid_scores(Q, N), filler=st.sampled_from([0.0, 7.0, -1e30]))
+  @hypothesis.given(
+    positive=_grid_scores(Q, P),
+    negative=_grid_scores(Q, N),
+    filler=st.sampled_from([0.0, 7.0, -1e30]),
+  )
   def test_padding_changes_no_value_and_no_gradient(self, name, positive, negative, filler):
     function = _WITH_GRADIENT[name]
     expected, gradients = function(positive, negative, np.ones((Q, P), bool), np.ones((Q, N), bool))
 
     def padded(array):
       array = np.concatenate([np.full((Q, 2), filler, array.dtype), array], axis=1)
-      return np.concatenate([array, np.full((1, array.shape[1]), filler, array.dtype)], axis=0)  # and a whole list
+      return np.concatenate(
+        [array, np.full((1, array.shape[1]), filler, array.dtype)], axis=0
+      )  # and a whole list
 
     where = padded(np.ones((Q, P), bool)), padded(np.ones((Q, N), bool))
     for mask in where:
@@ -141,7 +165,9 @@ class FamilyTest(chex.TestCase):
     where = np.arange(P) < np.full((Q, 1), P - 1), np.arange(N) < np.full((Q, 1), N - 1)
     expected, gradients = function(positive, negative, *where)
     for filler in (-np.inf, np.nan):
-      value, filled = function(np.where(where[0], positive, filler), np.where(where[1], negative, filler), *where)
+      value, filled = function(
+        np.where(where[0], positive, filler), np.where(where[1], negative, filler), *where
+      )
       np.testing.assert_allclose(value, expected, rtol=1e-6)
       for got, gradient in zip(filled, gradients, strict=True):
         np.testing.assert_allclose(got, gradient, rtol=1e-5, atol=1e-7)
@@ -152,7 +178,9 @@ class FamilyTest(chex.TestCase):
     positive, negative = _draw(4, P, N, lists=4)
     expected = loss(positive, negative)
     self.assertEqual(expected.shape, ())
-    np.testing.assert_allclose(loss(positive.reshape(2, 2, P), negative.reshape(2, 2, N)), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+      loss(positive.reshape(2, 2, P), negative.reshape(2, 2, N)), expected, rtol=1e-6
+    )
     alone = [loss(positive[i], negative[i]) for i in range(4)]
     batched = jax.jit(jax.vmap(_LOSSES[name]))(positive, negative)
     np.testing.assert_allclose(batched, alone, rtol=1e-6)
@@ -178,7 +206,9 @@ class FamilyTest(chex.TestCase):
       "largest": (np.full_like(positive, -3.4e38), np.full_like(negative, 3.4e38), *everything),
       "tiny": (positive * 1e-38, negative * 1e-38, *everything),
     }
-    huge = ("huge", "largest") if name.startswith("variance") else ()  # a sum of squares may be inf, but not NaN
+    huge = (
+      ("huge", "largest") if name.startswith("variance") else ()
+    )  # a sum of squares may be inf, but not NaN
     for case, arguments in cases.items():
       value, gradients = _WITH_GRADIENT[name](*arguments)
       with self.subTest(case):
@@ -207,10 +237,15 @@ class FamilyTest(chex.TestCase):
     expected = loss(positive, negative)
     self.assertEqual(expected.dtype, jnp.float32)
     for dtype in (jnp.bfloat16, jnp.float16):
-      value, gradients = _WITH_GRADIENT[name](jnp.asarray(positive, dtype), jnp.asarray(negative, dtype))
+      value, gradients = _WITH_GRADIENT[name](
+        jnp.asarray(positive, dtype), jnp.asarray(negative, dtype)
+      )
       self.assertEqual(value.dtype, jnp.float32)
       # The gradient is in the dtype of the input; the arithmetic between is float32.
-      rounded = jnp.asarray(positive, dtype).astype(jnp.float32), jnp.asarray(negative, dtype).astype(jnp.float32)
+      rounded = (
+        jnp.asarray(positive, dtype).astype(jnp.float32),
+        jnp.asarray(negative, dtype).astype(jnp.float32),
+      )
       np.testing.assert_allclose(value, loss(*rounded), rtol=1e-5, atol=1e-7)
       _assert_finite(gradients)
     with jax.enable_x64(True):
@@ -246,7 +281,9 @@ class SoprcLossTest(chex.TestCase):
   @hypothesis.given(positive=_grid_scores(Q, P), negative=_grid_scores(Q, N), v=_grid_scores(Q, M))
   def test_default_options(self, positive, negative, v):
     got = _defaults(positive, negative, v)
-    expected = [reference.soprc(p, n, row, 0.1) for p, n, row in zip(positive, negative, v, strict=True)]
+    expected = [
+      reference.soprc(p, n, row, 0.1) for p, n, row in zip(positive, negative, v, strict=True)
+    ]
     np.testing.assert_allclose(got, np.mean(expected), rtol=1e-4, atol=2e-5)
 
   @parameterized.named_parameters(("one", 1), ("three", 3))
@@ -256,7 +293,10 @@ class SoprcLossTest(chex.TestCase):
     positive = data.draw(_grid_scores(1, num_positives))
     negative, mask = data.draw(_grid_scores(1, N)), data.draw(_masks(1, N))
     mask[0, 0] = True  # a list without negatives is invalid: 0 on both sides
-    tau1, tau2 = data.draw(st.sampled_from([0.001, 0.1, 1.0])), data.draw(st.sampled_from([0.001, 0.1, 1.0]))
+    tau1, tau2 = (
+      data.draw(st.sampled_from([0.001, 0.1, 1.0])),
+      data.draw(st.sampled_from([0.001, 0.1, 1.0])),
+    )
     self_weight = data.draw(st.sampled_from([1 / (num_positives + 1), 0.0, 1 / num_positives]))
     scores = np.concatenate([positive, negative], axis=1)
     labels = np.arange(scores.shape[1])[None] < num_positives
@@ -264,9 +304,17 @@ class SoprcLossTest(chex.TestCase):
     true_prior = num_positives / (num_positives + mask.sum())
     for prior in (true_prior, data.draw(st.floats(0.001, 0.999))):
       every = np.ones((1, num_positives), bool)
-      got = float(_per_list_jit(positive, negative, positive, prior, tau1, tau2, self_weight, every, mask)[0])
+      got = float(
+        _per_list_jit(positive, negative, positive, prior, tau1, tau2, self_weight, every, mask)[0]
+      )
       own = prior == true_prior
-      auprc = float((metrics.auprc(scores, labels, where=where) if own else _auprc_at(scores, labels, prior, where))[0])
+      auprc = float(
+        (
+          metrics.auprc(scores, labels, where=where)
+          if own
+          else _auprc_at(scores, labels, prior, where)
+        )[0]
+      )
       self.assertGreaterEqual(got, 1 - auprc - 2e-6)
 
   def test_upper_bound_needs_a_small_self_weight(self):
@@ -283,7 +331,9 @@ class SoprcLossTest(chex.TestCase):
 
   @hypothesis.given(positive=_grid_scores(Q, P), negative=_grid_scores(Q, N), v=_grid_scores(Q, M))
   def test_tpr_gradient_changes_no_value(self, positive, negative, v):
-    np.testing.assert_array_equal(_defaults(positive, negative, v), _with_tpr_gradient(positive, negative, v))
+    np.testing.assert_array_equal(
+      _defaults(positive, negative, v), _with_tpr_gradient(positive, negative, v)
+    )
 
   @parameterized.named_parameters(("without", False), ("with", True))
   def test_gradient_against_finite_differences(self, tpr_gradient):
@@ -291,9 +341,11 @@ class SoprcLossTest(chex.TestCase):
     with jax.enable_x64(True):
       positive, negative, v = (array.astype(np.float64) for array in _draw(11, P, N, M, lists=1))
       settings = {"prior": 0.3, "tau1": 0.2, "tau2": 0.1}
-      got = jax.jit(jax.grad(functools.partial(soprc_loss, v=v, tpr_gradient=tpr_gradient, **settings), argnums=(0, 1)))(
-        jnp.asarray(positive), jnp.asarray(negative)
-      )
+      got = jax.jit(
+        jax.grad(
+          functools.partial(soprc_loss, v=v, tpr_gradient=tpr_gradient, **settings), argnums=(0, 1)
+        )
+      )(jnp.asarray(positive), jnp.asarray(negative))
       fixed = reference.true_positive_rates(positive[0], v[0], 1 / (M + 1), 0.1)
 
       def risk(p, n):
@@ -301,10 +353,16 @@ class SoprcLossTest(chex.TestCase):
         return reference.list_risk(p, n, tpr, 0.3, 0.2)
 
       np.testing.assert_allclose(
-        got[0][0], _difference_quotient(lambda p: risk(p, negative[0]), positive[0]), rtol=1e-6, atol=1e-8
+        got[0][0],
+        _difference_quotient(lambda p: risk(p, negative[0]), positive[0]),
+        rtol=1e-6,
+        atol=1e-8,
       )
       np.testing.assert_allclose(
-        got[1][0], _difference_quotient(lambda n: risk(positive[0], n), negative[0]), rtol=1e-6, atol=1e-8
+        got[1][0],
+        _difference_quotient(lambda n: risk(positive[0], n), negative[0]),
+        rtol=1e-6,
+        atol=1e-8,
       )
 
   def test_no_gradient_into_v(self):
@@ -313,7 +371,9 @@ class SoprcLossTest(chex.TestCase):
       gradient = jax.jit(jax.grad(lambda v, name=name: _LOSSES[name](positive, negative, v=v)))(v)
       np.testing.assert_array_equal(gradient, np.zeros((Q, M)))
 
-  @parameterized.product(prior=(0.0, 1e-6, 0.5, 1.0), tpr_gradient=(False, True), self_weight=(None, 0.0))
+  @parameterized.product(
+    prior=(0.0, 1e-6, 0.5, 1.0), tpr_gradient=(False, True), self_weight=(None, 0.0)
+  )
   def test_finite_at_extreme_priors_and_margins(self, prior, tpr_gradient, self_weight):
     loss = _extreme(tpr_gradient, self_weight)
     ends = np.array([[-1.0, 1.0, -1.0, 1.0]] * Q, np.float32)
@@ -346,11 +406,16 @@ class SoprcLossTest(chex.TestCase):
     positive, negative, v = _draw(14, P, 64, M)
     for tpr_gradient in (False, True):
       gradient = jax.jit(
-        jax.grad(functools.partial(soprc_loss, v=v, prior=1e-4, tpr_gradient=tpr_gradient), argnums=(0, 1))
+        jax.grad(
+          functools.partial(soprc_loss, v=v, prior=1e-4, tpr_gradient=tpr_gradient), argnums=(0, 1)
+        )
       )
       narrow = gradient(positive, negative)
       with jax.enable_x64(True):
-        wide = [np.asarray(array) for array in gradient(positive.astype(np.float64), negative.astype(np.float64))]
+        wide = [
+          np.asarray(array)
+          for array in gradient(positive.astype(np.float64), negative.astype(np.float64))
+        ]
       for got, expected in zip(narrow, wide, strict=True):
         self.assertLess(np.abs(expected).max(), 0.1)
         np.testing.assert_allclose(got, expected, rtol=2e-3, atol=1e-4 * np.abs(expected).max())
@@ -360,7 +425,10 @@ class SoprcLossTest(chex.TestCase):
     priors, weights = np.float32([0.1, 0.01, 0.5]), np.float32([0.0, 0.5, 1.0])
     got = _soprc(positive, negative, v=v, prior=priors, self_weight=weights, reduce_fn=None)
     expected = [
-      _soprc(positive[i], negative[i], v=v[i], prior=priors[i], self_weight=weights[i], reduce_fn=None) for i in range(Q)
+      _soprc(
+        positive[i], negative[i], v=v[i], prior=priors[i], self_weight=weights[i], reduce_fn=None
+      )
+      for i in range(Q)
     ]
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
@@ -392,7 +460,9 @@ class SoprcLossTest(chex.TestCase):
     """A percentage, a count, a negative: an error where the number is known, NaN in that list where it is traced or on a device."""
     positive, negative, v = _draw(0, P, N, M)
     for known in (prior, np.float32(prior), np.array([0.1, prior, 0.2])):
-      with self.assertRaisesRegex(ValueError, r"prior \(a share of positives, not a percentage or a count\) must lie in"):
+      with self.assertRaisesRegex(
+        ValueError, r"prior \(a share of positives, not a percentage or a count\) must lie in"
+      ):
         soprc_loss(positive, negative, v, prior=known)
     each = jax.jit(lambda prior: soprc_loss(positive, negative, v, prior=prior, reduce_fn=None))(
       jnp.array([0.1, prior, 0.2])
@@ -414,7 +484,9 @@ class SoprcLossTest(chex.TestCase):
 
   def test_traced_hyperparameters(self):
     positive, negative, v = _draw(17, P, N, M)
-    got = jax.jit(soprc_loss)(positive, negative, v, prior=0.2, tau1=0.3, tau2=0.01, self_weight=0.1)
+    got = jax.jit(soprc_loss)(
+      positive, negative, v, prior=0.2, tau1=0.3, tau2=0.01, self_weight=0.1
+    )
     expected = soprc_loss(positive, negative, v, prior=0.2, tau1=0.3, tau2=0.01, self_weight=0.1)
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
@@ -422,24 +494,32 @@ class SoprcLossTest(chex.TestCase):
     positive, negative, v = jnp.array([[0.9]]), jnp.array([[0.85]]), jnp.array([[0.1, 0.2, 0.3]])
     false_positives = (1 - 0.05 / 0.1) ** 2
     # The paper's mean: T = 0, loss 1 and no gradient.
-    value, gradient = jax.jit(jax.value_and_grad(lambda p: soprc_loss(p, negative, v, prior=0.2, self_weight=0.0)))(
-      positive
-    )
+    value, gradient = jax.jit(
+      jax.value_and_grad(lambda p: soprc_loss(p, negative, v, prior=0.2, self_weight=0.0))
+    )(positive)
     np.testing.assert_allclose(value, 1.0, rtol=1e-6)
     np.testing.assert_array_equal(gradient, 0.0)
     # The default is the authors' (1 + sum l2) / (M + 1), here 1 / 4.
-    value, gradient = jax.jit(jax.value_and_grad(lambda p: soprc_loss(p, negative, v, prior=0.2)))(positive)
-    np.testing.assert_allclose(value, 0.8 * false_positives / (0.8 * false_positives + 0.2 / 4), rtol=1e-5)
+    value, gradient = jax.jit(jax.value_and_grad(lambda p: soprc_loss(p, negative, v, prior=0.2)))(
+      positive
+    )
+    np.testing.assert_allclose(
+      value, 0.8 * false_positives / (0.8 * false_positives + 0.2 / 4), rtol=1e-5
+    )
     self.assertLess(float(gradient[0, 0]), 0)
     # Between v's: sum l2 = 2.
     low = soprc_loss(jnp.array([[0.15]]), negative, v, prior=0.2)
     expected = 1 + 2 * 0.7 / 0.1
-    np.testing.assert_allclose(low, 0.8 * expected / (0.8 * expected + 0.2 * (1 + 2) / 4), rtol=1e-5)
+    np.testing.assert_allclose(
+      low, 0.8 * expected / (0.8 * expected + 0.2 * (1 + 2) / 4), rtol=1e-5
+    )
 
   def test_erratum_3_the_weight_mixes(self):
     positive, negative, v = (array[0].astype(np.float64) for array in _draw(18, P, N, M, lists=1))
     for weight in (0.0, 0.25, 1.0):
-      rates = (1 - weight) * np.array([reference.sigmoid(p - v, 0.05).mean() for p in positive]) + weight
+      rates = (1 - weight) * np.array(
+        [reference.sigmoid(p - v, 0.05).mean() for p in positive]
+      ) + weight
       expected = reference.list_risk(positive, negative, rates, 0.1, 0.2)
       got = _soprc(np.float32(positive), np.float32(negative), v=np.float32(v), self_weight=weight)
       np.testing.assert_allclose(got, expected, rtol=1e-5)
@@ -459,7 +539,9 @@ class SoprcLossTest(chex.TestCase):
   def test_erratum_7_the_prior_replaces_the_share_of_the_batch(self):
     positive, negative, v = _draw(20, P, N, M)
     many = np.tile(negative, (1, 3))
-    np.testing.assert_allclose(_soprc(positive, many, v=v), _soprc(positive, negative, v=v), rtol=1e-6)
+    np.testing.assert_allclose(
+      _soprc(positive, many, v=v), _soprc(positive, negative, v=v), rtol=1e-6
+    )
     self.assertGreater(float(_ap(positive, many)), float(_ap(positive, negative)) + 1e-3)
     # Row 1 of the ablation: prior and v of the batch make the AP loss.
     batch = _soprc(positive, negative, v=positive, prior=P / (P + N), self_weight=1 / P)
@@ -482,13 +564,22 @@ def _extreme(tpr_gradient, self_weight):
 
   def loss(positive, negative, v, prior):
     return soprc_loss(
-      positive, negative, v, prior=prior, tau1=0.001, tau2=0.001, self_weight=self_weight, tpr_gradient=tpr_gradient
+      positive,
+      negative,
+      v,
+      prior=prior,
+      tau1=0.001,
+      tau2=0.001,
+      self_weight=self_weight,
+      tpr_gradient=tpr_gradient,
     )
 
   return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
 
 
-def _per_list(positive, negative, v, prior, tau1, tau2, self_weight, positive_where, negative_where):
+def _per_list(
+  positive, negative, v, prior, tau1, tau2, self_weight, positive_where, negative_where
+):
   return soprc_loss(
     positive,
     negative,
@@ -506,7 +597,9 @@ def _per_list(positive, negative, v, prior, tau1, tau2, self_weight, positive_wh
 _per_list_jit = jax.jit(_per_list)
 _defaults = jax.jit(functools.partial(soprc_loss, prior=0.1))
 _with_tpr_gradient = jax.jit(functools.partial(soprc_loss, prior=0.1, tpr_gradient=True))
-_auprc_at = jax.jit(lambda scores, labels, prior, where: metrics.auprc(scores, labels, prior=prior, where=where))
+_auprc_at = jax.jit(
+  lambda scores, labels, prior, where: metrics.auprc(scores, labels, prior=prior, where=where)
+)
 
 
 class ApLossTest(chex.TestCase):
@@ -527,22 +620,29 @@ class ApLossTest(chex.TestCase):
     positive, negative = _draw(22, P, N)
     for weight in (0.0, 0.3, 1.0):
       expected = [
-        reference.average_precision_loss(p, n, 0.2, 0.05, weight) for p, n in zip(positive, negative, strict=True)
+        reference.average_precision_loss(p, n, 0.2, 0.05, weight)
+        for p, n in zip(positive, negative, strict=True)
       ]
-      np.testing.assert_allclose(_ap(positive, negative, self_weight=weight), np.mean(expected), rtol=1e-5)
+      np.testing.assert_allclose(
+        _ap(positive, negative, self_weight=weight), np.mean(expected), rtol=1e-5
+      )
 
   @parameterized.named_parameters(("without", False), ("with", True))
   def test_gradient_against_finite_differences(self, tpr_gradient):
     with jax.enable_x64(True):
       positive, negative = (array.astype(np.float64) for array in _draw(23, P, N, lists=1))
-      gradient = jax.jit(jax.grad(lambda p: _ap(p, negative, tau2=0.1, tpr_gradient=tpr_gradient)))(jnp.asarray(positive))
+      gradient = jax.jit(jax.grad(lambda p: _ap(p, negative, tau2=0.1, tpr_gradient=tpr_gradient)))(
+        jnp.asarray(positive)
+      )
       fixed = reference.true_positive_rates(positive[0], positive[0], 1 / P, 0.1)
 
       def risk(p):
         tpr = reference.true_positive_rates(p, p, 1 / P, 0.1) if tpr_gradient else fixed
         return reference.list_risk(p, negative[0], tpr, P / (P + N), 0.2)
 
-      np.testing.assert_allclose(gradient[0], _difference_quotient(risk, positive[0]), rtol=1e-6, atol=1e-8)
+      np.testing.assert_allclose(
+        gradient[0], _difference_quotient(risk, positive[0]), rtol=1e-6, atol=1e-8
+      )
 
 
 def _ap_per_list(positive, negative, positive_where, negative_where, tau2):
@@ -573,28 +673,47 @@ class ReduceFnTest(chex.TestCase):
     ("sum", jnp.sum, np.sum),
     ("max", functools.partial(jnp.max, initial=-1.0), np.max),
     ("min", functools.partial(jnp.min, initial=2.0), np.min),
-    ("custom", lambda values, where: jnp.sum(values**2, where=where), lambda values: np.sum(values**2)),
+    (
+      "custom",
+      lambda values, where: jnp.sum(values**2, where=where),
+      lambda values: np.sum(values**2),
+    ),
   )
   def test_sees_only_valid_lists(self, reduce_fn, expected):
-    np.testing.assert_allclose(self.loss("soprc", reduce_fn), expected(self.each[self.valid]), rtol=1e-6)
+    np.testing.assert_allclose(
+      self.loss("soprc", reduce_fn), expected(self.each[self.valid]), rtol=1e-6
+    )
     each = np.asarray(self.loss("ap", None))
     np.testing.assert_allclose(self.loss("ap", reduce_fn), expected(each[self.valid]), rtol=1e-6)
 
   @parameterized.named_parameters(
-    ("mean", jnp.mean), ("sum", jnp.sum), ("max", functools.partial(jnp.max, initial=-jnp.inf)), ("none", None)
+    ("mean", jnp.mean),
+    ("sum", jnp.sum),
+    ("max", functools.partial(jnp.max, initial=-jnp.inf)),
+    ("none", None),
   )
   def test_no_valid_list_is_zero(self, reduce_fn):
     nothing = np.zeros((5, P), bool), self.where[1]
-    np.testing.assert_array_equal(self.loss("soprc", reduce_fn, nothing), np.zeros(5) if reduce_fn is None else 0.0)
-    gradient = jax.jit(jax.grad(lambda p: jnp.sum(_soprc(p, self.negative, *nothing, reduce_fn=reduce_fn))))(self.positive)
+    np.testing.assert_array_equal(
+      self.loss("soprc", reduce_fn, nothing), np.zeros(5) if reduce_fn is None else 0.0
+    )
+    gradient = jax.jit(
+      jax.grad(lambda p: jnp.sum(_soprc(p, self.negative, *nothing, reduce_fn=reduce_fn)))
+    )(self.positive)
     np.testing.assert_array_equal(gradient, 0.0)
 
 
 class SemiVarianceTest(chex.TestCase):
   @parameterized.product(average_over=("selected", "all"), pool=("batch", "list"))
-  @hypothesis.given(positive=_grid_scores(Q, P), negative=_grid_scores(Q, N), masks=st.tuples(_masks(Q, P), _masks(Q, N)))
+  @hypothesis.given(
+    positive=_grid_scores(Q, P),
+    negative=_grid_scores(Q, N),
+    masks=st.tuples(_masks(Q, P), _masks(Q, N)),
+  )
   def test_matches_the_reference(self, average_over, pool, positive, negative, masks):
-    got = _variance_jit(positive, negative, *masks, lambda1=0.7, lambda2=3.0, average_over=average_over, pool=pool)
+    got = _variance_jit(
+      positive, negative, *masks, lambda1=0.7, lambda2=3.0, average_over=average_over, pool=pool
+    )
     rows = _valid_rows(positive, masks[0]), _valid_rows(negative, masks[1])
     expected = reference.semi_variance(*rows, 0.7, 3.0, average_over, pool)
     if average_over == "selected":
@@ -605,38 +724,55 @@ class SemiVarianceTest(chex.TestCase):
   def test_weights(self):
     positive, negative = _draw(40, P, N)
     both = _variance(positive, negative, lambda1=2.0, lambda2=3.0)
-    parts = [_variance(positive, negative, lambda1=a, lambda2=b) for a, b in ((1.0, 0.0), (0.0, 1.0))]
+    parts = [
+      _variance(positive, negative, lambda1=a, lambda2=b) for a, b in ((1.0, 0.0), (0.0, 1.0))
+    ]
     np.testing.assert_allclose(both, 2 * parts[0] + 3 * parts[1], rtol=1e-6)
     default = _variance(positive, negative)
     np.testing.assert_allclose(default, parts[0] + 5 * parts[1], rtol=1e-6)
 
   def test_sides(self):
     """Only positives below and negatives above their mean count."""
-    got = _variance(jnp.array([[0.9, 0.9, 0.0]]), jnp.array([[0.0, 0.0, 0.6]]), lambda1=1.0, lambda2=1.0)
+    got = _variance(
+      jnp.array([[0.9, 0.9, 0.0]]), jnp.array([[0.0, 0.0, 0.6]]), lambda1=1.0, lambda2=1.0
+    )
     np.testing.assert_allclose(got, 0.6**2 + 0.4**2, rtol=1e-5)
 
-  @parameterized.product(average_over=("selected", "all"), pool=("batch", "list"), mean_gradient=(False, True))
+  @parameterized.product(
+    average_over=("selected", "all"), pool=("batch", "list"), mean_gradient=(False, True)
+  )
   def test_gradient_against_finite_differences(self, average_over, pool, mean_gradient):
     options = {"lambda1": 0.7, "lambda2": 3.0, "average_over": average_over, "pool": pool}
     with jax.enable_x64(True):
       scores = [array.astype(np.float64) for array in _draw(41, P, N)]
-      got = jax.jit(jax.grad(functools.partial(_variance, mean_gradient=mean_gradient, **options), argnums=(0, 1)))(*scores)
+      got = jax.jit(
+        jax.grad(
+          functools.partial(_variance, mean_gradient=mean_gradient, **options), argnums=(0, 1)
+        )
+      )(*scores)
       for side in (0, 1):
 
         def value(changed, side=side):
           arrays = [changed if i == side else array for i, array in enumerate(scores)]
           if mean_gradient:
             return reference.semi_variance(*arrays, 0.7, 3.0, average_over, pool)
-          return _half_with_fixed_mean(changed, scores[side], side, average_over, pool) * (0.7, 3.0)[side]
+          return (
+            _half_with_fixed_mean(changed, scores[side], side, average_over, pool)
+            * (0.7, 3.0)[side]
+          )
 
-        np.testing.assert_allclose(got[side], _difference_quotient(value, scores[side]), rtol=1e-6, atol=1e-9)
+        np.testing.assert_allclose(
+          got[side], _difference_quotient(value, scores[side]), rtol=1e-6, atol=1e-9
+        )
 
   def test_erratum_8_denominators(self):
     positive, negative = jnp.array([[0.9, 0.8, 0.1]]), jnp.array([[0.5]])
     squared = (0.6 - 0.1) ** 2
     selected = _variance(positive, negative)
     np.testing.assert_allclose(selected, squared / 1, rtol=1e-5)
-    np.testing.assert_allclose(_variance(positive, negative, average_over="all"), squared / 3, rtol=1e-5)
+    np.testing.assert_allclose(
+      _variance(positive, negative, average_over="all"), squared / 3, rtol=1e-5
+    )
 
   def test_erratum_8_pools(self):
     positive, negative = jnp.array([[0.9, 0.7], [0.3, 0.1]]), jnp.array([[0.5], [0.5]])
@@ -647,7 +783,9 @@ class SemiVarianceTest(chex.TestCase):
 
   def test_erratum_8_defaults_are_the_authors(self):
     positive, negative = _draw(42, P, N)
-    explicit = _variance(positive, negative, average_over="selected", pool="batch", mean_gradient=True)
+    explicit = _variance(
+      positive, negative, average_over="selected", pool="batch", mean_gradient=True
+    )
     np.testing.assert_array_equal(_variance(positive, negative), explicit)
 
     def gradient(**options):
@@ -692,7 +830,11 @@ def _half_with_fixed_mean(changed, original, side, average_over, pool):
   mean = np.mean(original) if pool == "batch" else np.mean(original, axis=1, keepdims=True)
   excess = np.maximum((1, -1)[1 - side] * (changed - mean), 0)
   axis = None if pool == "batch" else 1
-  count = np.sum(excess > 0, axis=axis) if average_over == "selected" else np.sum(np.ones_like(excess), axis=axis)
+  count = (
+    np.sum(excess > 0, axis=axis)
+    if average_over == "selected"
+    else np.sum(np.ones_like(excess), axis=axis)
+  )
   return np.mean(np.sum(excess**2, axis=axis) / np.maximum(count, 1))
 
 
@@ -715,12 +857,16 @@ class DevicesTest(chex.TestCase):
       return loss(scale * positive, scale * negative, *where, axis_name=axis_name)
 
     def on_each(*arguments):
-      result, gradient = jax.value_and_grad(functools.partial(value, axis_name=mapping.AXIS))(*arguments)
+      result, gradient = jax.value_and_grad(functools.partial(value, axis_name=mapping.AXIS))(
+        *arguments
+      )
       return result, jax.lax.pmean(gradient, mapping.AXIS)
 
     arrays = (self.positive, self.negative, *where)
     expected, expected_gradient = jax.jit(jax.value_and_grad(value))(self.scale, *arrays)
-    got, gradient = mapping.on_devices(on_each, kind)(mapping.replicate(self.scale), *map(mapping.split, arrays))
+    got, gradient = mapping.on_devices(on_each, kind)(
+      mapping.replicate(self.scale), *map(mapping.split, arrays)
+    )
     np.testing.assert_allclose(got, np.full(2, expected), rtol=1e-5, atol=1e-7)
     np.testing.assert_allclose(gradient, np.full(2, expected_gradient), rtol=1e-5, atol=1e-7)
     return float(expected)
@@ -734,7 +880,9 @@ class DevicesTest(chex.TestCase):
     reduce_fn = {
       "sum": jnp.sum,
       "max": functools.partial(jnp.max, initial=0.0),
-      "custom": lambda values, where: jnp.sum(values**2, where=where) / jnp.sum(where).astype(values.dtype),
+      "custom": lambda values, where: (
+        jnp.sum(values**2, where=where) / jnp.sum(where).astype(values.dtype)
+      ),
     }[reduce_fn]
     self.compare(functools.partial(_soprc, reduce_fn=reduce_fn), kind, self.where)
 
@@ -759,11 +907,15 @@ class DevicesTest(chex.TestCase):
 
 # Shapes of which XLA's maximum dropped the NaN in the fused sum over v, and one of which it did not.
 @pytest.mark.optimized
-@pytest.mark.parametrize(("num_lists", "num_positives", "num_negatives"), [(32, 31, 32), (32, 8, 8), (2, 3, 2)])
+@pytest.mark.parametrize(
+  ("num_lists", "num_positives", "num_negatives"), [(32, 31, 32), (32, 8, 8), (2, 3, 2)]
+)
 def test_a_nan_in_v_reaches_the_loss_under_jit(num_lists, num_positives, num_negatives):
   """A wrong row of v (a list id out of range, under jit) must not pass for a finite loss."""
   rng = np.random.default_rng(0)
-  positive, negative = (np.float32(rng.random((num_lists, size))) for size in (num_positives, num_negatives))
+  positive, negative = (
+    np.float32(rng.random((num_lists, size))) for size in (num_positives, num_negatives)
+  )
   loss = jax.jit(lambda v: soprc_loss(positive, negative, v, prior=0.1, reduce_fn=None))
   assert np.isnan(loss(jnp.full((num_lists, 20), jnp.nan))).all()
   assert np.isfinite(loss(jnp.full((num_lists, 20), 0.5))).all()

@@ -26,8 +26,12 @@ _every_loss = pytest.mark.parametrize("name", list(objectives.LOSSES))
 @functools.cache
 def _objective(name, max_positives=_B - 1):
   config = config_lib.default_config()
-  config.update_from_flattened_dict({"loss.num_points": 6, "loss.xbm.memory_size": 16, "loss.blackbox.memory_size": 16})
-  setting = objectives.Setting(np.full(_CLASSES, 5), 10, max_positives, axis_name=None, embedding_dim=_DIM)
+  config.update_from_flattened_dict(
+    {"loss.num_points": 6, "loss.xbm.memory_size": 16, "loss.blackbox.memory_size": 16}
+  )
+  setting = objectives.Setting(
+    np.full(_CLASSES, 5), 10, max_positives, axis_name=None, embedding_dim=_DIM
+  )
   return objectives.make_objective(name, config_lib.resolve(config).loss, setting)
 
 
@@ -37,7 +41,9 @@ def _compiled(name, max_positives=_B - 1):
 
   def step(state, embeddings, labels, where):
     def loss_fn(embeddings):
-      outputs = objective.compute(objectives.Inputs(embeddings, labels, where, jnp.int32(0), (state,)))
+      outputs = objective.compute(
+        objectives.Inputs(embeddings, labels, where, jnp.int32(0), (state,))
+      )
       return outputs.loss, outputs
 
     (loss, outputs), gradient = jax.value_and_grad(loss_fn, has_aux=True)(embeddings)
@@ -51,10 +57,15 @@ def _run(name, labels, *, where=None, seed=0, order=None, max_positives=_B - 1, 
   """Loss, gradient, metrics and carried state of a batch; its images in another order with ``order``."""
   vectors = np.random.default_rng(seed).standard_normal((_B, _DIM))
   embeddings = np.float32(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
-  labels, where = np.array(labels, np.int32), np.ones(_B, bool) if where is None else np.array(where, bool)
+  labels, where = (
+    np.array(labels, np.int32),
+    np.ones(_B, bool) if where is None else np.array(where, bool),
+  )
   order = np.arange(_B) if order is None else order
   state = _objective(name, max_positives).tracker.init({}) if state is None else state
-  return jax.device_get(_compiled(name, max_positives)(state, embeddings[order], labels[order], where[order]))
+  return jax.device_get(
+    _compiled(name, max_positives)(state, embeddings[order], labels[order], where[order])
+  )
 
 
 @_every_loss
@@ -81,14 +92,20 @@ def test_f01_the_list_of_a_class_with_one_image_has_no_loss_and_no_gradient():
   masks = {"positive_where": found.positive_where, "negative_where": found.negative_where}
 
   def loss_fn(positive, negative):
-    each = soprc_loss(positive, negative, jnp.zeros((_B, 6)), prior=0.1, tau1=5.0, reduce_fn=None, **masks)
+    each = soprc_loss(
+      positive, negative, jnp.zeros((_B, 6)), prior=0.1, tau1=5.0, reduce_fn=None, **masks
+    )
     return soprc_loss(positive, negative, jnp.zeros((_B, 6)), prior=0.1, tau1=5.0, **masks), each
 
   scores = found.positive_scores, found.negative_scores
-  (value, each), (positive, negative) = jax.jit(jax.value_and_grad(loss_fn, argnums=(0, 1), has_aux=True))(*scores)
+  (value, each), (positive, negative) = jax.jit(
+    jax.value_and_grad(loss_fn, argnums=(0, 1), has_aux=True)
+  )(*scores)
   others = np.arange(_B) != 2
   assert each[2] == 0
-  np.testing.assert_allclose(value, np.mean(each[others]), rtol=1e-6)  # it does not count in the mean either
+  np.testing.assert_allclose(
+    value, np.mean(each[others]), rtol=1e-6
+  )  # it does not count in the mean either
   np.testing.assert_array_equal(positive[2], 0)
   np.testing.assert_array_equal(negative[2], 0)
   assert np.abs(negative[others]).max(axis=1).min() > 0
@@ -97,7 +114,12 @@ def test_f01_the_list_of_a_class_with_one_image_has_no_loss_and_no_gradient():
 @_every_loss
 @pytest.mark.parametrize(
   ("labels", "where"),
-  [(np.arange(8), None), (np.full(8, 5), None), (np.arange(8) // 2, [1, 0] * 4), (np.zeros(8), np.zeros(8))],
+  [
+    (np.arange(8), None),
+    (np.full(8, 5), None),
+    (np.arange(8) // 2, [1, 0] * 4),
+    (np.zeros(8), np.zeros(8)),
+  ],
   ids=["no_positive_pair", "one_class", "no_positive_pair_by_mask", "all_masked"],
 )
 def test_f02_batches_without_a_list_are_finite_and_counted(name, labels, where):
@@ -105,7 +127,9 @@ def test_f02_batches_without_a_list_are_finite_and_counted(name, labels, where):
   loss, gradient, metrics, after = _run(name, labels, where=where, state=before)
   chex.assert_tree_all_finite((loss, gradient, metrics, after))
   assert metrics["valid_lists"] == 0
-  if name not in (*_OF_PAIRS, "blackbox") or (where is not None and not np.any(where)):  # the memory may hold positives
+  if name not in (*_OF_PAIRS, "blackbox") or (
+    where is not None and not np.any(where)
+  ):  # the memory may hold positives
     assert loss == 0
     np.testing.assert_array_equal(gradient, 0)
   if name == "soprc":
@@ -123,7 +147,8 @@ def test_f02_empty_batches_are_told_and_end_the_run_if_they_persist(caplog):
       counter.note(step, valid_lists)
   assert [record.message.split(":")[0] for record in caplog.records] == ["Step 1", "Step 4"]
   with pytest.raises(
-    loop.EmptyBatchesError, match=r"in 3 batches in a row, up to step 6.*train\.per_class.*data\.small_classes"
+    loop.EmptyBatchesError,
+    match=r"in 3 batches in a row, up to step 6.*train\.per_class.*data\.small_classes",
   ):
     counter.note(6, 0.0)
 
@@ -140,7 +165,9 @@ def test_f13_a_class_at_two_places_and_any_order_change_nothing(name):
     np.testing.assert_allclose(other_loss, loss, rtol=1e-5)
     # The similarity of an image to itself lies on a kink of listwise_ap, where float32 decides: only along the sphere does it not matter.
     scale = max(np.abs(gradient).max(), 1e-3)
-    np.testing.assert_allclose(_tangential(other_gradient, order), _tangential(gradient)[order], atol=2e-5 * scale)
+    np.testing.assert_allclose(
+      _tangential(other_gradient, order), _tangential(gradient)[order], atol=2e-5 * scale
+    )
     chex.assert_trees_all_close(other_metrics, metrics, rtol=1e-5, atol=1e-6)
     if name == "soprc":
       chex.assert_trees_all_close(other_state, state, rtol=1e-6, atol=1e-6)
@@ -181,7 +208,9 @@ def test_f24_half_precision_and_a_tiny_temperature_are_finite_at_the_bounds(loss
   assert value > 0
   chex.assert_tree_all_finite((value, gradient.astype(jnp.float32)))
   want = loss_fn(jnp.float32(embeddings), labels)
-  np.testing.assert_allclose(value, want, rtol=1e-5)  # these numbers are exact in half precision: so is all that follows
+  np.testing.assert_allclose(
+    value, want, rtol=1e-5
+  )  # these numbers are exact in half precision: so is all that follows
 
 
 def test_f38_a_frozen_subtree_takes_no_part_in_clipping():
@@ -189,12 +218,17 @@ def test_f38_a_frozen_subtree_takes_no_part_in_clipping():
   tracker = tracking.score_ema(2, 3, 0.5)
   trained = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
   tx = optax.chain(
-    tracker, optax.partition({"trained": trained, "frozen": optax.set_to_zero()}, {"head": "trained", "stem": "frozen"})
+    tracker,
+    optax.partition(
+      {"trained": trained, "frozen": optax.set_to_zero()}, {"head": "trained", "stem": "frozen"}
+    ),
   )
   params = {"head": jnp.zeros(2), "stem": jnp.zeros(2)}
   gradient = {"head": jnp.array([0.3, 0.4]), "stem": jnp.array([300.0, 400.0])}
   scores = {"positive_scores": jnp.array([[0.1, 0.2]]), "list_ids": jnp.array([1])}
   updates, state = tx.update(gradient, tx.init(params), params, **scores)
-  np.testing.assert_allclose(updates["head"], [-0.3, -0.4], rtol=1e-6)  # 0.5 is below the norm: not clipped
+  np.testing.assert_allclose(
+    updates["head"], [-0.3, -0.4], rtol=1e-6
+  )  # 0.5 is below the norm: not clipped
   np.testing.assert_array_equal(updates["stem"], 0)
   assert tracking.find_state(state).weight.tolist() == [0, 0.5]

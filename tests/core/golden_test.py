@@ -20,7 +20,9 @@ _BOUNDS, _GRID = (-1.0, 1.0), "blocks"
 
 def _soprc_steps():
   return [
-    (f"case{i}_step{t}", i, t) for i in range(authors.num_cases("soprc")) for t in range(authors.num_steps("soprc", i))
+    (f"case{i}_step{t}", i, t)
+    for i in range(authors.num_cases("soprc"))
+    for t in range(authors.num_steps("soprc", i))
   ]
 
 
@@ -74,7 +76,9 @@ def _run(function, golden, dtype, *arguments):
   with jax.enable_x64(dtype == jnp.float64):
     # The labels need not be contiguous or sorted; everything else is cast to the dtype under test.
     embeddings, labels = jnp.asarray(golden["emb"], dtype), jnp.asarray(golden["labels"])
-    value, gradient = function(embeddings, labels, *(jnp.asarray(argument, dtype) for argument in arguments))
+    value, gradient = function(
+      embeddings, labels, *(jnp.asarray(argument, dtype) for argument in arguments)
+    )
     assert value.dtype == dtype
     assert gradient.dtype == dtype
     return float(value), np.asarray(gradient, np.float64)
@@ -112,49 +116,78 @@ class SoprcGoldenTest(chex.TestCase):
   def test_total_with_five_times_the_variance(self, step, dtype):
     golden = authors.arrays("soprc", 0, step)
     temp = authors.hparams("soprc", 0)["temp"]
-    loss, loss_gradient = _run(_soprc_and_grad, golden, dtype, golden["v_used"], golden["prior"], *temp)
+    loss, loss_gradient = _run(
+      _soprc_and_grad, golden, dtype, golden["v_used"], golden["prior"], *temp
+    )
     variance, variance_gradient = _run(_variance_and_grad, golden, dtype, 1.0, 5.0)
-    authors.assert_matches(golden, loss + 5 * variance, loss_gradient + 5 * variance_gradient, dtype, prefix="total5_")
+    authors.assert_matches(
+      golden, loss + 5 * variance, loss_gradient + 5 * variance_gradient, dtype, prefix="total5_"
+    )
 
   @parameterized.named_parameters(_soprc_steps())
   def test_interpolated_scores(self, case, step):
-    golden, num_points = authors.arrays("soprc", case, step), authors.hparams("soprc", case)["num_v"]
+    golden, num_points = (
+      authors.arrays("soprc", case, step),
+      authors.hparams("soprc", case)["num_v"],
+    )
     with jax.enable_x64(True):
-      scores = _positive_scores(jnp.asarray(golden["emb"], jnp.float64), jnp.asarray(golden["labels"]))
+      scores = _positive_scores(
+        jnp.asarray(golden["emb"], jnp.float64), jnp.asarray(golden["labels"])
+      )
       phi = soprc_jax.interpolate_scores(scores, num_points=num_points, bounds=_BOUNDS, grid=_GRID)
     self.assertEqual(phi.dtype, np.float64)
-    atol = 1e-9 if golden["phi"].dtype == np.float64 else 1e-7  # else stored in float32: half an ulp below 1
+    atol = (
+      1e-9 if golden["phi"].dtype == np.float64 else 1e-7
+    )  # else stored in float32: half an ulp below 1
     np.testing.assert_allclose(phi, golden["phi"], rtol=0, atol=atol + _beyond_bounds(scores))
 
   @parameterized.named_parameters([(f"case{i}", i) for i in range(9)])
   def test_table_of_the_recorded_winners_and_of_our_rule(self, case):
-    hparams, tables = authors.hparams("soprc", case), authors.archive("soprc")[f"case{case}/v_tables"]
+    hparams, tables = (
+      authors.hparams("soprc", case),
+      authors.archive("soprc")[f"case{case}/v_tables"],
+    )
     num_lists, num_points, beta = tables.shape[0], hparams["num_v"], hparams["beta"]
     start = np.arange(num_points) / num_points
     with jax.enable_x64(True):
-      tracker = soprc_jax.score_ema(num_lists, num_points, beta, bounds=_BOUNDS, grid=_GRID, initial_v=start)
+      tracker = soprc_jax.score_ema(
+        num_lists, num_points, beta, bounds=_BOUNDS, grid=_GRID, initial_v=start
+      )
       winners, means = tracker.init(None), tracker.init(None)
       ours = reference.Table(num_lists, num_points, start)
       np.testing.assert_array_equal(winners.v, tables[:, 0])
       for step in range(authors.num_steps("soprc", case)):
         golden = authors.arrays("soprc", case, step)
         labels, winner = golden["labels"], golden["winner"]
-        scores = np.asarray(_positive_scores(jnp.asarray(golden["emb"], jnp.float64), jnp.asarray(labels)))
+        scores = np.asarray(
+          _positive_scores(jnp.asarray(golden["emb"], jnp.float64), jnp.asarray(labels))
+        )
         # The authors' table keeps one query of each class: feed only that one.
         ahead = tracker.lookahead(winners, scores[winner], labels[winner])
-        _, winners = tracker.update(None, winners, positive_scores=scores[winner], list_ids=labels[winner])
-        np.testing.assert_allclose(winners.v, tables[:, step + 1], rtol=0, atol=1e-9 + _beyond_bounds(scores))
+        _, winners = tracker.update(
+          None, winners, positive_scores=scores[winner], list_ids=labels[winner]
+        )
+        np.testing.assert_allclose(
+          winners.v, tables[:, step + 1], rtol=0, atol=1e-9 + _beyond_bounds(scores)
+        )
         np.testing.assert_array_equal(ahead, winners.v[labels[winner]])
         # Our own rule takes the mean of all queries of a class.
         _, means = tracker.update(None, means, positive_scores=scores, list_ids=labels)
-        ours.update([reference.interpolate(row, num_points, _BOUNDS, _GRID) for row in scores], labels, beta)
+        ours.update(
+          [reference.interpolate(row, num_points, _BOUNDS, _GRID) for row in scores], labels, beta
+        )
         np.testing.assert_allclose(means.v, ours.v, rtol=0, atol=1e-9)
-      self.assertGreater(np.abs(np.asarray(means.v) - np.asarray(winners.v)).max(), 1e-5)  # the rules do differ
+      self.assertGreater(
+        np.abs(np.asarray(means.v) - np.asarray(winners.v)).max(), 1e-5
+      )  # the rules do differ
 
   @parameterized.named_parameters([(f"case{i}", i) for i in (0, 1, 4)])
   def test_whole_sequence_reproduced_with_winners(self, case):
     """Loss and gradient of every step from our own v, started as the authors start it."""
-    hparams, num_lists = authors.hparams("soprc", case), len(authors.archive("soprc")[f"case{case}/v_tables"])
+    hparams, num_lists = (
+      authors.hparams("soprc", case),
+      len(authors.archive("soprc")[f"case{case}/v_tables"]),
+    )
     with jax.enable_x64(True):
       start = np.arange(hparams["num_v"]) / hparams["num_v"]
       tracker = soprc_jax.score_ema(
@@ -165,8 +198,12 @@ class SoprcGoldenTest(chex.TestCase):
         golden = authors.arrays("soprc", case, step)
         labels, winner = golden["labels"], golden["winner"]
         scores = _positive_scores(jnp.asarray(golden["emb"], jnp.float64), jnp.asarray(labels))
-        _, state = tracker.update(None, state, positive_scores=scores[winner], list_ids=labels[winner])
-        value, gradient = _run(_soprc_and_grad, golden, jnp.float64, state.v[labels], golden["prior"], *hparams["temp"])
+        _, state = tracker.update(
+          None, state, positive_scores=scores[winner], list_ids=labels[winner]
+        )
+        value, gradient = _run(
+          _soprc_and_grad, golden, jnp.float64, state.v[labels], golden["prior"], *hparams["temp"]
+        )
         authors.assert_matches(golden, value, gradient, jnp.float64)
 
 
@@ -192,7 +229,9 @@ class EvaluatorGoldenTest(chex.TestCase):
     golden = authors.arrays("evaluator", case)
     self.assertTrue(golden["first_is_self"].all())
     ks = golden["k_list"].tolist()
-    result = metrics.retrieval_metrics(golden["emb"], golden["labels"], ks=ks, block_size=257, per_query=True)
+    result = metrics.retrieval_metrics(
+      golden["emb"], golden["labels"], ks=ks, block_size=257, per_query=True
+    )
     np.testing.assert_allclose(result["mAUPRC"], golden["mAP64"], rtol=0, atol=1e-9)
     np.testing.assert_allclose(result["ap_per_query"], golden["ap_per_query64"], rtol=0, atol=1e-9)
     self.assertEqual([result[f"recall@{k}"] for k in ks], golden["recall64"].tolist())

@@ -22,7 +22,11 @@ pytestmark = pytest.mark.core
 _GRIDS = [("midpoints", "midpoints"), ("blocks", "blocks")]
 _COSINES = hnp.arrays(np.float32, (3, 5), elements=st.floats(-1, 1, width=32))
 _MASKS = hnp.arrays(bool, (3, 5))
-_HUGE = hnp.arrays(np.float32, (3, 5), elements=st.sampled_from([-3e37, -1e30, -1.0, 0.0, 1.0, 1e30, 3e37]).map(np.float32))
+_HUGE = hnp.arrays(
+  np.float32,
+  (3, 5),
+  elements=st.sampled_from([-3e37, -1e30, -1.0, 0.0, 1.0, 1e30, 3e37]).map(np.float32),
+)
 
 
 def _authors_blocks(scores, num_points):
@@ -32,13 +36,17 @@ def _authors_blocks(scores, num_points):
   s = np.concatenate([[max(2 * s[0] - s[1], -1)], s, [min(2 * s[-1] - s[-2], 1)]])
   length = math.ceil(num_points / n)
   a = np.arange(length) / length
-  blocks = [((s[i - 1] + a * (s[i] - s[i - 1])) + (s[i] + a * (s[i + 1] - s[i]))) / 2 for i in range(1, n + 1)]
+  blocks = [
+    ((s[i - 1] + a * (s[i] - s[i - 1])) + (s[i] + a * (s[i + 1] - s[i]))) / 2
+    for i in range(1, n + 1)
+  ]
   return np.concatenate(blocks)[:num_points]
 
 
 # One function object for each setting, so that jit compiles once.
 _BOUNDED = {
-  grid: functools.partial(interpolate_scores, num_points=7, bounds=(-1.0, 1.0), grid=grid) for grid in interpolation.GRIDS
+  grid: functools.partial(interpolate_scores, num_points=7, bounds=(-1.0, 1.0), grid=grid)
+  for grid in interpolation.GRIDS
 }
 
 
@@ -57,7 +65,10 @@ class InterpolateScoresTest(chex.TestCase):
   @hypothesis.given(scores=_COSINES, mask=_MASKS)
   def test_masked_lists_match_the_loops_and_ascend(self, grid, scores, mask):
     got = np.asarray(self.variant(_BOUNDED[grid])(scores, where=mask))
-    expected = [reference.interpolate(row[valid], 7, (-1.0, 1.0), grid) for row, valid in zip(scores, mask, strict=True)]
+    expected = [
+      reference.interpolate(row[valid], 7, (-1.0, 1.0), grid)
+      for row, valid in zip(scores, mask, strict=True)
+    ]
     np.testing.assert_allclose(got, expected, rtol=0, atol=5e-7)
     self.assertTrue(np.all(np.diff(got, axis=-1) >= 0), got)
     self.assertTrue(np.all(np.abs(got) <= 1), got)
@@ -66,12 +77,16 @@ class InterpolateScoresTest(chex.TestCase):
   @hypothesis.given(scores=_HUGE, mask=_MASKS)
   def test_huge_scores_stay_finite_and_ascend(self, grid, scores, mask):
     for bounds in (None, (-1.0, 1.0)):
-      got = np.asarray(interpolate_scores(scores, num_points=7, bounds=bounds, grid=grid, where=mask))
+      got = np.asarray(
+        interpolate_scores(scores, num_points=7, bounds=bounds, grid=grid, where=mask)
+      )
       self.assertTrue(np.isfinite(got).all(), got)
       self.assertTrue(np.all(np.diff(got, axis=-1) >= 0), got)
 
   @parameterized.named_parameters(
-    ("equal", [3.4e38] * 3), ("both_ends", [-3.4e38, 3.4e38, 3.4e38]), ("extrapolated", [1e38, -1e38, 0.0])
+    ("equal", [3.4e38] * 3),
+    ("both_ends", [-3.4e38, 3.4e38, 3.4e38]),
+    ("extrapolated", [1e38, -1e38, 0.0]),
   )
   def test_the_largest_float32_scores(self, scores):
     for grid in interpolation.GRIDS:
@@ -99,7 +114,9 @@ class InterpolateScoresTest(chex.TestCase):
     @jax.jit
     def gradient(scores, where):
       return jax.grad(
-        lambda s: jnp.sum(weights * interpolate_scores(s, num_points=6, bounds=(-1, 1), grid=grid, where=where))
+        lambda s: jnp.sum(
+          weights * interpolate_scores(s, num_points=6, bounds=(-1, 1), grid=grid, where=where)
+        )
       )(scores)
 
     plain = gradient(scores, np.ones((3, 4), bool))
@@ -121,7 +138,9 @@ class InterpolateScoresTest(chex.TestCase):
   def test_value_and_gradient_are_finite(self, scores, where):
     for grid in interpolation.GRIDS:
       value, gradient = jax.value_and_grad(
-        lambda s, grid=grid: jnp.mean(interpolate_scores(s, num_points=5, bounds=(-1, 1), grid=grid, where=where) / 1e3)
+        lambda s, grid=grid: jnp.mean(
+          interpolate_scores(s, num_points=5, bounds=(-1, 1), grid=grid, where=where) / 1e3
+        )
       )(jnp.asarray(scores, jnp.float32))
       self.assertTrue(np.isfinite(value))
       self.assertTrue(np.isfinite(gradient).all(), gradient)
@@ -131,10 +150,15 @@ class InterpolateScoresTest(chex.TestCase):
     got = interpolate_scores(np.array([[0.25]]), num_points=4, bounds=(-1.0, 1.0), grid=grid)
     np.testing.assert_array_equal(got, np.full((1, 4), 0.25, np.float32))
     masked = interpolate_scores(
-      np.array([[0.25, 0.9], [0.5, 0.7]]), num_points=4, grid=grid, where=np.array([[True, False], [False, False]])
+      np.array([[0.25, 0.9], [0.5, 0.7]]),
+      num_points=4,
+      grid=grid,
+      where=np.array([[True, False], [False, False]]),
     )
     np.testing.assert_array_equal(masked, np.float32([[0.25] * 4, [0.0] * 4]))
-    np.testing.assert_array_equal(interpolate_scores(np.zeros((2, 0)), num_points=3, grid=grid), np.zeros((2, 3)))
+    np.testing.assert_array_equal(
+      interpolate_scores(np.zeros((2, 0)), num_points=3, grid=grid), np.zeros((2, 3))
+    )
 
   @parameterized.named_parameters(_GRIDS)
   def test_equal_scores_give_exactly_that_score(self, grid):
@@ -157,7 +181,9 @@ class InterpolateScoresTest(chex.TestCase):
     got = interpolate_scores(scores, num_points=5, where=mask)
     np.testing.assert_array_equal(got, interpolate_scores(scores[:, mask], num_points=5))
 
-  @parameterized.named_parameters(("one", 1), ("divides", 9), ("does_not_divide", 10), ("fewer_than_scores", 2))
+  @parameterized.named_parameters(
+    ("one", 1), ("divides", 9), ("does_not_divide", 10), ("fewer_than_scores", 2)
+  )
   def test_blocks_grid_is_the_authors_layout(self, num_points):
     scores = np.array([0.4, -0.9, 0.8], np.float32)
     got = interpolate_scores(scores, num_points=num_points, bounds=(-1.0, 1.0), grid="blocks")
@@ -168,9 +194,13 @@ class InterpolateScoresTest(chex.TestCase):
     # With M = n = 2 midpoints sit at a = 1/2: (u_{j} + 2 u_{j+1} + u_{j+2}) / 4.
     got = interpolate_scores(np.array([0.2, 0.6]), num_points=2)
     below, above = 2 * 0.2 - 0.6, 2 * 0.6 - 0.2
-    np.testing.assert_allclose(got, [(below + 2 * 0.2 + 0.6) / 4, (0.2 + 2 * 0.6 + above) / 4], rtol=1e-6)
+    np.testing.assert_allclose(
+      got, [(below + 2 * 0.2 + 0.6) / 4, (0.2 + 2 * 0.6 + above) / 4], rtol=1e-6
+    )
     clamped = interpolate_scores(np.array([0.2, 0.6]), num_points=2, bounds=(0.0, 0.9))
-    np.testing.assert_allclose(clamped, [(0.0 + 2 * 0.2 + 0.6) / 4, (0.2 + 2 * 0.6 + 0.9) / 4], rtol=1e-6)
+    np.testing.assert_allclose(
+      clamped, [(0.0 + 2 * 0.2 + 0.6) / 4, (0.2 + 2 * 0.6 + 0.9) / 4], rtol=1e-6
+    )
 
   def test_erratum_2_both_loops_interpolate_neighbouring_segments(self):
     """Evenly spaced scores lie on a line, which phi continues; the printed pair of the second loop bends it."""
@@ -185,7 +215,9 @@ class InterpolateScoresTest(chex.TestCase):
     self.assertTrue(np.all(np.diff(got) >= 0), got)
     np.testing.assert_allclose(got, reference.interpolate(scores, 8, (-1.0, 1.0)), rtol=1e-6)
     rounded = np.float32([1.0000001, 1.0000001])  # what the cosine of duplicates can be
-    np.testing.assert_array_equal(interpolate_scores(rounded, num_points=3, bounds=(-1.0, 1.0)), np.repeat(rounded[:1], 3))
+    np.testing.assert_array_equal(
+      interpolate_scores(rounded, num_points=3, bounds=(-1.0, 1.0)), np.repeat(rounded[:1], 3)
+    )
 
   def test_erratum_2_midpoints_grid_is_centred_and_blocks_grid_is_not(self):
     scores = np.array([-0.4, 0.0, 0.4])
@@ -197,11 +229,21 @@ class InterpolateScoresTest(chex.TestCase):
     np.testing.assert_allclose(blocks, line[:10], atol=1e-6)
 
   def test_dtypes(self):
-    for given, expected in ((jnp.bfloat16, jnp.float32), (jnp.float16, jnp.float32), (jnp.float32, jnp.float32)):
-      self.assertEqual(interpolate_scores(jnp.array([0.5, 0.25], given), num_points=2).dtype, expected)
+    for given, expected in (
+      (jnp.bfloat16, jnp.float32),
+      (jnp.float16, jnp.float32),
+      (jnp.float32, jnp.float32),
+    ):
+      self.assertEqual(
+        interpolate_scores(jnp.array([0.5, 0.25], given), num_points=2).dtype, expected
+      )
     with jax.enable_x64(True):
-      self.assertEqual(interpolate_scores(jnp.array([0.5, 0.25], jnp.float64), num_points=2).dtype, jnp.float64)
-      self.assertEqual(interpolate_scores(jnp.array([0.5, 0.25], jnp.float32), num_points=2).dtype, jnp.float32)
+      self.assertEqual(
+        interpolate_scores(jnp.array([0.5, 0.25], jnp.float64), num_points=2).dtype, jnp.float64
+      )
+      self.assertEqual(
+        interpolate_scores(jnp.array([0.5, 0.25], jnp.float32), num_points=2).dtype, jnp.float32
+      )
 
   def test_is_compiled_once_for_each_shape(self):
     with mock.patch.object(interpolation, "_extend", wraps=interpolation._extend) as traced:

@@ -27,7 +27,9 @@ from soprc_jax._internal import masks
 
 B, D, G = 7, 4, 5
 _LABELS = np.array([9, 2, 9, 5, 2, 9, 9])  # unsorted; classes of 4, 2 and 1
-_EMBEDDINGS = hnp.arrays(np.float32, (B, D), elements=st.integers(-8, 8).map(lambda i: np.float32(i / 8)))
+_EMBEDDINGS = hnp.arrays(
+  np.float32, (B, D), elements=st.integers(-8, 8).map(lambda i: np.float32(i / 8))
+)
 
 
 def _embeddings(seed, size=B):
@@ -37,7 +39,10 @@ def _embeddings(seed, size=B):
 
 def _kept(scores, mask):
   """The valid scores of each row, descending: the order inside a list is free."""
-  return [np.sort(row[valid])[::-1] for row, valid in zip(np.asarray(scores), np.asarray(mask), strict=True)]
+  return [
+    np.sort(row[valid])[::-1]
+    for row, valid in zip(np.asarray(scores), np.asarray(mask), strict=True)
+  ]
 
 
 def _expected(embeddings, labels, where=None, gallery=None, gallery_labels=None):
@@ -50,14 +55,18 @@ def _expected(embeddings, labels, where=None, gallery=None, gallery_labels=None)
     sides = [], []
     for j in range(len(gallery_labels)):
       if where[i] and (not own or (where[j] and i != j)):
-        sides[0 if labels[i] == gallery_labels[j] else 1].append(np.float64(embeddings[i]) @ np.float64(gallery[j]))
+        sides[0 if labels[i] == gallery_labels[j] else 1].append(
+          np.float64(embeddings[i]) @ np.float64(gallery[j])
+        )
     positives.append(np.sort(sides[0])[::-1])
     negatives.append(np.sort(sides[1])[::-1])
   return positives, negatives
 
 
 def _assert_lists(got, expected):
-  for side, rows in zip(((got.positive_scores, got.positive_where), (got.negative_scores, got.negative_where)), expected):
+  for side, rows in zip(
+    ((got.positive_scores, got.positive_where), (got.negative_scores, got.negative_where)), expected
+  ):
     for ours, row in zip(_kept(*side), rows, strict=True):
       np.testing.assert_allclose(ours, row, rtol=0, atol=1e-6)
 
@@ -134,11 +143,16 @@ class RetrievalListsTest(chex.TestCase):
     embeddings = np.concatenate([embeddings, [[0.0, 1.0], [0.0, -1.0]]]).astype(np.float32)
     labels = np.array([4] * 8 + [7] * 2)
     got = retrieval_lists(embeddings, labels, max_positives=max_positives)
-    np.testing.assert_allclose(_kept(got.positive_scores, got.positive_where)[0], cosines[1:][ranks], atol=1e-6)
+    np.testing.assert_allclose(
+      _kept(got.positive_scores, got.positive_where)[0], cosines[1:][ranks], atol=1e-6
+    )
     self.assertEqual(int(got.num_dropped), 8 * (7 - max_positives))
     np.testing.assert_array_equal(np.sum(got.positive_where, axis=1), [max_positives] * 8 + [1] * 2)
     # The dropped ones are not negatives.
-    _assert_lists(got._replace(positive_where=got.positive_where & False), ([[]] * 10, _expected(embeddings, labels)[1]))
+    _assert_lists(
+      got._replace(positive_where=got.positive_where & False),
+      ([[]] * 10, _expected(embeddings, labels)[1]),
+    )
 
   def test_kept_ranks_hold_in_every_row(self):
     """Design: rank (2 s + 1) c // (2 P) of c positives for s = 0 .. P - 1, for every query."""
@@ -155,7 +169,9 @@ class RetrievalListsTest(chex.TestCase):
     where = np.array([True, True, True, False, True, False, True])
     got = retrieval_lists(embeddings, _LABELS, where=where, max_positives=3)
     _assert_lists(got, _expected(embeddings, _LABELS, where))
-    np.testing.assert_array_equal(np.any(got.positive_where | got.negative_where[:, :3], axis=1)[~where], False)
+    np.testing.assert_array_equal(
+      np.any(got.positive_where | got.negative_where[:, :3], axis=1)[~where], False
+    )
 
   @parameterized.named_parameters(("all", None), ("some", 2))
   @hypothesis.given(seed=st.integers(0, 2**16), filler=st.sampled_from([0.0, 1.0, -7.0]))
@@ -167,7 +183,9 @@ class RetrievalListsTest(chex.TestCase):
     labels, where = np.insert(_LABELS, [3] * 3, 9), np.insert(np.ones(B, bool), [3] * 3, False)
     got, padded_gradient = _loss_and_grad(padded, labels, where, max_positives)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
-    np.testing.assert_allclose(padded_gradient[where], gradient, rtol=0, atol=2e-5 * np.abs(gradient).max())
+    np.testing.assert_allclose(
+      padded_gradient[where], gradient, rtol=0, atol=2e-5 * np.abs(gradient).max()
+    )
     np.testing.assert_array_equal(padded_gradient[~where], 0)
 
   @parameterized.named_parameters(
@@ -182,7 +200,9 @@ class RetrievalListsTest(chex.TestCase):
   def test_value_and_gradient_are_finite(self, embeddings, labels):
     for dtype in (jnp.float32, jnp.bfloat16):
       for max_positives in (None, 2):
-        value, gradient = _loss_and_grad(jnp.asarray(embeddings, dtype), labels, max_positives=max_positives)
+        value, gradient = _loss_and_grad(
+          jnp.asarray(embeddings, dtype), labels, max_positives=max_positives
+        )
         self.assertTrue(np.isfinite(value), value)
         self.assertTrue(np.isfinite(np.asarray(gradient, np.float32)).all(), gradient)
         if len(set(labels.tolist())) in (1, B):  # no list has both sides
@@ -192,7 +212,9 @@ class RetrievalListsTest(chex.TestCase):
     queries, gallery = _embeddings(4), _embeddings(5, G)
     gallery_labels = np.array([2, 9, 2, 3, 2])
     where, gallery_where = np.arange(B) != 4, np.arange(G) != 0
-    got = retrieval_lists(queries, _LABELS, gallery=gallery, gallery_labels=gallery_labels, where=where)
+    got = retrieval_lists(
+      queries, _LABELS, gallery=gallery, gallery_labels=gallery_labels, where=where
+    )
     self.assertEqual(got.negative_scores.shape, (B, G))
     _assert_lists(got, _expected(queries, _LABELS, where, gallery, gallery_labels))
     fewer = retrieval_lists(
@@ -221,7 +243,9 @@ class RetrievalListsTest(chex.TestCase):
       self.assertEqual(got.negative_scores.dtype, jnp.float32)
       exact = np.asarray(rounded, np.float64) @ np.asarray(rounded, np.float64).T
       where = np.asarray(got.negative_where)
-      np.testing.assert_allclose(np.asarray(got.negative_scores)[where], exact[where], rtol=0, atol=1e-6)
+      np.testing.assert_allclose(
+        np.asarray(got.negative_scores)[where], exact[where], rtol=0, atol=1e-6
+      )
     with jax.enable_x64(True):
       got = retrieval_lists(jnp.asarray(embeddings, jnp.float64), _LABELS)
       self.assertEqual(got.positive_scores.dtype, jnp.float64)
@@ -262,7 +286,9 @@ class DevicesTest(chex.TestCase):
 
     expected = lists(embeddings, labels, where=where)
     got = mapping.on_devices(local, kind)(*map(mapping.split, (embeddings, labels, where)))
-    self.assertEqual(int(expected.num_dropped), 6 if max_positives else 0)  # on both devices together
+    self.assertEqual(
+      int(expected.num_dropped), 6 if max_positives else 0
+    )  # on both devices together
     np.testing.assert_array_equal(got.num_dropped, [int(expected.num_dropped)] * 2)
     for name in ("positive_scores", "positive_where", "negative_scores", "negative_where"):
       joined = np.concatenate(list(np.asarray(getattr(got, name))))
@@ -271,7 +297,9 @@ class DevicesTest(chex.TestCase):
         np.testing.assert_array_equal(joined, getattr(expected, name))
       else:
         mask = np.asarray(getattr(expected, name.replace("scores", "where")))
-        np.testing.assert_allclose(joined[mask], np.asarray(getattr(expected, name))[mask], rtol=0, atol=1e-6)
+        np.testing.assert_allclose(
+          joined[mask], np.asarray(getattr(expected, name))[mask], rtol=0, atol=1e-6
+        )
 
 
 class BinaryListsTest(chex.TestCase):
@@ -314,7 +342,10 @@ class BinaryListsTest(chex.TestCase):
     np.testing.assert_array_equal(gradient, np.zeros(3))
 
   def test_losses_equal_those_of_separate_lists(self):
-    scores, labels = np.random.default_rng(0).normal(size=8).astype(np.float32), np.arange(8) % 3 == 0
+    scores, labels = (
+      np.random.default_rng(0).normal(size=8).astype(np.float32),
+      np.arange(8) % 3 == 0,
+    )
     lists = binary_lists(scores, labels)
     masks = {"positive_where": lists.positive_where, "negative_where": lists.negative_where}
     np.testing.assert_allclose(
@@ -324,9 +355,13 @@ class BinaryListsTest(chex.TestCase):
     )
 
   def test_dtypes_and_shapes(self):
-    self.assertEqual(binary_lists(jnp.ones(3, jnp.bfloat16), jnp.ones(3)).positive_scores.dtype, jnp.float32)
+    self.assertEqual(
+      binary_lists(jnp.ones(3, jnp.bfloat16), jnp.ones(3)).positive_scores.dtype, jnp.float32
+    )
     with jax.enable_x64(True):
-      self.assertEqual(binary_lists(jnp.ones(3, jnp.float64), jnp.ones(3)).positive_scores.dtype, jnp.float64)
+      self.assertEqual(
+        binary_lists(jnp.ones(3, jnp.float64), jnp.ones(3)).positive_scores.dtype, jnp.float64
+      )
     with self.assertRaises(AssertionError):
       binary_lists(jnp.ones(3), jnp.ones(4))
 
@@ -337,7 +372,15 @@ def _ranks(slots, count, width):
 
 
 @pytest.mark.parametrize(
-  ("count", "width"), [(7, 3), (3, 7), (99_999, 50_000), (2**20, 2**11 + 1), (2**31 - 1, 2**30), (2**31 - 1, 2**31 - 1)]
+  ("count", "width"),
+  [
+    (7, 3),
+    (3, 7),
+    (99_999, 50_000),
+    (2**20, 2**11 + 1),
+    (2**31 - 1, 2**30),
+    (2**31 - 1, 2**31 - 1),
+  ],
 )
 def test_f46_ranks_are_exact_beyond_a_product_of_31_bits(count, width):
   slots = sorted({0, 1, width // 3, width // 2, width - 2, width - 1})
@@ -363,7 +406,9 @@ def test_f46_half_of_a_large_gallery_is_kept_without_a_repeat():
 def test_f46_counts_beyond_31_bits():
   """Of an array that is never made, a broadcast number."""
   side = 2**16
-  every = jax.jit(lambda one: masks.count_true(jnp.broadcast_to(one, (side, side))).astype(jnp.float32))
+  every = jax.jit(
+    lambda one: masks.count_true(jnp.broadcast_to(one, (side, side))).astype(jnp.float32)
+  )
   assert float(every(jnp.array(True))) == 2**32
   large = [jax.ShapeDtypeStruct((side, side), dtype) for dtype in (jnp.float32, bool)]
   assert jax.eval_shape(masks.masked_mean, *large).dtype == jnp.float32
@@ -378,9 +423,14 @@ def test_f41_labels_of_64_bits_and_two_types_are_compared_exactly(dtype):
     labels = np.array([2**62, 7], dtype)
     gallery = np.array([2**62 + 1, 2**62, 7], np.int64)
     found = retrieval_lists(np.eye(2, D), labels, gallery=np.eye(3, D), gallery_labels=gallery)
-    np.testing.assert_array_equal(found.positive_where, [[False, True, False], [False, False, True]])
+    np.testing.assert_array_equal(
+      found.positive_where, [[False, True, False], [False, False, True]]
+    )
     large = retrieval_lists(
-      np.eye(1, D), np.array([2**63], np.uint64), gallery=np.eye(1, D), gallery_labels=np.array([-(2**63)])
+      np.eye(1, D),
+      np.array([2**63], np.uint64),
+      gallery=np.eye(1, D),
+      gallery_labels=np.array([-(2**63)]),
     )
     assert large.negative_where.all()
 
@@ -390,7 +440,9 @@ def test_f41_arrays_of_64_bits_are_checked_where_jax_computes_in_32():
     labels = jnp.array([0, 2**32, 0])
   with pytest.raises(ValueError, match="labels must fit into 32 bits"):
     retrieval_lists(np.eye(3, D), labels)
-  np.testing.assert_array_equal(binary_lists(np.zeros(3), labels).positive_where, [[False, True, False]])
+  np.testing.assert_array_equal(
+    binary_lists(np.zeros(3), labels).positive_where, [[False, True, False]]
+  )
 
 
 def _both_kinds():
@@ -398,7 +450,9 @@ def _both_kinds():
   return {
     "retrieval": retrieval_lists(embeddings, _LABELS, max_positives=3),
     "retrieval_all": retrieval_lists(embeddings, _LABELS),
-    "gallery": retrieval_lists(embeddings, _LABELS, gallery=_embeddings(4, G), gallery_labels=_LABELS[:G]),
+    "gallery": retrieval_lists(
+      embeddings, _LABELS, gallery=_embeddings(4, G), gallery_labels=_LABELS[:G]
+    ),
     "binary": binary_lists(embeddings[:, :2].T, np.stack([_LABELS > 5, _LABELS < 0])),
   }
 
@@ -407,12 +461,18 @@ def _both_kinds():
 def test_f50_valid_masks_and_update_args(name):
   found = _both_kinds()[name]
   np.testing.assert_array_equal(
-    found.valid, np.asarray(found.positive_where).any(axis=1) & np.asarray(found.negative_where).any(axis=1)
+    found.valid,
+    np.asarray(found.positive_where).any(axis=1) & np.asarray(found.negative_where).any(axis=1),
   )
-  assert found.masks == {"positive_where": found.positive_where, "negative_where": found.negative_where}
+  assert found.masks == {
+    "positive_where": found.positive_where,
+    "negative_where": found.negative_where,
+  }
   ids = np.arange(len(found.valid))
   tracker = score_ema(len(ids), 4, 0.5)
-  state = jax.jit(lambda found: tracker.update(None, tracker.init(None), **found.update_args(ids))[1])(found)
+  state = jax.jit(
+    lambda found: tracker.update(None, tracker.init(None), **found.update_args(ids))[1]
+  )(found)
   want = interpolate_scores(found.positive_scores, num_points=4, where=found.positive_where)
   np.testing.assert_allclose(state.v, want, rtol=1e-6)
   assert found.update_args(ids)["list_ids"] is ids
@@ -422,10 +482,14 @@ def _losses_of(found, v, **masks):
   pair = found.positive_scores, found.negative_scores
   return {
     "soprc": lambda: soprc_loss(*pair, v, prior=0.1, **masks),
-    "soprc_max": lambda: soprc_loss(*pair, v, prior=0.1, reduce_fn=functools.partial(jnp.max, initial=-jnp.inf), **masks),
+    "soprc_max": lambda: soprc_loss(
+      *pair, v, prior=0.1, reduce_fn=functools.partial(jnp.max, initial=-jnp.inf), **masks
+    ),
     "ap": lambda: ap_loss(*pair, **masks),
     "variance": lambda: semi_variance(*pair, **masks),
-    "variance_of_all": lambda: semi_variance(*pair, average_over="all", mean_gradient=False, **masks),
+    "variance_of_all": lambda: semi_variance(
+      *pair, average_over="all", mean_gradient=False, **masks
+    ),
     "variance_of_lists": lambda: semi_variance(*pair, pool="list", **masks),
   }
 
@@ -439,10 +503,12 @@ def _v(found):
 def test_f50_a_loss_without_the_masks_is_nan(name, left_out):
   found = _both_kinds()[name]
   masks = {name: mask for name, mask in found.masks.items() if left_out not in (name, "both")}
-  values = jax.jit(lambda found, v: {name: loss() for name, loss in _losses_of(found, v, **masks).items()})(
-    found, _v(found)
+  values = jax.jit(
+    lambda found, v: {name: loss() for name, loss in _losses_of(found, v, **masks).items()}
+  )(found, _v(found))
+  assert {name for name, value in values.items() if np.isnan(value)} == (
+    set() if left_out == "none" else set(values)
   )
-  assert {name for name, value in values.items() if np.isnan(value)} == (set() if left_out == "none" else set(values))
 
 
 def test_f50_sorted_sums_without_the_masks_are_nan():
@@ -454,7 +520,9 @@ def test_f50_sorted_sums_without_the_masks_are_nan():
 @pytest.mark.parametrize("loss", ["soprc", "ap", "variance"])
 def test_f50_scores_on_the_host_without_masks_are_an_error(loss):
   found = jax.tree.map(np.asarray, _both_kinds()["retrieval"])
-  with pytest.raises(ValueError, match=r"positive_scores hold -inf and come without a mask.*pass \*\*lists.masks"):
+  with pytest.raises(
+    ValueError, match=r"positive_scores hold -inf and come without a mask.*pass \*\*lists.masks"
+  ):
     _losses_of(found, _v(found))[loss]()
 
 
@@ -499,7 +567,8 @@ def _finite_lists(*args, **options):
 
 def test_f50_with_the_masks_the_infinite_scores_change_no_bit():
   value_and_grad = [
-    jax.value_and_grad(functools.partial(_total, jitted_lists=make)) for make in (retrieval_lists, _finite_lists)
+    jax.value_and_grad(functools.partial(_total, jitted_lists=make))
+    for make in (retrieval_lists, _finite_lists)
   ]
   got, want = (jax.jit(function)(_embeddings(3)) for function in value_and_grad)
   jax.tree.map(np.testing.assert_array_equal, got, want)

@@ -126,7 +126,9 @@ def test_start_after_stores_nothing_and_looks_up_the_batch_with_its_gradient():
     np.testing.assert_array_equal(ahead.where, np.arange(S) < 3)
     np.testing.assert_array_equal(ahead.labels[:3], _batch(t)[1][where])
     np.testing.assert_array_equal(ahead.own, [0, -1, 1, 2])
-    np.testing.assert_array_equal(gradient, np.float32(where)[:, None] * np.ones((1, D), np.float32))
+    np.testing.assert_array_equal(
+      gradient, np.float32(where)[:, None] * np.ones((1, D), np.float32)
+    )
     idle = step(state, *_batch(9), np.zeros(B, bool))  # no image: as if it had not been called
     chex.assert_trees_all_equal(idle, state)
     state = step(state, *_batch(t), where)
@@ -158,7 +160,9 @@ def test_dtypes_of_the_state_do_not_move():
       embeddings, labels = jnp.asarray(_batch(0)[0], dtype), jnp.asarray(_batch(0)[1], int)
       state = _update(memory, start, embeddings, labels)
       chex.assert_trees_all_equal_shapes_and_dtypes(state, start)
-      assert memory.lookahead(start, embeddings, labels).embeddings.dtype == (dtype if x64 else jnp.float32)
+      assert memory.lookahead(start, embeddings, labels).embeddings.dtype == (
+        dtype if x64 else jnp.float32
+      )
 
 
 @pytest.mark.parametrize(
@@ -212,7 +216,10 @@ def test_exactly_one_state_in_the_tree():
   memory = _MEMORIES["ring"]
   embeddings, labels = _batch(0)
   without = optax.adam(0.1).init(_PARAMS)
-  for call in (lambda: memory.current(without), lambda: memory.lookahead(without, embeddings, labels)):
+  for call in (
+    lambda: memory.current(without),
+    lambda: memory.lookahead(without, embeddings, labels),
+  ):
     with pytest.raises(ValueError, match="one embedding_memory state in opt_state, found 0"):
       call()
   two = optax.chain(memory, embedding_memory(S, D), optax.sgd(0.1)).init(_PARAMS)
@@ -228,15 +235,21 @@ def test_is_a_transform_that_leaves_the_gradients_alone():
   tx = optax.chain(memory, optax.sgd(0.1))
   embeddings, labels = _batch(0)
   update = jax.jit(tx.update)
-  updates, state = update(_GRADS, tx.init(_PARAMS), _PARAMS, embeddings=embeddings, labels=labels, value=1.0)
+  updates, state = update(
+    _GRADS, tx.init(_PARAMS), _PARAMS, embeddings=embeddings, labels=labels, value=1.0
+  )
   chex.assert_trees_all_close(updates, {"w": -0.1 * _GRADS["w"]})
   chex.assert_trees_all_equal(state[0], _update(memory, memory.init(None), embeddings, labels))
-  np.testing.assert_array_equal(memory.lookahead(state, *_batch(1)).labels, _update(memory, state[0], *_batch(1)).labels)
+  np.testing.assert_array_equal(
+    memory.lookahead(state, *_batch(1)).labels, _update(memory, state[0], *_batch(1)).labels
+  )
 
 
 def test_states_can_be_scanned_and_do_not_share_buffers():
   for memory in (_MEMORIES["ring"], _MEMORIES["tail"], embedding_memory(S, D, start_after=1)):
-    embeddings, labels = (np.stack(part) for part in zip(*(_batch(t) for t in range(STEPS)), strict=True))
+    embeddings, labels = (
+      np.stack(part) for part in zip(*(_batch(t) for t in range(STEPS)), strict=True)
+    )
     body = lambda state, batch, memory=memory: (_update(memory, state, *batch), None)  # noqa: E731
     state = memory.init(None)
     scanned, _ = jax.lax.scan(body, state, (embeddings, labels))
@@ -253,7 +266,9 @@ def test_two_devices_store_what_one_does(kind):
   local, shared = make(), make(axis_name=mapping.AXIS)
 
   def on_each(state, embeddings, labels, where):
-    return shared.lookahead(state, embeddings, labels, where), _update(shared, state, embeddings, labels, where)
+    return shared.lookahead(state, embeddings, labels, where), _update(
+      shared, state, embeddings, labels, where
+    )
 
   mapped = mapping.on_devices(on_each, kind)
   expected = local.init(None)
@@ -311,14 +326,18 @@ _F41_LABELS = np.arange(12) % 4
 
 
 def _xbm(memory, embeddings, labels):
-  ahead = memory.lookahead(_update(memory, memory.init(None), embeddings[::-1], labels), embeddings, labels)
+  ahead = memory.lookahead(
+    _update(memory, memory.init(None), embeddings[::-1], labels), embeddings, labels
+  )
   return losses.xbm_contrastive_loss(embeddings, labels, ahead)
 
 
 def _blackbox(memory, embeddings, labels):
   # Other images than the batch, since ranks of equal scores are up to the rounding.
   stored = memory.current(_update(memory, memory.init(None), embeddings[:, ::-1], labels))
-  return losses.blackbox_ap_loss(embeddings, labels, memory=stored, max_positives=11, interclass_coef=0.0)
+  return losses.blackbox_ap_loss(
+    embeddings, labels, memory=stored, max_positives=11, interclass_coef=0.0
+  )
 
 
 _WITH_MEMORY = {"xbm": _xbm, "blackbox": _blackbox}
@@ -340,7 +359,8 @@ _F41_TYPES = (
 
 @pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
 @pytest.mark.parametrize(
-  ("name", "dtype", "shift"), [("xbm", *case) for case in _F41_TYPES] + [("blackbox", *case) for case in _F41_TYPES[5::2]]
+  ("name", "dtype", "shift"),
+  [("xbm", *case) for case in _F41_TYPES] + [("blackbox", *case) for case in _F41_TYPES[5::2]],
 )
 def test_f41_labels_of_any_type_and_size_mean_the_same_to_a_memory(name, dtype, shift, x64):
   labels = (_F41_LABELS.astype(object) + shift).astype(dtype)

@@ -52,9 +52,15 @@ def test_loss_and_v_of_bfloat16_follow_those_of_float32():
 
 
 def test_f24_everything_from_the_normalised_embedding_on_is_float32():
-  net = EmbeddingNet(ResNet((1,), False, width=4, stem="small", dtype=jnp.bfloat16), embedding_dim=8, dtype=jnp.bfloat16)
+  net = EmbeddingNet(
+    ResNet((1,), False, width=4, stem="small", dtype=jnp.bfloat16),
+    embedding_dim=8,
+    dtype=jnp.bfloat16,
+  )
   images = np.random.default_rng(0).integers(0, 256, (16, 8, 8, 3), np.uint8)
   embeddings, _ = jax.jit(net.init_with_output)(jax.random.key(0), images)
   assert embeddings.dtype == np.float32
-  np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1, atol=1e-6)  # 0.004 off if normalised in bfloat16
+  np.testing.assert_allclose(
+    np.linalg.norm(embeddings, axis=1), 1, atol=1e-6
+  )  # 0.004 off if normalised in bfloat16
   assert _trained("bfloat16", 2)[1].v.dtype == np.float32

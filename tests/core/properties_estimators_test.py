@@ -24,14 +24,28 @@ _TAUS = st.sampled_from([1e-6, 1e-3, 0.1, 10.0, 1e6])
 
 def _soprc(positive, negative, masks, v, prior, tau1, tau2, **options):
   return soprc_jax.soprc_loss(
-    positive, negative, v, prior=prior, tau1=tau1, tau2=tau2, positive_where=masks[0], negative_where=masks[1], **options
+    positive,
+    negative,
+    v,
+    prior=prior,
+    tau1=tau1,
+    tau2=tau2,
+    positive_where=masks[0],
+    negative_where=masks[1],
+    **options,
   )
 
 
 def _ap(positive, negative, masks, v, prior, tau1, tau2, **options):
   del v, prior
   return soprc_jax.ap_loss(
-    positive, negative, tau1=tau1, tau2=tau2, positive_where=masks[0], negative_where=masks[1], **options
+    positive,
+    negative,
+    tau1=tau1,
+    tau2=tau2,
+    positive_where=masks[0],
+    negative_where=masks[1],
+    **options,
   )
 
 
@@ -48,7 +62,9 @@ _each_estimator = pytest.mark.parametrize("name", list(_ESTIMATORS))
 def _compiled(name, algorithm="dense"):
   loss = functools.partial(_ESTIMATORS[name], algorithm=algorithm)
   each = functools.partial(loss, reduce_fn=None)
-  return jax.jit(lambda *arguments: (jax.value_and_grad(loss, argnums=(0, 1))(*arguments), each(*arguments)))
+  return jax.jit(
+    lambda *arguments: (jax.value_and_grad(loss, argnums=(0, 1))(*arguments), each(*arguments))
+  )
 
 
 def _run(name, lists, v, prior, tau1, tau2, algorithm="dense"):
@@ -69,12 +85,22 @@ def _rows(lists):
 
 @_each_estimator
 @hypothesis.given(
-  lists=testing.score_lists(), levels=testing.scores((3, M)), prior=_PRIORS, tau1=_TAUS, tau2=_TAUS, garbage=st.booleans()
+  lists=testing.score_lists(),
+  levels=testing.scores((3, M)),
+  prior=_PRIORS,
+  tau1=_TAUS,
+  tau2=_TAUS,
+  garbage=st.booleans(),
 )
-def test_any_finite_lists_have_a_finite_loss_in_the_unit_interval(name, lists, levels, prior, tau1, tau2, garbage):
+def test_any_finite_lists_have_a_finite_loss_in_the_unit_interval(
+  name, lists, levels, prior, tau1, tau2, garbage
+):
   """Invalid lists count 0, masked entries may hold anything and get no gradient."""
   if garbage:
-    scores = [np.where(where, side, np.nan).astype(side.dtype) for side, where in zip(lists[:2], lists[2:], strict=True)]
+    scores = [
+      np.where(where, side, np.nan).astype(side.dtype)
+      for side, where in zip(lists[:2], lists[2:], strict=True)
+    ]
     lists = testing.ScoreLists(*scores, *lists[2:])
   value, gradients, each = _run(name, lists, levels[: _rows(lists)], prior, tau1, tau2)
   _assert_finite(value, each, *gradients)
@@ -100,7 +126,9 @@ def test_every_dtype_is_computed_in_float32(name, dtype, data):
   value, gradients, each = _run(name, lists, v, 0.1, 0.1, 0.001)
   assert value.dtype == each.dtype == np.float32
   _assert_finite(value, each, *gradients)
-  narrow = np.float32 if dtype == np.float64 else dtype  # what jax makes of float64 where x64 is off
+  narrow = (
+    np.float32 if dtype == np.float64 else dtype
+  )  # what jax makes of float64 where x64 is off
   assert all(gradient.dtype == narrow for gradient in gradients)
   as_float32 = testing.ScoreLists(*(side.astype(np.float32) for side in lists[:2]), *lists[2:])
   expected = _run(name, as_float32, v.astype(np.float32), 0.1, 0.1, 0.001)
@@ -110,16 +138,22 @@ def test_every_dtype_is_computed_in_float32(name, dtype, data):
 @hypothesis.given(lists=testing.score_lists(_WIDE), tau1=_TAUS, tau2=_TAUS)
 def test_sorted_equals_dense(lists, tau1, tau2):
   """The values that stand for v in the other losses are the positives: the pieces of both sums are searched for in the same way."""
-  dense, by_sorting = (_run("ap", lists, np.zeros((2, M)), 0.0, tau1, tau2, way) for way in ("dense", "sorted"))
+  dense, by_sorting = (
+    _run("ap", lists, np.zeros((2, M)), 0.0, tau1, tau2, way) for way in ("dense", "sorted")
+  )
   _assert_finite(*by_sorting[1])
   np.testing.assert_allclose(by_sorting[2], dense[2], rtol=2e-5, atol=1e-6)
   for got, gradient in zip(by_sorting[1], dense[1], strict=True):
-    np.testing.assert_allclose(got, gradient, rtol=1e-3, atol=1e-4 * max(np.abs(gradient).max(), 1e-3))
+    np.testing.assert_allclose(
+      got, gradient, rtol=1e-3, atol=1e-4 * max(np.abs(gradient).max(), 1e-3)
+    )
 
 
 @_each_estimator
 @hypothesis.given(
-  lists=testing.score_lists([(3, 4, 5)], limit=8.0), levels=testing.scores((3, M), limit=8.0), prior=_PRIORS
+  lists=testing.score_lists([(3, 4, 5)], limit=8.0),
+  levels=testing.scores((3, M), limit=8.0),
+  prior=_PRIORS,
 )
 def test_masked_entries_are_as_if_they_were_not_there(name, lists, levels, prior):
   _, _, each = _run(name, lists, levels, prior, 0.1, 0.01)
@@ -132,25 +166,34 @@ def test_masked_entries_are_as_if_they_were_not_there(name, lists, levels, prior
     where = [np.arange(size) < len(side) for side, size in zip(left, (4, 5), strict=True)]
     alone = testing.ScoreLists(*(np.tile(part, (3, 1)) for part in (*padded, *where)))
     np.testing.assert_allclose(
-      _run(name, alone, np.tile(levels[i], (3, 1)), prior, 0.1, 0.01)[2], each[i], rtol=1e-5, atol=1e-7
+      _run(name, alone, np.tile(levels[i], (3, 1)), prior, 0.1, 0.01)[2],
+      each[i],
+      rtol=1e-5,
+      atol=1e-7,
     )
 
 
 @_each_estimator
-@hypothesis.given(lists=testing.score_lists([(3, 4, 5)]), levels=testing.scores((3, M)), seed=st.integers(0, 2**16))
+@hypothesis.given(
+  lists=testing.score_lists([(3, 4, 5)]), levels=testing.scores((3, M)), seed=st.integers(0, 2**16)
+)
 def test_order_changes_no_value_and_permutes_the_gradient(name, lists, levels, seed):
   """Stronger than the test of the family in estimators_test: gradients too, and scores of any size."""
   rng = np.random.default_rng(seed)
   rows, columns, others, points = (rng.permutation(size) for size in (3, 4, 5, M))
   value, gradients, each = _run(name, lists, levels, 0.1, 0.1, 0.001)
   orders = (columns, others, columns, others)
-  shuffled = testing.ScoreLists(*(part[rows][:, order] for part, order in zip(lists, orders, strict=True)))
+  shuffled = testing.ScoreLists(
+    *(part[rows][:, order] for part, order in zip(lists, orders, strict=True))
+  )
   got = _run(name, shuffled, levels[rows][:, points], 0.1, 0.1, 0.001)
   np.testing.assert_allclose(got[0], value, rtol=1e-5, atol=1e-7)
   np.testing.assert_allclose(got[2], each[rows], rtol=1e-5, atol=1e-7)
   for mine, gradient, order in zip(got[1], gradients, orders, strict=False):
     expected = gradient[rows][:, order]
-    np.testing.assert_allclose(mine, expected, rtol=1e-4, atol=1e-5 * max(np.abs(expected).max(), 1e-6))
+    np.testing.assert_allclose(
+      mine, expected, rtol=1e-4, atol=1e-5 * max(np.abs(expected).max(), 1e-6)
+    )
 
 
 _POOLS = [("selected", "batch"), ("all", "batch"), ("selected", "list"), ("all", "list")]
@@ -195,7 +238,9 @@ def test_semi_variance_of_the_largest_scores_is_no_nan(average_over, pool, lists
 
 
 @pytest.mark.parametrize("name", list(_ESTIMATORS))
-@hypothesis.given(lists=testing.score_lists([(3, 4, 5)], limit=3.4e38), levels=testing.scores((3, M), limit=3.4e38))
+@hypothesis.given(
+  lists=testing.score_lists([(3, 4, 5)], limit=3.4e38), levels=testing.scores((3, M), limit=3.4e38)
+)
 def test_the_largest_scores(name, lists, levels):
   value, gradients, each = _run(name, lists, levels, 0.1, 0.1, 0.001)
   _assert_finite(value, each, *gradients)

@@ -56,7 +56,9 @@ def _run(name, embeddings, labels, where):
 
 
 @_each_loss
-@hypothesis.given(batch=_batches, scale=st.sampled_from([1.0, 1e-20, 30.0]), seed=st.integers(0, 2**16))
+@hypothesis.given(
+  batch=_batches, scale=st.sampled_from([1.0, 1e-20, 30.0]), seed=st.integers(0, 2**16)
+)
 def test_any_batch(name, batch, scale, seed):
   """Finite, in its range, the same in any order of the batch, and blind to what masked images hold.
 
@@ -89,21 +91,27 @@ def test_any_batch(name, batch, scale, seed):
 def test_names_of_the_classes_mean_nothing(name, batch, values):
   embeddings, labels, where = batch
   renamed = np.array(values, np.int32)[np.unique(labels, return_inverse=True)[1]]
-  np.testing.assert_array_equal(_run(name, embeddings, renamed, where)[0], _run(name, embeddings, labels, where)[0])
+  np.testing.assert_array_equal(
+    _run(name, embeddings, renamed, where)[0], _run(name, embeddings, labels, where)[0]
+  )
 
 
 @_each_loss
 @pytest.mark.parametrize("size", [0, 1])
 def test_a_batch_of_none_or_one_has_loss_zero_without_gradient(name, size):
   embeddings, labels = np.eye(size, D, dtype=np.float32), np.zeros(size, np.int32)
-  value, gradient = jax.jit(jax.value_and_grad(lambda e: _LOSSES[name](e, labels, where=None)))(embeddings)
+  value, gradient = jax.jit(jax.value_and_grad(lambda e: _LOSSES[name](e, labels, where=None)))(
+    embeddings
+  )
   assert value == 0
   np.testing.assert_allclose(gradient, np.zeros((size, D)), atol=1e-6)
 
 
 @functools.cache
 def _lists(max_positives):
-  return jax.jit(lambda e, y, w: soprc_jax.retrieval_lists(e, y, max_positives=max_positives, where=w))
+  return jax.jit(
+    lambda e, y, w: soprc_jax.retrieval_lists(e, y, max_positives=max_positives, where=w)
+  )
 
 
 @pytest.mark.parametrize("max_positives", [None, 2, 50])
@@ -117,10 +125,14 @@ def test_retrieval_lists_count_every_pair_once(max_positives, batch):
   assert found.negative_scores.shape == found.negative_where.shape == (B, B)
   np.testing.assert_array_equal(np.isfinite(found.positive_scores), found.positive_where)
   np.testing.assert_array_equal(np.isfinite(found.negative_scores), found.negative_where)
-  same = (labels[:, None] == labels[None, :]) & where[:, None] & where[None, :] & ~np.eye(B, dtype=bool)
+  same = (
+    (labels[:, None] == labels[None, :]) & where[:, None] & where[None, :] & ~np.eye(B, dtype=bool)
+  )
   other = (labels[:, None] != labels[None, :]) & where[:, None] & where[None, :]
   np.testing.assert_array_equal(found.negative_where, other)
-  np.testing.assert_array_equal(found.positive_where.sum(axis=1), np.minimum(same.sum(axis=1), width))
+  np.testing.assert_array_equal(
+    found.positive_where.sum(axis=1), np.minimum(same.sum(axis=1), width)
+  )
   assert found.num_dropped == np.maximum(same.sum(axis=1) - width, 0).sum()
   scores = embeddings.astype(np.float64) @ embeddings.T.astype(np.float64)
   np.testing.assert_allclose(found.negative_scores[other], scores[other], atol=1e-6)
@@ -134,22 +146,35 @@ def test_retrieval_lists_count_every_pair_once(max_positives, batch):
 @hypothesis.given(data=st.data())
 def test_unsigned_labels_are_not_the_negative_ones_of_the_same_bits(data):
   """uint32 beside int32 is compared in int32, where 2^32 - 1 is -1."""
-  labels = np.array(data.draw(st.lists(st.sampled_from([0, 7, 2**31, 2**32 - 1]), min_size=2, max_size=2)), np.uint32)
-  gallery = np.array(data.draw(st.lists(st.sampled_from([0, 7, -1, -(2**31)]), min_size=3, max_size=3)), np.int32)
-  found = soprc_jax.retrieval_lists(np.zeros((2, D)), labels, gallery=np.zeros((3, D)), gallery_labels=gallery)
-  np.testing.assert_array_equal(found.positive_where, labels[:, None].astype(np.int64) == gallery[None, :])
+  labels = np.array(
+    data.draw(st.lists(st.sampled_from([0, 7, 2**31, 2**32 - 1]), min_size=2, max_size=2)),
+    np.uint32,
+  )
+  gallery = np.array(
+    data.draw(st.lists(st.sampled_from([0, 7, -1, -(2**31)]), min_size=3, max_size=3)), np.int32
+  )
+  found = soprc_jax.retrieval_lists(
+    np.zeros((2, D)), labels, gallery=np.zeros((3, D)), gallery_labels=gallery
+  )
+  np.testing.assert_array_equal(
+    found.positive_where, labels[:, None].astype(np.int64) == gallery[None, :]
+  )
 
 
 @jax.jit
 def _smooth_ap(embeddings, labels, where, tau):
-  return losses.smooth_ap_loss(embeddings, labels, tau=tau, where=where, include_self=False, max_positives=3)
+  return losses.smooth_ap_loss(
+    embeddings, labels, tau=tau, where=where, include_self=False, max_positives=3
+  )
 
 
 @pytest.mark.parametrize("tau", [1e-30, 1e-12, 1e-3, 1e30])
 @pytest.mark.parametrize("scale", [1.0, 1e6])
 def test_smooth_ap_leaves_masked_images_out_at_any_width(tau, scale):
   """Masked scores stand a thousand widths below the others, which float32 may not tell from them."""
-  rows = np.float32(scale * np.array([[1, 0, 0], [0.8, 0.6, 0], [0, 1, 0], [0.6, 0.8, 0], [0.6, 0, 0.8], [0, 0, 1]]))
+  rows = np.float32(
+    scale * np.array([[1, 0, 0], [0.8, 0.6, 0], [0, 1, 0], [0.6, 0.8, 0], [0.6, 0, 0.8], [0, 0, 1]])
+  )
   labels = np.array([0, 0, 1, 1, 2, 0])
   padded = _smooth_ap(rows, labels, np.array([1, 1, 1, 1, 0, 0], bool), tau)
   alone = _smooth_ap(rows[:4], labels[:4], np.ones(4, bool), tau)

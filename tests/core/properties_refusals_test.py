@@ -30,7 +30,9 @@ def _ap(**changes):
 
 
 def _variance(**changes):
-  return soprc_jax.semi_variance(**{"positive_scores": _POSITIVE, "negative_scores": _NEGATIVE} | changes)
+  return soprc_jax.semi_variance(
+    **{"positive_scores": _POSITIVE, "negative_scores": _NEGATIVE} | changes
+  )
 
 
 def _interpolate(**changes):
@@ -56,7 +58,9 @@ def _memory(**changes):
 
 
 def _store(**changes):
-  _MEMORY.update(None, _MEMORY.init(None), **{"embeddings": _EMBEDDINGS, "labels": _LABELS} | changes)
+  _MEMORY.update(
+    None, _MEMORY.init(None), **{"embeddings": _EMBEDDINGS, "labels": _LABELS} | changes
+  )
 
 
 def _on_batch(function):
@@ -73,13 +77,21 @@ def _binary(**changes):
 
 def _ranks(**changes):
   return metrics.summarise_ranks(
-    **{"ap_per_query": np.ones(3), "negatives_above": np.array([0, 2, -1]), "ks": (1, 2), "num_candidates": 9} | changes
+    **{
+      "ap_per_query": np.ones(3),
+      "negatives_above": np.array([0, 2, -1]),
+      "ks": (1, 2),
+      "num_candidates": 9,
+    }
+    | changes
   )
 
 
 def _xbm(**changes):
   ahead = _MEMORY.lookahead(_MEMORY.init(None), _EMBEDDINGS, _LABELS)
-  return losses.xbm_contrastive_loss(**{"embeddings": _EMBEDDINGS, "labels": _LABELS, "memory": ahead} | changes)
+  return losses.xbm_contrastive_loss(
+    **{"embeddings": _EMBEDDINGS, "labels": _LABELS, "memory": ahead} | changes
+  )
 
 
 def _floats(**limits):
@@ -88,7 +100,9 @@ def _floats(**limits):
 
 _COUNTS = st.one_of(st.integers(-(2**40), 0), st.floats(0.5, 9.5), st.just(True), st.just("3"))
 # Widths and shares: also what is positive in float64 and 0 in float32.
-_WIDTHS = st.one_of(_floats(max_value=0.0), st.sampled_from([np.inf, 1e-46, np.float64(1e-300), 1e300]))
+_WIDTHS = st.one_of(
+  _floats(max_value=0.0), st.sampled_from([np.inf, 1e-46, np.float64(1e-300), 1e300])
+)
 _SHARES = st.one_of(_floats(max_value=-1e-3), st.floats(1.001, 1e30), st.just([0.1, 2.0]))
 _WEIGHTS = st.one_of(_floats(max_value=-1e-3), st.just(np.inf))
 _NUMBERS = st.sampled_from([np.nan, np.inf, -np.inf])
@@ -106,14 +120,25 @@ def _not_masks(*shape):
   """Indices, weights and NaN in place of booleans, and shapes that do not fit."""
   numbers = st.sampled_from([2, -1, 0.5, np.nan]).map(lambda number: np.full(shape, number))
   arrays = st.sampled_from([jnp.full(shape, 3), jnp.full(shape, 0.5)])
-  wrong = st.sampled_from([(*shape[:-1], shape[-1] + 1), (5, *shape)]).map(lambda size: np.ones(size, bool))
+  wrong = st.sampled_from([(*shape[:-1], shape[-1] + 1), (5, *shape)]).map(
+    lambda size: np.ones(size, bool)
+  )
   return st.one_of(numbers, arrays, wrong)
 
 
 _LABELS_BAD = st.sampled_from(
-  [np.zeros(B), np.zeros(B + 1, int), np.zeros((B, 1), int), np.array(["a"] * B), np.array([0, 1, 2, 2**40]), np.array(0)]
+  [
+    np.zeros(B),
+    np.zeros(B + 1, int),
+    np.zeros((B, 1), int),
+    np.array(["a"] * B),
+    np.array([0, 1, 2, 2**40]),
+    np.array(0),
+  ]
 )
-_EMBEDDINGS_BAD = st.sampled_from([np.zeros(B), np.zeros((B, 1, D)), np.zeros((B + 1, D)), np.zeros((B, D), complex)])
+_EMBEDDINGS_BAD = st.sampled_from(
+  [np.zeros(B), np.zeros((B, 1, D)), np.zeros((B + 1, D)), np.zeros((B, D), complex)]
+)
 
 _CASES = {
   "soprc": (
@@ -274,13 +299,17 @@ _CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "argument"), [(name, argument) for name in _CASES for argument in _CASES[name][1]])
+@pytest.mark.parametrize(
+  ("name", "argument"), [(name, argument) for name in _CASES for argument in _CASES[name][1]]
+)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(max_examples=_FEW)
 def test_is_told_by_name(name, argument, data):
   call, arguments = _CASES[name]
   value = data.draw(arguments[argument])
-  with pytest.raises((TypeError, ValueError, AssertionError), match=argument.removesuffix("_").replace("query_", "")):
+  with pytest.raises(
+    (TypeError, ValueError, AssertionError), match=argument.removesuffix("_").replace("query_", "")
+  ):
     call(**{argument: value})
 
 

@@ -47,7 +47,9 @@ def _check(result, ap, above, num_candidates):
   assert result["ks_beyond_gallery"] == [k for k in _KS if k > num_candidates]
 
 
-@hypothesis.given(batch=_batches, block_size=st.sampled_from([1, 2, 5, 1024]), seed=st.integers(0, 2**16))
+@hypothesis.given(
+  batch=_batches, block_size=st.sampled_from([1, 2, 5, 1024]), seed=st.integers(0, 2**16)
+)
 def test_own_gallery(batch, block_size, seed):
   embeddings, labels = batch[:2]
   size = len(labels)
@@ -55,7 +57,9 @@ def test_own_gallery(batch, block_size, seed):
   others = ~np.eye(size, dtype=bool)
   _check(
     result,
-    *_expected(reference.similarities(embeddings, embeddings), labels[:, None] == labels[None, :], others),
+    *_expected(
+      reference.similarities(embeddings, embeddings), labels[:, None] == labels[None, :], others
+    ),
     max(size - 1, 0),
   )
   order = np.random.default_rng(seed).permutation(size)
@@ -78,15 +82,24 @@ def test_separate_gallery_with_and_without_ids(queries, gallery, data):
     allowed = np.array(ids[0], int)[:, None] != np.array(ids[1], int)[None, :]
     options = {"query_ids": np.array(ids[0], int), "gallery_ids": np.array(ids[1], int)}
   result = _metrics(
-    queries.embeddings, queries.labels, gallery=gallery.embeddings, gallery_labels=gallery.labels, block_size=3, **options
+    queries.embeddings,
+    queries.labels,
+    gallery=gallery.embeddings,
+    gallery_labels=gallery.labels,
+    block_size=3,
+    **options,
   )
   _check(result, *_expected(scores, same, allowed), same.shape[1])
 
 
-@hypothesis.given(batch=_batches, block_size=st.sampled_from([1, 4, 1024]), thresholds=st.sampled_from([2, 5, 21]))
+@hypothesis.given(
+  batch=_batches, block_size=st.sampled_from([1, 4, 1024]), thresholds=st.sampled_from([2, 5, 21])
+)
 def test_mean_pr_curve(batch, block_size, thresholds):
   embeddings, labels = batch[:2]
-  precision, recall, grid = metrics.mean_pr_curve(embeddings, labels, thresholds=thresholds, block_size=block_size)
+  precision, recall, grid = metrics.mean_pr_curve(
+    embeddings, labels, thresholds=thresholds, block_size=block_size
+  )
   assert precision.shape == recall.shape == grid.shape == (thresholds,)
   assert precision.dtype == recall.dtype == grid.dtype == np.float64
   assert np.all(np.diff(grid) > 0)
@@ -101,7 +114,9 @@ def test_mean_pr_curve(batch, block_size, thresholds):
     hits, retrieved = (reached & same).sum(axis=1)[valid], reached.sum(axis=1)[valid]
     expected = np.where(retrieved > 0, hits / np.maximum(retrieved, 1), 1.0)
     np.testing.assert_allclose(precision[t], expected.mean() if valid.any() else 0.0, rtol=1e-12)
-    np.testing.assert_allclose(recall[t], np.mean(hits / same.sum(axis=1)[valid]) if valid.any() else 0.0, rtol=1e-12)
+    np.testing.assert_allclose(
+      recall[t], np.mean(hits / same.sum(axis=1)[valid]) if valid.any() else 0.0, rtol=1e-12
+    )
 
 
 @hypothesis.given(
@@ -116,7 +131,8 @@ def test_summarise_ranks_of_parts_and_in_any_order(above, ks, cut):
   assert whole["num_queries"] + whole["num_skipped"] == len(above)
   assert 0 <= whole["mAUPRC"] <= 1
   parts = [
-    metrics.summarise_ranks(ap[part], above[part], ks=ks, num_candidates=12) for part in (slice(cut), slice(cut, None))
+    metrics.summarise_ranks(ap[part], above[part], ks=ks, num_candidates=12)
+    for part in (slice(cut), slice(cut, None))
   ]
   for name in ("mAUPRC", *(f"recall@{k}" for k in ks)):
     total = sum(part[name] * part["num_queries"] for part in parts)

@@ -12,7 +12,9 @@ from soprc_jax import testing
 
 def _finds(strategy, condition):
   """Whether the strategy draws something like this; raises if not."""
-  settings = hypothesis.settings(max_examples=2000, derandomize=True, database=None, phases=[hypothesis.Phase.generate])
+  settings = hypothesis.settings(
+    max_examples=2000, derandomize=True, database=None, phases=[hypothesis.Phase.generate]
+  )
   hypothesis.find(strategy, condition, settings=settings)
 
 

@@ -23,7 +23,9 @@ _STARTS = {"debiased": None, "explicit": np.linspace(-1, 1, M)}
 @functools.cache
 def _tracker(start):
   # beta as a schedule, so that every beta is one compilation: count stands for its place in a list of all.
-  return soprc_jax.score_ema(C, M, lambda count: jnp.asarray(_BETAS)[count % len(_BETAS)], initial_v=_STARTS[start])
+  return soprc_jax.score_ema(
+    C, M, lambda count: jnp.asarray(_BETAS)[count % len(_BETAS)], initial_v=_STARTS[start]
+  )
 
 
 _BETAS = (1.0, 1e-6, 0.5, 0.01)
@@ -35,14 +37,18 @@ def _step(start):
 
   def step(state, scores, ids, where):
     ahead = tracker.lookahead(state, scores, ids, where)
-    updates, state = tracker.update({"w": scores}, state, positive_scores=scores, list_ids=ids, positive_where=where)
+    updates, state = tracker.update(
+      {"w": scores}, state, positive_scores=scores, list_ids=ids, positive_where=where
+    )
     return ahead, state, updates
 
   return jax.jit(step)
 
 
 def _ids(size):
-  return st.lists(st.integers(0, C - 1), min_size=size, max_size=size).map(lambda ids: np.array(ids, np.int32))
+  return st.lists(st.integers(0, C - 1), min_size=size, max_size=size).map(
+    lambda ids: np.array(ids, np.int32)
+  )
 
 
 @st.composite
@@ -50,12 +56,17 @@ def _batches(draw, steps=3, shapes=((Q, P),), **options):
   found = []
   for _ in range(steps):
     shape = draw(st.sampled_from(list(shapes)))
-    found.append((draw(testing.scores(shape, **options)), draw(_ids(shape[0])), draw(testing.masks(shape))))
+    found.append(
+      (draw(testing.scores(shape, **options)), draw(_ids(shape[0])), draw(testing.masks(shape)))
+    )
   return found
 
 
 @pytest.mark.parametrize("start", list(_STARTS))
-@hypothesis.given(batches=_batches(shapes=[(Q, P), (1, 1), (0, P), (Q, 0)]), garbage=st.sampled_from([0.0, np.nan, np.inf]))
+@hypothesis.given(
+  batches=_batches(shapes=[(Q, P), (1, 1), (0, P), (Q, 0)]),
+  garbage=st.sampled_from([0.0, np.nan, np.inf]),
+)
 def test_v_is_finite_and_the_lookahead_is_what_is_stored(start, batches, garbage):
   state = _tracker(start).init(None)
   for t, (scores, ids, where) in enumerate(batches):
@@ -80,7 +91,9 @@ def test_v_is_finite_and_the_lookahead_is_what_is_stored(start, batches, garbage
 def test_rows_of_the_largest_scores_are_finite(batches):
   """Six lists of one row: their sum is beyond float32, their mean is not."""
   ((scores, _, where),) = batches
-  _, state, _ = _step("debiased")(_tracker("debiased").init(None), scores, np.zeros(Q, np.int32), where)
+  _, state, _ = _step("debiased")(
+    _tracker("debiased").init(None), scores, np.zeros(Q, np.int32), where
+  )
   assert np.isfinite(state.v).all()
 
 
@@ -116,13 +129,15 @@ def _entries(memory):
   """Sorted rows of what a memory holds."""
   where = np.asarray(memory.where)
   return sorted(
-    (int(label), *map(float, row)) for label, row in zip(memory.labels[where], memory.embeddings[where], strict=True)
+    (int(label), *map(float, row))
+    for label, row in zip(memory.labels[where], memory.embeddings[where], strict=True)
   )
 
 
 @pytest.mark.parametrize("overflow", ["ring", "tail"])
 @hypothesis.given(
-  batches=st.lists(testing.embeddings_and_labels([(_B, _D)]), min_size=1, max_size=4), seed=st.integers(0, 2**16)
+  batches=st.lists(testing.embeddings_and_labels([(_B, _D)]), min_size=1, max_size=4),
+  seed=st.integers(0, 2**16),
 )
 def test_memory_holds_valid_images_only_in_any_order_of_the_batch(overflow, batches, seed):
   memory, step = _memory_step(overflow)
@@ -148,10 +163,18 @@ def _users():
 
   def lists(embeddings, labels, where, stored):
     found = soprc_jax.retrieval_lists(
-      embeddings, labels, gallery=stored.embeddings, gallery_labels=stored.labels, where=where, gallery_where=stored.where
+      embeddings,
+      labels,
+      gallery=stored.embeddings,
+      gallery_labels=stored.labels,
+      where=where,
+      gallery_where=stored.where,
     )
     return soprc_jax.ap_loss(
-      found.positive_scores, found.negative_scores, positive_where=found.positive_where, negative_where=found.negative_where
+      found.positive_scores,
+      found.negative_scores,
+      positive_where=found.positive_where,
+      negative_where=found.negative_where,
     )
 
   def xbm(embeddings, labels, where, stored):
@@ -161,7 +184,8 @@ def _users():
     return losses.blackbox_ap_loss(embeddings, labels, memory=stored, where=where)
 
   return {
-    name: jax.jit(jax.value_and_grad(user)) for name, user in {"lists": lists, "xbm": xbm, "blackbox": blackbox}.items()
+    name: jax.jit(jax.value_and_grad(user))
+    for name, user in {"lists": lists, "xbm": xbm, "blackbox": blackbox}.items()
   }
 
 
@@ -174,7 +198,9 @@ def _users():
 def test_users_of_a_memory_see_its_filled_slots_only_in_any_order(name, batch, stored, seed):
   order = np.random.default_rng(seed).permutation(S)
   slots = memories.Memory(*stored)
-  spoiled = slots._replace(embeddings=np.where(stored.where[:, None], stored.embeddings, np.nan).astype(np.float32))
+  spoiled = slots._replace(
+    embeddings=np.where(stored.where[:, None], stored.embeddings, np.nan).astype(np.float32)
+  )
   shuffled = memories.Memory(*(part[order] for part in stored))
   results = [_users()[name](*batch, memory) for memory in (slots, spoiled, shuffled)]
   value, gradient = results[0]

@@ -35,7 +35,11 @@ class Proposition1Test(chex.TestCase):
 
       return jax.lax.scan(body, tracker.init(None), jax.random.split(key, steps))[0].v
 
-    return np.asarray(run(jax.random.key(7), jnp.arange(self.num_chains)), np.float64), phi.mean(axis=0), phi.var(axis=0)
+    return (
+      np.asarray(run(jax.random.key(7), jnp.arange(self.num_chains)), np.float64),
+      phi.mean(axis=0),
+      phi.var(axis=0),
+    )
 
   def check(self, v, mean, variance):
     """Sample mean and sample variance of each point within their standard errors of what is claimed."""
@@ -54,7 +58,9 @@ class Proposition1Test(chex.TestCase):
     q, limit = (1 - self.beta) ** steps, self.beta / (2 - self.beta)
     self.check(v, mean + q * (start - mean), variance * limit * (1 - q**2))
     # The bound as printed; at T = 25 it is attained up to the sampling error of the variance (2 sqrt(2 / n)).
-    np.testing.assert_array_less(v.var(axis=0), variance * limit * (1 + _ERRORS * np.sqrt(2 / self.num_chains)))
+    np.testing.assert_array_less(
+      v.var(axis=0), variance * limit * (1 + _ERRORS * np.sqrt(2 / self.num_chains))
+    )
 
   @parameterized.named_parameters(("one", 1), ("few", 4), ("many", 25))
   def test_erratum_9_debiased_start(self, steps):
@@ -65,7 +71,9 @@ class Proposition1Test(chex.TestCase):
     self.check(v, mean, variance * factor)
     if steps == 1:
       self.assertAlmostEqual(factor, 1.0)  # v is phi
-    self.assertGreater(factor, limit)  # the price: more variance than the bound of Prop. 1, which needs w = 1
+    self.assertGreater(
+      factor, limit
+    )  # the price: more variance than the bound of Prop. 1, which needs w = 1
 
   def test_a_smaller_beta_concentrates(self):
     """The remark under Prop. 1."""
@@ -96,7 +104,11 @@ class Proposition2Test(chex.TestCase):
     self.risk = self.full_risk(self.prior)
 
   def full_risk(self, prior):
-    return float(soprc_loss(self.positive, self.negative, self.positive, prior=prior, self_weight=0.0, **self.options))
+    return float(
+      soprc_loss(
+        self.positive, self.negative, self.positive, prior=prior, self_weight=0.0, **self.options
+      )
+    )
 
   def batches(self, num_positives, num_negatives, seed=0):
     """SOPRC and AP losses of every batch, ``[num_batches]`` each, in one compiled call."""
@@ -107,7 +119,9 @@ class Proposition2Test(chex.TestCase):
       positive = jax.random.choice(keys[0], self.positive, (self.num_batches, num_positives))
       negative = jax.random.choice(keys[1], self.negative, (self.num_batches, num_negatives))
       v = jnp.broadcast_to(self.positive, (self.num_batches, len(self.positive)))
-      soprc = soprc_loss(positive, negative, v, prior=self.prior, self_weight=0.0, reduce_fn=None, **self.options)
+      soprc = soprc_loss(
+        positive, negative, v, prior=self.prior, self_weight=0.0, reduce_fn=None, **self.options
+      )
       ap = ap_loss(positive, negative, self_weight=0.0, reduce_fn=None, **self.options)
       return soprc, ap
 
@@ -137,11 +151,15 @@ class Proposition2Test(chex.TestCase):
     for mean, error in zip(means, errors, strict=True):
       self.assertLess(abs(mean - self.risk - bias), _ERRORS * error + 0.5 * abs(bias))
 
-  @parameterized.named_parameters(("scarce", 20), ("as_in_the_data", 40), ("frequent", 100), ("very_frequent", 150))
+  @parameterized.named_parameters(
+    ("scarce", 20), ("as_in_the_data", 40), ("frequent", 100), ("very_frequent", 150)
+  )
   def test_erratum_9_ap_loss_moves_against_the_share_of_positives(self, num_positives):
     """Batches of 200. SOPRC stays at f; the AP loss converges to f at prior pi_0: too small where pi_0 > pi."""
     soprc, ap = self.batches(num_positives, 200 - num_positives, seed=num_positives)
-    soprc_error, ap_error = (losses.std(ddof=1) / np.sqrt(self.num_batches) for losses in (soprc, ap))
+    soprc_error, ap_error = (
+      losses.std(ddof=1) / np.sqrt(self.num_batches) for losses in (soprc, ap)
+    )
     bias = abs(self.curvature_bias(200 - num_positives))
     self.assertLess(abs(soprc.mean() - self.risk), _ERRORS * soprc_error + 2 * bias)
     share = num_positives / 200
@@ -156,5 +174,7 @@ class Proposition2Test(chex.TestCase):
   def test_erratum_9_both_converge_to_the_surrogate_risk(self):
     """Not to 1 - AUPRC, which f bounds from above (docstring of soprc_loss)."""
     scores = np.concatenate([self.positive, self.negative]).astype(np.float64)
-    precision = [np.mean(np.arange(200)[scores >= score] < 40) for score in self.positive.astype(np.float64)]
+    precision = [
+      np.mean(np.arange(200)[scores >= score] < 40) for score in self.positive.astype(np.float64)
+    ]
     self.assertGreater(self.risk, 1 - np.mean(precision) + 0.05)

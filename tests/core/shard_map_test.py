@@ -77,7 +77,9 @@ def test_f51_every_function_with_axis_name_has_a_case():
 @pytest.mark.parametrize("name", ["soprc_loss long", "ap_loss long"])
 def test_long_lists_are_sorted(name, monkeypatch):
   calls, original = [], piecewise.sums_of_lists
-  monkeypatch.setattr(piecewise, "sums_of_lists", lambda *args: calls.append(args) or original(*args))
+  monkeypatch.setattr(
+    piecewise, "sums_of_lists", lambda *args: calls.append(args) or original(*args)
+  )
   case = shard_map_cases.CASES[name]
   jax.eval_shape(lambda: case.compute(case.shared, case.parts, None))
   assert calls

@@ -42,7 +42,9 @@ def _slope(function):
 class SurrogatesTest(chex.TestCase):
   @chex.all_variants(with_pmap=False)
   def test_huber_values(self):
-    got = self.variant(surrogates.one_sided_huber)(np.array([-0.1, -0.05, 0.0, 0.05, 0.1, 0.2], np.float32), tau=0.1)
+    got = self.variant(surrogates.one_sided_huber)(
+      np.array([-0.1, -0.05, 0.0, 0.05, 0.1, 0.2], np.float32), tau=0.1
+    )
     np.testing.assert_allclose(got, [1 + 2, 1 + 1, 1, 0.5**2, 0, 0], rtol=1e-6, atol=1e-7)
 
   @chex.all_variants(with_pmap=False)
@@ -50,7 +52,9 @@ class SurrogatesTest(chex.TestCase):
     e2 = np.exp(2.0)
     margins = np.array([-1.0, -0.2, -0.1, 0.0, 0.1], np.float32)
     got = self.variant(surrogates.one_sided_sigmoid)(margins, tau=0.1)
-    np.testing.assert_allclose(got, [1, (e2 - 1) / (e2 + 1), (np.e - 1) / (np.e + 1), 0, 0], rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(
+      got, [1, (e2 - 1) / (e2 + 1), (np.e - 1) / (np.e + 1), 0, 0], rtol=1e-4, atol=1e-7
+    )
 
   @chex.all_variants(with_pmap=False)
   @hypothesis.given(margins=_MARGINS, tau=_TAUS)
@@ -98,7 +102,11 @@ class SurrogatesTest(chex.TestCase):
       margins = np.array([-0.9, -0.21, -0.03, 0.02, 0.07, 0.3])  # away from the kinks at 0 and tau
       step = 1e-6
       for function in (reference.huber, reference.sigmoid):
-        ours = surrogates.one_sided_huber if function is reference.huber else surrogates.one_sided_sigmoid
+        ours = (
+          surrogates.one_sided_huber
+          if function is reference.huber
+          else surrogates.one_sided_sigmoid
+        )
         expected = (function(margins + step, 0.1) - function(margins - step, 0.1)) / (2 * step)
         np.testing.assert_allclose(_slope(ours)(margins, 0.1), expected, rtol=1e-6, atol=1e-8)
 
@@ -118,7 +126,11 @@ class SurrogatesTest(chex.TestCase):
 
   @parameterized.named_parameters(_FUNCTIONS)
   def test_dtypes(self, function):
-    for given, expected in ((jnp.bfloat16, jnp.float32), (jnp.float16, jnp.float32), (jnp.float32, jnp.float32)):
+    for given, expected in (
+      (jnp.bfloat16, jnp.float32),
+      (jnp.float16, jnp.float32),
+      (jnp.float32, jnp.float32),
+    ):
       self.assertEqual(function(jnp.array([-0.5, 0.5], given), tau=0.1).dtype, expected)
     self.assertEqual(function(jnp.array([-1, 1]), tau=0.1).dtype, jnp.float32)
     with jax.enable_x64(True):

@@ -21,8 +21,14 @@ from soprc_jax import ScoreEmaState, interpolate_scores, retrieval_lists, score_
 
 C, M, Q, P, STEPS = 3, 4, 5, 3, 3
 _BETA = 0.3
-_STARTS = {"debiased": None, "row": np.arange(M) / M, "table": np.arange(C * M).reshape(C, M) / (C * M)}
-_TRACKERS = {name: score_ema(C, M, _BETA, bounds=(-1, 1), initial_v=start) for name, start in _STARTS.items()}
+_STARTS = {
+  "debiased": None,
+  "row": np.arange(M) / M,
+  "table": np.arange(C * M).reshape(C, M) / (C * M),
+}
+_TRACKERS = {
+  name: score_ema(C, M, _BETA, bounds=(-1, 1), initial_v=start) for name, start in _STARTS.items()
+}
 _PARAMS = {"a": jnp.ones(2), "b": jnp.full(3, 2.0)}
 _GRADS = {"a": jnp.array([0.5, -1.0]), "b": jnp.array([1.0, 2.0, 3.0])}
 
@@ -48,7 +54,10 @@ _MASKS = hnp.arrays(bool, (STEPS, Q, P))
 
 
 def _phi(scores, mask):
-  return [reference.interpolate(s[m], M, (-1, 1)) if m.any() else None for s, m in zip(scores, mask, strict=True)]
+  return [
+    reference.interpolate(s[m], M, (-1, 1)) if m.any() else None
+    for s, m in zip(scores, mask, strict=True)
+  ]
 
 
 def _batch(seed, lists=Q):
@@ -97,23 +106,31 @@ class UpdateTest(chex.TestCase):
     order, columns = (np.random.default_rng(seed).permutation(n) for n in (Q, P))
     sequence = self.variant(_SEQUENCES["debiased"])
     expected, _ = sequence(scores, ids, masks)
-    got, _ = sequence(scores[:, order][:, :, columns], ids[:, order], masks[:, order][:, :, columns])
+    got, _ = sequence(
+      scores[:, order][:, :, columns], ids[:, order], masks[:, order][:, :, columns]
+    )
     _assert_same_state(got, expected)
 
-  @hypothesis.given(scores=_SCORES, ids=_IDS, masks=_MASKS, filler=st.sampled_from([0.0, 9.0, np.inf, np.nan]))
+  @hypothesis.given(
+    scores=_SCORES, ids=_IDS, masks=_MASKS, filler=st.sampled_from([0.0, 9.0, np.inf, np.nan])
+  )
   @hypothesis.settings(max_examples=20)
   def test_padding_changes_nothing(self, scores, ids, masks, filler):
     expected, rows = _jitted_sequence(scores, ids, masks)
     pad = [(0, 0), (0, 2), (0, 1)]  # two more lists, one more positive, all masked
     padded = np.pad(scores, pad, constant_values=filler)
-    state, padded_rows = _jitted_sequence(padded, np.pad(ids, pad[:2], constant_values=1), np.pad(masks, pad))
+    state, padded_rows = _jitted_sequence(
+      padded, np.pad(ids, pad[:2], constant_values=1), np.pad(masks, pad)
+    )
     np.testing.assert_array_equal(state.v, expected.v)
     np.testing.assert_array_equal(state.weight, expected.weight)
     np.testing.assert_array_equal(padded_rows[:, :Q], rows)
 
   def test_f12_several_lists_of_one_row_take_their_mean(self):
     scores = np.float32([[0.1, 0.3, 0.5], [0.2, 0.2, 0.9], [-0.5, 0.0, 0.4]])
-    state = _step(_TRACKERS["debiased"], _TRACKERS["debiased"].init(None), scores, np.array([1, 1, 2]))
+    state = _step(
+      _TRACKERS["debiased"], _TRACKERS["debiased"].init(None), scores, np.array([1, 1, 2])
+    )
     phi = interpolate_scores(scores, num_points=M, bounds=(-1, 1))
     np.testing.assert_allclose(state.v[1], (phi[0] + phi[1]) / 2, rtol=1e-6)
     np.testing.assert_allclose(state.v[2], phi[2], rtol=1e-6)
@@ -163,7 +180,9 @@ class UpdateTest(chex.TestCase):
         np.testing.assert_array_equal(state.v[0], np.float32(phis[0]))
       weights = _BETA * (1 - _BETA) ** np.arange(k)[::-1]
       np.testing.assert_allclose(state.weight, [1 - (1 - _BETA) ** k], rtol=1e-5)
-      np.testing.assert_allclose(state.v[0], weights @ np.stack(phis) / weights.sum(), rtol=0, atol=1e-6)
+      np.testing.assert_allclose(
+        state.v[0], weights @ np.stack(phis) / weights.sum(), rtol=0, atol=1e-6
+      )
 
   def test_erratum_4_explicit_start_is_equation_10(self):
     start = np.arange(M) / M
@@ -195,7 +214,10 @@ class UpdateTest(chex.TestCase):
   def test_erratum_5_the_order_of_the_queries_does_not_decide(self):
     scores = np.float32([[0.1, 0.3, 0.5], [0.7, 0.8, 0.9]])
     tracker = score_ema(1, M, 0.5, initial_v=np.zeros(M))
-    states = [_step(tracker, tracker.init(None), scores[order], np.zeros(2, int)) for order in ([0, 1], [1, 0])]
+    states = [
+      _step(tracker, tracker.init(None), scores[order], np.zeros(2, int))
+      for order in ([0, 1], [1, 0])
+    ]
     np.testing.assert_allclose(states[0].v, states[1].v, rtol=1e-6)
     last = 0.5 * interpolate_scores(scores[1:], num_points=M)  # what the authors' CPU code keeps
     self.assertGreater(np.abs(np.asarray(states[0].v) - np.asarray(last)).max(), 0.05)
@@ -255,14 +277,22 @@ class UpdateTest(chex.TestCase):
   )  # fmt: skip
   def test_finite(self, scores):
     for dtype in (jnp.float32, jnp.bfloat16):
-      state = _step(_TRACKERS["debiased"], _TRACKERS["debiased"].init(None), jnp.asarray(scores, dtype), np.arange(Q) % C)
+      state = _step(
+        _TRACKERS["debiased"],
+        _TRACKERS["debiased"].init(None),
+        jnp.asarray(scores, dtype),
+        np.arange(Q) % C,
+      )
       chex.assert_tree_all_finite(state)
 
   def test_dtypes(self):
     tracker = _TRACKERS["debiased"]
     for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
       state = _step(tracker, tracker.init(None), jnp.asarray(_batch(0)[0], dtype), _batch(0)[1])
-      self.assertEqual((state.v.dtype, state.weight.dtype, state.count.dtype), (jnp.float32, jnp.float32, jnp.int32))
+      self.assertEqual(
+        (state.v.dtype, state.weight.dtype, state.count.dtype),
+        (jnp.float32, jnp.float32, jnp.int32),
+      )
     with jax.enable_x64(True):
       wide = score_ema(C, M, _BETA, initial_v=np.arange(M, dtype=np.float64) / M)
       state = _step(wide, wide.init(None), _batch(0)[0].astype(np.float64), _batch(0)[1])
@@ -312,7 +342,9 @@ class ErrorsTest(chex.TestCase):
     with self.assertRaisesRegex(ValueError, "list_ids"):
       tracker.lookahead(tracker.init(None), scores, ids)
 
-  @parameterized.named_parameters(("too_large", C), ("far", 10**6), ("negative", -1), ("very_negative", -(10**6)))
+  @parameterized.named_parameters(
+    ("too_large", C), ("far", 10**6), ("negative", -1), ("very_negative", -(10**6))
+  )
   def test_f10_traced_ids_out_of_range(self, bad):
     """NaN rows in the lookahead, never another list's row; the table keeps out of it."""
     tracker = _TRACKERS["table"]
@@ -346,7 +378,12 @@ class ErrorsTest(chex.TestCase):
     tracker = _TRACKERS["debiased"]
     state = tracker.init(None)
     scores, ids = _batch(0)
-    for bad_scores, bad_ids in ((scores[0], ids), (scores, ids[0]), (scores[:2], ids), (scores, ids.astype(np.float32))):
+    for bad_scores, bad_ids in (
+      (scores[0], ids),
+      (scores, ids[0]),
+      (scores[:2], ids),
+      (scores, ids.astype(np.float32)),
+    ):
       with self.assertRaises(AssertionError):
         _step(tracker, state, bad_scores, bad_ids)
     with self.assertRaises(AssertionError):  # the state of another tracker
@@ -390,7 +427,9 @@ class OptaxTest(chex.TestCase):
     tracker = _TRACKERS["debiased"]
     self.assertIsInstance(tracker, optax.GradientTransformationExtraArgs)
     self.assertLen(tuple(tracker), 2)  # chain unpacks the fields: lookahead must not be one
-    updates, _ = tracker.update(_GRADS, tracker.init(_PARAMS), _PARAMS, **_extra(0), value=1.0, unknown=None)
+    updates, _ = tracker.update(
+      _GRADS, tracker.init(_PARAMS), _PARAMS, **_extra(0), value=1.0, unknown=None
+    )
     chex.assert_trees_all_equal(updates, _GRADS)
 
   @parameterized.named_parameters(("before", True), ("after", False))
@@ -402,7 +441,9 @@ class OptaxTest(chex.TestCase):
     _assert_same_state(state[0 if first else 1], _expected_state((0, 1, 2)))
     _, after = tx.update(_GRADS, state, params, **_extra(3))
     scores, ids = _batch(3)
-    np.testing.assert_array_equal(tracker.lookahead(state, scores, ids), after[0 if first else 1].v[ids])
+    np.testing.assert_array_equal(
+      tracker.lookahead(state, scores, ids), after[0 if first else 1].v[ids]
+    )
 
   def test_chain_under_jit(self):
     tx = optax.chain(_TRACKERS["debiased"], optax.sgd(0.1))
@@ -414,7 +455,9 @@ class OptaxTest(chex.TestCase):
     _assert_same_state(state[0], _expected_state((0, 1)))
 
   def test_f37_chain_before_multi_steps_moves_at_every_mini_step(self):
-    tx = optax.chain(_TRACKERS["debiased"], optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation())
+    tx = optax.chain(
+      _TRACKERS["debiased"], optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation()
+    )
     for seeds in ((0,), (0, 1), (0, 1, 2)):
       params, state = self.run_steps(tx, seeds)
       _assert_same_state(state[0], _expected_state(seeds))
@@ -429,12 +472,15 @@ class OptaxTest(chex.TestCase):
       chex.assert_trees_all_close(params, self.plain(optax.sgd(0.1), len(seeds) // 2), rtol=1e-6)
     scores, ids = _batch(4)
     rows = _TRACKERS["debiased"].lookahead(state, scores, ids)
-    np.testing.assert_allclose(rows, _step(_TRACKERS["debiased"], _expected_state((1, 3)), scores, ids).v[ids], rtol=1e-6)
+    np.testing.assert_allclose(
+      rows, _step(_TRACKERS["debiased"], _expected_state((1, 3)), scores, ids).v[ids], rtol=1e-6
+    )
 
   def test_f37_partition(self):
     tracker = _TRACKERS["debiased"]
     tx = optax.partition(
-      {"tracked": optax.chain(tracker, optax.sgd(0.1)), "plain": optax.sgd(0.01)}, {"a": "tracked", "b": "plain"}
+      {"tracked": optax.chain(tracker, optax.sgd(0.1)), "plain": optax.sgd(0.01)},
+      {"a": "tracked", "b": "plain"},
     )
     params, state = self.run_steps(tx)
     np.testing.assert_allclose(params["a"], self.plain(optax.sgd(0.1))["a"], rtol=1e-6)
@@ -463,7 +509,11 @@ class OptaxTest(chex.TestCase):
   def test_f37_masked(self, outside):
     tracker, mask = _TRACKERS["debiased"], {"a": True, "b": False}
     both = optax.chain(tracker, optax.sgd(0.1))
-    tx = optax.masked(both, mask) if outside else optax.chain(tracker, optax.masked(optax.sgd(0.1), mask))
+    tx = (
+      optax.masked(both, mask)
+      if outside
+      else optax.chain(tracker, optax.masked(optax.sgd(0.1), mask))
+    )
     params, state = self.run_steps(tx, (0, 1))
     np.testing.assert_allclose(params["a"], self.plain(optax.sgd(0.1), 2)["a"], rtol=1e-6)
     scores, ids = _batch(2)
@@ -487,7 +537,9 @@ class OptaxTest(chex.TestCase):
     tx = optax.apply_if_finite(optax.chain(_TRACKERS["debiased"], optax.sgd(0.1)), 3)
     state = tx.init(_PARAMS)
     for seed, factor in ((0, 1.0), (1, jnp.nan), (2, 1.0)):
-      _, state = tx.update(jax.tree.map(lambda g, f=factor: g * f, _GRADS), state, _PARAMS, **_extra(seed))
+      _, state = tx.update(
+        jax.tree.map(lambda g, f=factor: g * f, _GRADS), state, _PARAMS, **_extra(seed)
+      )
     _assert_same_state(state.inner_state[0], _expected_state((0, 2)))
 
   def test_lookahead_needs_exactly_one_state(self):
@@ -499,7 +551,9 @@ class OptaxTest(chex.TestCase):
     state = two.init(_PARAMS)
     with self.assertRaisesRegex(ValueError, "found 2.*sub-state"):
       tracker.lookahead(state, scores, ids)
-    np.testing.assert_array_equal(tracker.lookahead(state[0], scores, ids), _step(tracker, state[0], scores, ids).v[ids])
+    np.testing.assert_array_equal(
+      tracker.lookahead(state[0], scores, ids), _step(tracker, state[0], scores, ids).v[ids]
+    )
 
   def test_two_trackers_share_the_arguments(self):
     other = score_ema(C, M, 0.5, bounds=(-1, 1))
@@ -527,7 +581,9 @@ class OptaxTest(chex.TestCase):
         return soprc_loss(positive, negative, v, prior=0.1), (positive, v)
 
       (loss, (positive, v)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
-      updates, opt_state_ = tx.update(grads, opt_state, params, positive_scores=positive, list_ids=ids)
+      updates, opt_state_ = tx.update(
+        grads, opt_state, params, positive_scores=positive, list_ids=ids
+      )
       return optax.apply_updates(params, updates), opt_state_, loss, v
 
     losses = []
@@ -549,7 +605,9 @@ class DevicesTest(chex.TestCase):
     mask = np.random.default_rng(1).random((8, P)) < 0.7
     mask[:, 0], mask[3], mask[7] = True, False, False
     local = score_ema(C, M, _BETA, bounds=(-1, 1), initial_v=_STARTS[start])
-    shared = score_ema(C, M, _BETA, bounds=(-1, 1), initial_v=_STARTS[start], axis_name=mapping.AXIS)
+    shared = score_ema(
+      C, M, _BETA, bounds=(-1, 1), initial_v=_STARTS[start], axis_name=mapping.AXIS
+    )
     expected = local.init(None)
 
     def on_each(state, scores, ids, mask):
@@ -569,7 +627,10 @@ class DevicesTest(chex.TestCase):
   def test_whole_step_equals_one_device(self, kind):
     """Embeddings to lists to v to loss to gradient: the list of a query is the batch of all devices."""
     rng = np.random.default_rng(3)
-    inputs, kernel = rng.normal(size=(12, 5)).astype(np.float32), rng.normal(size=(5, 4)).astype(np.float32)
+    inputs, kernel = (
+      rng.normal(size=(12, 5)).astype(np.float32),
+      rng.normal(size=(5, 4)).astype(np.float32),
+    )
     labels = np.array([2, 0, 1, 0, 2, 1, 0, 0, 2, 2, 1, 0])
     where = np.array([True] * 6 + [False, True, True, False, False, True])
 
@@ -579,7 +640,9 @@ class DevicesTest(chex.TestCase):
       def loss_fn(kernel):
         embeddings = inputs @ kernel
         embeddings /= jnp.linalg.norm(embeddings, axis=1, keepdims=True)
-        lists = retrieval_lists(embeddings, labels, max_positives=3, where=where, axis_name=axis_name)
+        lists = retrieval_lists(
+          embeddings, labels, max_positives=3, where=where, axis_name=axis_name
+        )
         v = tracker.lookahead(state, lists.positive_scores, labels, lists.positive_where)
         loss = soprc_loss(
           lists.positive_scores,
@@ -618,7 +681,9 @@ def test_a_step_touches_only_the_rows_of_its_batch():
       return soprc_loss(scores, -scores, v, prior=0.1, positive_where=mask, negative_where=mask)
 
     gradient = jax.grad(loss_fn)(scores)
-    return gradient, tracker.update(None, state, positive_scores=scores, list_ids=ids, positive_where=mask)[1]
+    return gradient, tracker.update(
+      None, state, positive_scores=scores, list_ids=ids, positive_where=mask
+    )[1]
 
   batch = jnp.ones((lists, P)), jnp.arange(lists) // 2, jnp.ones((lists, P), bool)
   program = step.lower(tracker.init(None), *batch).compile().as_text()
@@ -639,14 +704,20 @@ def test_an_axis_of_vmap_joins_the_lists_too():
 
   rows, state = jax.vmap(step, axis_name="part")(scores, ids)
   joined = scores.reshape(-1, P), ids.reshape(-1)
-  _assert_same_state(jax.tree.map(lambda leaf: leaf[1], state), _step(alone, alone.init(None), *joined))
-  np.testing.assert_allclose(rows.reshape(-1, M), alone.lookahead(alone.init(None), *joined), rtol=1e-6, atol=1e-7)
+  _assert_same_state(
+    jax.tree.map(lambda leaf: leaf[1], state), _step(alone, alone.init(None), *joined)
+  )
+  np.testing.assert_allclose(
+    rows.reshape(-1, M), alone.lookahead(alone.init(None), *joined), rtol=1e-6, atol=1e-7
+  )
 
 
 _F60_SCORES = np.float32([[0.1, 0.2], [0.3, 0.4]])
 
 
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize(
+  "dtype", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+)
 @pytest.mark.parametrize("num_lists", [300, 70_000])
 @pytest.mark.parametrize("x64", [False, True], ids=["x32", "x64"])
 def test_f60_list_ids_have_any_integer_type(dtype, num_lists, x64):
@@ -657,12 +728,16 @@ def test_f60_list_ids_have_any_integer_type(dtype, num_lists, x64):
     for run in (lambda function: function, jax.jit):
       rows = run(tracker.lookahead)(tracker.init(None), *given)
       np.testing.assert_allclose(rows, [[0.3, 0.4]], rtol=1e-6)
-      _, state = run(tracker.update)(None, tracker.init(None), positive_scores=given[0], list_ids=given[1])
+      _, state = run(tracker.update)(
+        None, tracker.init(None), positive_scores=given[0], list_ids=given[1]
+      )
       np.testing.assert_allclose(state.v[last], rows[0], rtol=1e-6)
       np.testing.assert_array_equal(np.flatnonzero(state.weight), [last])
 
 
-@pytest.mark.parametrize(("dtype", "outside"), [("int8", -1), ("uint8", 255), ("uint32", 3_000_000_000)])
+@pytest.mark.parametrize(
+  ("dtype", "outside"), [("int8", -1), ("uint8", 255), ("uint32", 3_000_000_000)]
+)
 def test_f60_ids_outside_are_an_error_or_nan_in_any_type(dtype, outside):
   tracker, ids = score_ema(200, 2, 0.5), np.array([outside, 1], dtype)
   rows = jax.jit(tracker.lookahead)(tracker.init(None), _F60_SCORES, ids)
@@ -677,7 +752,9 @@ def test_f60_booleans_are_no_list_ids():
     tracker.lookahead(tracker.init(None), _F60_SCORES, np.array([True, False]))
 
 
-@pytest.mark.parametrize("initial_v", [None, np.arange(3.0), [0.1, 0.2, 0.3], jnp.arange(6.0).reshape(2, 3)])
+@pytest.mark.parametrize(
+  "initial_v", [None, np.arange(3.0), [0.1, 0.2, 0.3], jnp.arange(6.0).reshape(2, 3)]
+)
 def test_f53_a_tracker_made_under_jit_outlives_it(initial_v):
   made = []
 
@@ -688,7 +765,9 @@ def test_f53_a_tracker_made_under_jit_outlives_it(initial_v):
 
   make(1.0)
   state = made[0].init(None)
-  np.testing.assert_allclose(state.v, np.broadcast_to(np.zeros(3) if initial_v is None else np.asarray(initial_v), (2, 3)))
+  np.testing.assert_allclose(
+    state.v, np.broadcast_to(np.zeros(3) if initial_v is None else np.asarray(initial_v), (2, 3))
+  )
   np.testing.assert_array_equal(state.weight, np.full(2, 0.0 if initial_v is None else 1.0))
 
 

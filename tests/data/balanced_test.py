@@ -32,7 +32,10 @@ class TestSampler:
 
   def test_a_function_of_seed_and_step(self):
     labels = self._LABELS
-    one, other = (balanced.BalancedSampler(labels, batch_size=16, positive_share=0.25, seed=seed) for seed in (5, 6))
+    one, other = (
+      balanced.BalancedSampler(labels, batch_size=16, positive_share=0.25, seed=seed)
+      for seed in (5, 6)
+    )
     again = balanced.BalancedSampler(labels, batch_size=16, positive_share=0.25, seed=5)
     assert np.array_equal(again.batches(20, 5)[3], one(23))
     assert not np.array_equal(one(23), other(23))
@@ -47,7 +50,11 @@ class TestSampler:
   @pytest.mark.parametrize(
     ("size", "share", "message"),
     [
-      (16, 0.01, "needs 0 positives in a batch, and the training examples have 11: change one of the two"),
+      (
+        16,
+        0.01,
+        "needs 0 positives in a batch, and the training examples have 11: change one of the two",
+      ),
       (64, 0.25, "needs 16 positives in a batch, and the training examples have 11"),
       (101, 0.05, "needs 96 negatives in a batch, and the training examples have 92"),
       (16, 1.5, "data.positive_share must lie in"),

@@ -5,5 +5,7 @@ import trees
 
 
 def test_unknown_source_lists_the_known_ones(tmp_path):
-  with pytest.raises(ValueError, match="glyphs, folder, csv, sop, inaturalist, vehicle_id, tfds_sop"):
+  with pytest.raises(
+    ValueError, match="glyphs, folder, csv, sop, inaturalist, vehicle_id, tfds_sop"
+  ):
     trees.splits("imagenet", tmp_path)

@@ -13,7 +13,11 @@ from soprc_jax.data import decoding, transforms
 _RAMP = np.linspace(0, 255, 48).astype(np.uint8)
 # Three channels that differ, no symmetry: left to right, top to bottom, constant.
 _COLOUR = np.stack(
-  [np.broadcast_to(_RAMP[None, :], (32, 48)), np.broadcast_to(_RAMP[:32, None], (32, 48)), np.full((32, 48), 90, np.uint8)],
+  [
+    np.broadcast_to(_RAMP[None, :], (32, 48)),
+    np.broadcast_to(_RAMP[:32, None], (32, 48)),
+    np.full((32, 48), 90, np.uint8),
+  ],
   -1,
 )
 
@@ -34,7 +38,9 @@ def test_rgb_is_what_was_stored():
 
 def test_f30_grey_becomes_three_equal_channels():
   grey = _COLOUR[:, :, 0]
-  np.testing.assert_array_equal(_pixels(_encode(Image.fromarray(grey))), np.repeat(grey[:, :, None], 3, 2))
+  np.testing.assert_array_equal(
+    _pixels(_encode(Image.fromarray(grey))), np.repeat(grey[:, :, None], 3, 2)
+  )
 
 
 def test_one_bit():
@@ -61,7 +67,9 @@ def test_f30_alpha_is_on_white():
   image = Image.new("RGBA", (3, 1), (100, 0, 50, 255))
   image.putpixel((1, 0), (1, 2, 3, 0))  # whatever colour hides under full transparency
   image.putpixel((2, 0), (0, 0, 0, 128))
-  np.testing.assert_array_equal(_pixels(_encode(image))[0], [[100, 0, 50], [255, 255, 255], [127, 127, 127]])
+  np.testing.assert_array_equal(
+    _pixels(_encode(image))[0], [[100, 0, 50], [255, 255, 255], [127, 127, 127]]
+  )
 
 
 def test_f30_grey_with_alpha():
@@ -79,12 +87,19 @@ def _png(depth, colour_type, rows, *more):
   """A PNG by its chunks, for what Pillow cannot write: bits a channel, kind of colour, ``[H, W, channels]``, further chunks before the pixels."""
 
   def chunk(kind, content):
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+    return (
+      struct.pack(">I", len(content))
+      + kind
+      + content
+      + struct.pack(">I", zlib.crc32(kind + content))
+    )
 
   header = struct.pack(">IIBBBBB", rows.shape[1], rows.shape[0], depth, colour_type, 0, 0, 0)
   lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows)
   parts = [(b"IHDR", header), *more, (b"IDAT", zlib.compress(lines)), (b"IEND", b"")]
-  return decoding.Encoded(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts), "folder/image.png")
+  return decoding.Encoded(
+    b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts), "folder/image.png"
+  )
 
 
 def test_f30_sixteen_bit_colour_keeps_its_high_byte():
@@ -95,14 +110,17 @@ def test_f30_sixteen_bit_colour_keeps_its_high_byte():
 def test_f30_sixteen_bit_grey_with_a_transparent_value_is_not_clipped():
   values = (np.arange(6 * 5) * 2000).reshape(6, 5, 1)
   want = np.where(values == 4000, 255, values // 256).repeat(3, 2)
-  np.testing.assert_array_equal(_pixels(_png(16, 0, values, (b"tRNS", struct.pack(">H", 4000)))), want)
+  np.testing.assert_array_equal(
+    _pixels(_png(16, 0, values, (b"tRNS", struct.pack(">H", 4000)))), want
+  )
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32])
 def test_f30_eight_bit_values_in_sixteen_bits_are_refused_and_not_black(dtype):
   encoded = _encode(Image.fromarray(_COLOUR[:, :, 0].astype(dtype)), "TIFF")
   with pytest.raises(
-    decoding.BrokenImageError, match=r"folder/image\.tiff: 16-bit pixels of at most 255: .* convert the file"
+    decoding.BrokenImageError,
+    match=r"folder/image\.tiff: 16-bit pixels of at most 255: .* convert the file",
   ):
     _pixels(encoded)
   black = _pixels(_encode(Image.fromarray(np.zeros((4, 4), dtype)), "TIFF"))
@@ -110,7 +128,8 @@ def test_f30_eight_bit_values_in_sixteen_bits_are_refused_and_not_black(dtype):
 
 
 @pytest.mark.parametrize(
-  "array", [_COLOUR / 255, _COLOUR.astype(np.int64), _COLOUR[:, :, 0], _COLOUR[:, :, :1], _COLOUR[None]]
+  "array",
+  [_COLOUR / 255, _COLOUR.astype(np.int64), _COLOUR[:, :, 0], _COLOUR[:, :, :1], _COLOUR[None]],
 )
 def test_f30_pixels_in_memory_of_another_range_or_shape_are_refused(array):
   with pytest.raises(ValueError, match=r"pixels must be \[H, W, 3\] uint8, 0 to 255, RGB; got"):
@@ -118,7 +137,9 @@ def test_f30_pixels_in_memory_of_another_range_or_shape_are_refused(array):
 
 
 def test_f30_sixteen_bit_grey_keeps_its_high_byte():
-  values = (np.arange(32 * 48) * 40).reshape(32, 48).astype(np.uint16)  # up to 61,400: clipping at 255 would be white
+  values = (
+    (np.arange(32 * 48) * 40).reshape(32, 48).astype(np.uint16)
+  )  # up to 61,400: clipping at 255 would be white
   got = _pixels(_encode(Image.fromarray(values)))
   np.testing.assert_array_equal(got, np.repeat((values // 256).astype(np.uint8)[:, :, None], 3, 2))
 
@@ -126,7 +147,8 @@ def test_f30_sixteen_bit_grey_keeps_its_high_byte():
 def test_f30_float_pixels_are_refused():
   encoded = _encode(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF")
   with pytest.raises(
-    decoding.BrokenImageError, match=r"folder/image\.tiff: floating-point pixels .* convert the file to 8 bit"
+    decoding.BrokenImageError,
+    match=r"folder/image\.tiff: floating-point pixels .* convert the file to 8 bit",
   ):
     _pixels(encoded)
 
@@ -147,13 +169,17 @@ def test_f30_exif_orientation_is_undone(orientation, kind):
   exif = Image.Exif()
   exif[0x0112] = orientation
   stored = upright.transpose(inverse[orientation]) if orientation > 1 else upright
-  picture = decoding.as_picture(_encode(stored, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {})))
+  picture = decoding.as_picture(
+    _encode(stored, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {}))
+  )
   assert picture.size == (128, 192)
   # A part of it, at a reduced scale too.
   box = (32, 16, 160, 112)
   for size in ((96, 128), (24, 32)):
     want = np.asarray(upright.resize(size[::-1], Image.Resampling.BILINEAR, box=box)).astype(int)
-    assert np.abs(picture.region(box, size).astype(int) - want).max() <= (0 if kind == "PNG" else 12)
+    assert np.abs(picture.region(box, size).astype(int) - want).max() <= (
+      0 if kind == "PNG" else 12
+    )
 
 
 _ORIENTED = Image.fromarray(np.repeat(np.repeat(_COLOUR, 4, 0), 4, 1))
@@ -201,7 +227,10 @@ def _check_upright(encoded):
 @pytest.mark.parametrize(
   ("kind", "options"),
   [
-    *(("TIFF", {"compression": name}) for name in ("raw", "tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg", "group4")),
+    *(
+      ("TIFF", {"compression": name})
+      for name in ("raw", "tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg", "group4")
+    ),
     ("TIFF", {"big_tiff": True}),
     *((kind, {}) for kind in ("PNG", "WEBP", "JPEG", "MPO")),
     ("JPEG", {"progressive": True}),
@@ -228,7 +257,10 @@ def test_f39_an_orientation_behind_the_pixels_of_a_png_is_applied():
   encoded = _oriented("PNG", 6, in_xmp=True)
   chunk = encoded.data.index(b"iTXt") - 4
   length = 12 + int.from_bytes(encoded.data[chunk : chunk + 4], "big")
-  moved, rest = encoded.data[chunk : chunk + length], encoded.data[:chunk] + encoded.data[chunk + length :]
+  moved, rest = (
+    encoded.data[chunk : chunk + length],
+    encoded.data[:chunk] + encoded.data[chunk + length :],
+  )
   plain = Image.Exif()
   plain[0x010E] = "an EXIF block that says nothing of the orientation"
   with_exif = _encode(_ORIENTED, "PNG", exif=plain).data
@@ -237,16 +269,26 @@ def test_f39_an_orientation_behind_the_pixels_of_a_png_is_applied():
 
 
 def test_f39_animated_and_plain_formats_are_upright():
-  frames = {"save_all": True, "append_images": [_ORIENTED.transpose(Image.Transpose.ROTATE_90).resize(_ORIENTED.size)]}
+  frames = {
+    "save_all": True,
+    "append_images": [_ORIENTED.transpose(Image.Transpose.ROTATE_90).resize(_ORIENTED.size)],
+  }
   exif = Image.Exif()
   exif[0x0112] = 6
-  for kind, options in (("TIFF", frames), ("WEBP", {**frames, "lossless": True}), ("PNG", frames), ("GIF", frames)):
+  for kind, options in (
+    ("TIFF", frames),
+    ("WEBP", {**frames, "lossless": True}),
+    ("PNG", frames),
+    ("GIF", frames),
+  ):
     _check_upright(_encode(_ORIENTED, kind, **options, **({} if kind == "GIF" else {"exif": exif})))
   for kind in ("BMP", "PPM"):
     _check_upright(_encode(_ORIENTED, kind))
 
 
-@pytest.mark.parametrize("box", [(0, 0, 1200, 800), (100.5, 50.25, 1100, 700), (600, 400, 700, 500)])
+@pytest.mark.parametrize(
+  "box", [(0, 0, 1200, 800), (100.5, 50.25, 1100, 700), (600, 400, 700, 500)]
+)
 def test_reduced_jpeg_is_the_picture(box):
   y, x = np.mgrid[0:800, 0:1200]
   waves = np.stack([np.sin(x / 40), np.sin(y / 60), np.sin((x + y) / 90)], -1) * 100 + 128
@@ -269,7 +311,9 @@ def test_only_as_much_as_needed_is_decoded(monkeypatch):
 
 
 @pytest.mark.parametrize("left", [0.5, 0.98])
-@pytest.mark.parametrize(("kind", "options"), [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {})])
+@pytest.mark.parametrize(
+  ("kind", "options"), [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {})]
+)
 def test_f29_truncated_file_is_named(kind, options, left):
   pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
   whole = _encode(Image.fromarray(pixels), kind, **options)
@@ -284,7 +328,9 @@ def test_f29_truncated_file_is_named(kind, options, left):
 def test_f29_a_preview_inside_a_truncated_file_is_no_end_of_it():
   pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
   preview = _encode(Image.fromarray(pixels[:8, :8]), "JPEG").data
-  whole = _encode(Image.fromarray(pixels), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0" + preview)
+  whole = _encode(
+    Image.fromarray(pixels), "JPEG", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0\0\0\0\0" + preview
+  )
   assert preview in whole.data
   assert _pixels(whole).shape == (64, 64, 3)
   half = len(whole.data) - 1000
@@ -295,12 +341,18 @@ def test_f29_a_preview_inside_a_truncated_file_is_no_end_of_it():
 def test_f29_a_library_that_lets_pillow_fill_up_broken_files_is_told(monkeypatch):
   monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
   whole = _encode(Image.fromarray(_COLOUR), "JPEG")
-  with pytest.raises(ValueError, match=r"LOAD_TRUNCATED_IMAGES is on: .* data\.on_broken=skip") as error:
+  with pytest.raises(
+    ValueError, match=r"LOAD_TRUNCATED_IMAGES is on: .* data\.on_broken=skip"
+  ) as error:
     _pixels(whole._replace(data=whole.data[: len(whole.data) // 2]))
-  assert not isinstance(error.value, decoding.BrokenImageError)  # which a run would skip, image by image
+  assert not isinstance(
+    error.value, decoding.BrokenImageError
+  )  # which a run would skip, image by image
 
 
-@pytest.mark.parametrize("data", [b"", b"<html>quota exceeded</html>", b"\x89PNG\r\n\x1a\n" + bytes(50)])
+@pytest.mark.parametrize(
+  "data", [b"", b"<html>quota exceeded</html>", b"\x89PNG\r\n\x1a\n" + bytes(50)]
+)
 def test_what_is_no_image_is_named(data):
   with pytest.raises(decoding.BrokenImageError, match=r"folder/a\.jpg: "):
     _pixels(decoding.Encoded(data, "folder/a.jpg"))
@@ -309,8 +361,13 @@ def test_what_is_no_image_is_named(data):
 def test_huge_image_is_refused_before_it_is_decoded(monkeypatch):
   encoded = _encode(Image.fromarray(_COLOUR))
   monkeypatch.setattr(decoding, "MAX_PIXELS", 1000)
-  monkeypatch.setattr(ImageFile.ImageFile, "load", None)  # Pillow looks for the orientation of a PNG by decoding it
-  with pytest.raises(decoding.BrokenImageError, match=r"folder/image\.png: 48 x 32 pixels are more than 1,000: resize"):
+  monkeypatch.setattr(
+    ImageFile.ImageFile, "load", None
+  )  # Pillow looks for the orientation of a PNG by decoding it
+  with pytest.raises(
+    decoding.BrokenImageError,
+    match=r"folder/image\.png: 48 x 32 pixels are more than 1,000: resize",
+  ):
     decoding.as_picture(encoded)
 
 
@@ -338,8 +395,12 @@ def test_centre_crop_keeps_the_aspect():
   want[5:15, 5:15] = 255
   np.testing.assert_array_equal(got > 127, want > 127)  # edges are antialiased
   # With a margin: the shorter side to 40, the middle 20.
-  np.testing.assert_array_equal(transforms.centre_crop(wide, 20, resize_to=40), np.full((20, 20, 3), 255, np.uint8))
-  with pytest.raises(ValueError, match="the side of 10 pixels before the crop is smaller than the crop of 20"):
+  np.testing.assert_array_equal(
+    transforms.centre_crop(wide, 20, resize_to=40), np.full((20, 20, 3), 255, np.uint8)
+  )
+  with pytest.raises(
+    ValueError, match="the side of 10 pixels before the crop is smaller than the crop of 20"
+  ):
     transforms.centre_crop(wide, 20, resize_to=10)
 
 
@@ -350,6 +411,8 @@ def test_random_crop_stays_inside_and_moves():
   for seed in range(200):
     row = augment(ramp, np.random.default_rng(seed))[0, :, 0].astype(int)
     starts.append(min(row[0], row[-1]))
-    assert abs(abs(row[-1] - row[0]) - 38) <= 2  # 20 pixels of a side of 25 are 40 of 50, at any place
+    assert (
+      abs(abs(row[-1] - row[0]) - 38) <= 2
+    )  # 20 pixels of a side of 25 are 40 of 50, at any place
   assert min(starts) < 10
   assert max(starts) > 50

@@ -31,7 +31,12 @@ class TestFlights:
     for name in set(flights.LEAKS) - {"arr_delay"}:
       late[name] = np.arange(4.0)
     weather = pd.DataFrame(
-      {"origin": ["JFK", "EWR", "JFK"], "time_hour": hours, "wind_dir": [90.0, 0.0, 0.0], "temp": [30.0, 31.0, 32.0]}
+      {
+        "origin": ["JFK", "EWR", "JFK"],
+        "time_hour": hours,
+        "wind_dir": [90.0, 0.0, 0.0],
+        "temp": [30.0, 31.0, 32.0],
+      }
     )
     for name in ("dewp", "humid", "wind_gust", "precip", "pressure", "visib"):
       weather[name] = np.nan
@@ -40,7 +45,11 @@ class TestFlights:
 
   def test_labels_and_features(self, frames):
     numbers, categories, late = flights.features(*frames)
-    assert late.tolist() == [True, False, True]  # more than three hours; the cancelled one is left out
+    assert late.tolist() == [
+      True,
+      False,
+      True,
+    ]  # more than three hours; the cancelled one is left out
     assert numbers["scheduled departure"].tolist() == [315, 375, 419]
     assert numbers["scheduled arrival"].tolist() == [499, 570, 1]
     # The hour before: 10 for the flights from JFK at 11; of EWR at 9 there is none.

@@ -33,7 +33,18 @@ TOKENS = (
     b"./",
     b"\\",
   ),
-  *(b"-1", b"1.5", b"nan", b"1" * 5000, b"\xc2\xb2", b"\xd9\xa3", b"a" * 300, b"a/" * 3000, b"\xe2\x80\xa8", b"\x1c"),
+  *(
+    b"-1",
+    b"1.5",
+    b"nan",
+    b"1" * 5000,
+    b"\xc2\xb2",
+    b"\xd9\xa3",
+    b"a" * 300,
+    b"a/" * 3000,
+    b"\xe2\x80\xa8",
+    b"\x1c",
+  ),
   b"c" * 140_000,
 )
 
@@ -54,7 +65,9 @@ def damaged(draw, good):
     elif kind == "drop":
       del content[at : at + draw(st.integers(1, 30))]
     elif kind == "encode":
-      content = bytearray(content.decode("latin-1").encode(draw(st.sampled_from(["utf-16", "utf-32", "utf-16-le"]))))
+      content = bytearray(
+        content.decode("latin-1").encode(draw(st.sampled_from(["utf-16", "utf-32", "utf-16-le"])))
+      )
   return bytes(content)
 
 
@@ -73,7 +86,9 @@ LISTS = {
     for name, rows in (("Ebay_train.txt", TRAIN), ("Ebay_test.txt", TEST))
   },
   "inaturalist": {
-    f"Inat_dataset_splits/Inaturalist_{name}_set1.txt": "".join(f"train_val2018/Aves/{i // 2}/{i}.jpg\n" for i in rows)
+    f"Inat_dataset_splits/Inaturalist_{name}_set1.txt": "".join(
+      f"train_val2018/Aves/{i // 2}/{i}.jpg\n" for i in rows
+    )
     for name, rows in (("train", TRAIN), ("test", TEST))
   },
   "vehicle_id": {
@@ -115,7 +130,11 @@ def roots(tmp_path_factory):
 
 
 def _load(roots, name, file):
-  return list_files.load_csv(str(roots / name / file)) if name == "csv" else list_files.load(name, str(roots / name))
+  return (
+    list_files.load_csv(str(roots / name / file))
+    if name == "csv"
+    else list_files.load(name, str(roots / name))
+  )
 
 
 class TestLists:
@@ -146,7 +165,9 @@ class TestLists:
     file = roots / "vehicle_id" / "train_test_split" / "train_list.txt"
     good = file.read_text()
     file.write_text(good + line)
-    with pytest.raises(ValueError, match=r"train_list.txt:9: two numbers 'image vehicle' wanted, got '") as raised:
+    with pytest.raises(
+      ValueError, match=r"train_list.txt:9: two numbers 'image vehicle' wanted, got '"
+    ) as raised:
       list_files.load("vehicle_id", str(roots / "vehicle_id"))
     file.write_text(good)
     assert len(str(raised.value)) < 600
@@ -161,7 +182,11 @@ class TestLists:
 
 
 @hypothesis.given(
-  names=st.lists(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=5))
+  names=st.lists(
+    st.text(
+      st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=5
+    )
+  )
 )
 def test_image_folders_with_any_names(tmp_path_factory, names):
   root = tmp_path_factory.mktemp("folder")
@@ -230,7 +255,9 @@ class TestPictures:
   @hypothesis.given(data=st.data())
   def test_bits_flipped(self, name, data):
     content = bytearray(PICTURES[name])
-    for at in data.draw(st.lists(st.integers(0, 60) | st.integers(0, len(content) - 1), min_size=1, max_size=4)):
+    for at in data.draw(
+      st.lists(st.integers(0, 60) | st.integers(0, len(content) - 1), min_size=1, max_size=4)
+    ):
       content[at % len(content)] = data.draw(st.integers(0, 255))
     message = _decode(bytes(content))
     assert not message or message.startswith("the name: ")
@@ -248,7 +275,11 @@ class TestPictures:
 def cache(tmp_path_factory):
   """A glyph cache of two images: the data set, and the path of its file."""
   folder = tmp_path_factory.mktemp("glyphs")
-  small = glyphs.Glyphs(np.arange(2 * 32 * 32, dtype=np.uint8).reshape(2, 32, 32), np.array([1, 2]), np.array(["a", "b"]))
+  small = glyphs.Glyphs(
+    np.arange(2 * 32 * 32, dtype=np.uint8).reshape(2, 32, 32),
+    np.array([1, 2]),
+    np.array(["a", "b"]),
+  )
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(glyphs, "render", lambda: small)
     patch.setattr(logging.getLogger(glyphs.__name__), "disabled", True)
@@ -264,7 +295,9 @@ class TestArrays:
     content = bytearray(good)
     # Headers of the archive and of its arrays are where numpy and zipfile fail in other ways than by a checksum.
     for at in data.draw(
-      st.lists(st.integers(0, 150) | st.integers(len(good) - 400, len(good) - 1), min_size=1, max_size=3)
+      st.lists(
+        st.integers(0, 150) | st.integers(len(good) - 400, len(good) - 1), min_size=1, max_size=3
+      )
     ):
       content[at] ^= 1 << data.draw(st.integers(0, 7))
     path.write_bytes(bytes(content[: data.draw(st.just(len(good)) | st.integers(0, len(good)))]))
@@ -293,7 +326,9 @@ class TestArrays:
     path = tmp_path / "x.npz"
     np.savez(path, a=np.arange(3), b=np.array([{}], object))
     assert stored.read_arrays(path, ["a"])["a"].tolist() == [0, 1, 2]
-    with pytest.raises(ValueError, match=r"x.npz is damaged \(it has no .*c is not a file in the archive"):
+    with pytest.raises(
+      ValueError, match=r"x.npz is damaged \(it has no .*c is not a file in the archive"
+    ):
       stored.read_arrays(path, ["a", "c"])
     with pytest.raises(ValueError, match=r"x.npz is damaged \(Object arrays cannot be loaded"):
       stored.read_arrays(path, ["b"])

@@ -79,7 +79,12 @@ class TestGlyphs:
   def test_rendering_is_deterministic_across_processes(self, rendered):
     code = "from soprc_jax.data import glyphs; print(f'value of the test: \"{glyphs.render().digest()}\"')"
     done = subprocess.run(
-      [sys.executable, "-c", code], cwd=runs.ROOT, env=runs.environment(), capture_output=True, text=True, check=True
+      [sys.executable, "-c", code],
+      cwd=runs.ROOT,
+      env=runs.environment(),
+      capture_output=True,
+      text=True,
+      check=True,
     )
     assert runs.value(done.stdout) == rendered.digest()
 
@@ -112,7 +117,9 @@ class TestGlyphCache:
     self._same(glyphs.load(), small)
     assert len(list((tmp_path / "soprc_jax").glob("glyphs-*.npz"))) == 1
 
-  @pytest.mark.parametrize("damage", ["empty", "text", "cut", "flipped", "other_pixels", "key_missing"])
+  @pytest.mark.parametrize(
+    "damage", ["empty", "text", "cut", "flipped", "other_pixels", "key_missing"]
+  )
   def test_damaged_cache_is_rendered_again_with_a_warning(self, tmp_path, small, caplog, damage):
     glyphs.load(tmp_path)
     (path,) = tmp_path.iterdir()

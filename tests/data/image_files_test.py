@@ -9,7 +9,18 @@ import trees
 from soprc_jax.data import decoding, image_files, image_folder, list_files, pipeline
 
 _SAME_NAMES = [
-  ("cat", ["cat ", "\tcat", "\u00a0cat", "cat\u3000", "\ufeffcat", "\u200bcat\u2060", " \ufeff cat\u00a0"]),
+  (
+    "cat",
+    [
+      "cat ",
+      "\tcat",
+      "\u00a0cat",
+      "cat\u3000",
+      "\ufeffcat",
+      "\u200bcat\u2060",
+      " \ufeff cat\u00a0",
+    ],
+  ),
   ("caf\u00e9", ["cafe\u0301", " cafe\u0301", "caf\u00e9 "]),
   ("\u00c5", ["\u212b", "A\u030a"]),
   ("7", [" 7", "7\u00a0"]),
@@ -40,7 +51,9 @@ class TestNamesThatAreOne:
     assert len(trees.classes(source)) == 2
     assert {source[i].class_name for i in range(len(source))} == {name, "other"}
     # The images keep the names that they have on disk.
-    assert {source[i].id for i in range(len(source))} == {f"{one}/a.png" for one in (name, *others, "other")}
+    assert {source[i].id for i in range(len(source))} == {
+      f"{one}/a.png" for one in (name, *others, "other")
+    }
     assert all(decoding.as_picture(source[i].image).size == (24, 30) for i in range(len(source)))
     assert f"{len(others) + 1} names of classes are the same" in caplog.text
 
@@ -55,13 +68,17 @@ class TestNamesThatAreOne:
     for i in range(2):
       trees.write(tmp_path / f"{i}.png", 0, 0)
     (tmp_path / "x.csv").write_text("\n".join(rows))
-    with pytest.raises(ValueError, match=r"1 of the classes are both in split train .* e\.g\. caf\u00e9: give"):
+    with pytest.raises(
+      ValueError, match=r"1 of the classes are both in split train .* e\.g\. caf\u00e9: give"
+    ):
       list_files.load_csv(str(tmp_path / "x.csv"))
 
   def test_f43_header_and_splits_with_blanks(self, tmp_path):
     path = trees.csv(tmp_path, 8, split=lambda label: ("test", "train", "train", "val")[label % 4])
     header, *rows = path.read_text().splitlines()
-    path.write_text("\n".join([header.replace(",", "\u00a0, "), *(row.replace(",t", ", t") for row in rows)]))
+    path.write_text(
+      "\n".join([header.replace(",", "\u00a0, "), *(row.replace(",t", ", t") for row in rows)])
+    )
     assert len(trees.splits("csv", path)["test"]) == 2 * trees.PER_CLASS
 
   @pytest.mark.parametrize("name", ["\u00a0", " \ufeff"])
@@ -125,7 +142,9 @@ class TestNamesThatAreNearlyNumbers:
     names = {"1", "22", "-3"} | {name}
     numbers = image_files.label_numbers(names)
     plain = name == "7"
-    assert numbers == ({one: int(one) for one in names} if plain else {one: i for i, one in enumerate(sorted(names))})
+    assert numbers == (
+      {one: int(one) for one in names} if plain else {one: i for i, one in enumerate(sorted(names))}
+    )
 
   def test_f62_plain_integers_are_the_labels(self):
     names = ["0", "-1", "10", "9" * 17, "-" + "9" * 16]
@@ -158,7 +177,12 @@ def _special(path, kind):
 class TestWhatIsNoFile:
   @pytest.mark.parametrize(
     ("kind", "why"),
-    [("pipe", "a named pipe"), ("link to a pipe", "a named pipe"), ("device", "a device"), ("folder", "a folder")],
+    [
+      ("pipe", "a named pipe"),
+      ("link to a pipe", "a named pipe"),
+      ("device", "a device"),
+      ("folder", "a folder"),
+    ],
   )
   @pytest.mark.parametrize("on_broken", ["error", "skip"])
   def test_f52_in_a_list_it_is_an_error(self, tmp_path, kind, why, on_broken):
@@ -172,7 +196,9 @@ class TestWhatIsNoFile:
   def test_f52_in_a_folder_it_is_an_error_or_left_out_and_counted(self, tmp_path, caplog, kind):
     trees.folder(tmp_path, 8)
     _special(tmp_path / "class_000" / "x.jpg", kind)
-    with pytest.raises(ValueError, match=r"x\.jpg is no file that can be read \(a .*on_broken=skip"):
+    with pytest.raises(
+      ValueError, match=r"x\.jpg is no file that can be read \(a .*on_broken=skip"
+    ):
       trees.splits("folder", tmp_path)
     assert sum(map(len, trees.splits("folder", tmp_path, on_broken="skip").values())) == 32
     assert "class_000/x.jpg" in caplog.text
@@ -181,7 +207,9 @@ class TestWhatIsNoFile:
     source = image_folder.load(str(trees.folder(tmp_path, 8)))
     (tmp_path / "class_000" / "0.png").unlink()
     os.mkfifo(tmp_path / "class_000" / "0.png")
-    with pytest.raises(decoding.BrokenImageError, match=r"0\.png: this file cannot be read \(a named pipe\)"):
+    with pytest.raises(
+      decoding.BrokenImageError, match=r"0\.png: this file cannot be read \(a named pipe\)"
+    ):
       decoding.as_picture(source[0].image)
 
   @pytest.mark.parametrize("kind", ["dead link", "circular link"])
@@ -191,19 +219,25 @@ class TestWhatIsNoFile:
     (tmp_path / "class_000" / "1.png").unlink()
     _special(tmp_path / "class_000" / "1.png", kind)
     root = tmp_path if source == "folder" else root
-    with pytest.raises((ValueError, FileNotFoundError), match=r"class_000/1\.png .*\(a (circular )?link"):
+    with pytest.raises(
+      (ValueError, FileNotFoundError), match=r"class_000/1\.png .*\(a (circular )?link"
+    ):
       trees.splits(source, root)
     splits = trees.splits(source, root, on_broken="skip")
     assert sum(map(len, splits.values())) == 32
     for split in splits.values():
       batches = pipeline.eval_batches(split, batch_size=len(split), image_size=8, on_broken="skip")
       left_out = [split[i].id for i in np.flatnonzero(~next(batches)["where"])]
-      assert left_out == [split[i].id for i in range(len(split)) if split[i].id == "class_000/1.png"]
+      assert left_out == [
+        split[i].id for i in range(len(split)) if split[i].id == "class_000/1.png"
+      ]
 
   def test_f63_a_folder_of_a_class_that_leads_nowhere(self, tmp_path, caplog):
     trees.folder(tmp_path, 8)
     (tmp_path / "class_900").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(ValueError, match=r"class_900 is no file that can be read \(a link to nothing\)"):
+    with pytest.raises(
+      ValueError, match=r"class_900 is no file that can be read \(a link to nothing\)"
+    ):
       trees.splits("folder", tmp_path)
     assert sum(map(len, trees.splits("folder", tmp_path, on_broken="skip").values())) == 32
     assert "class_900" in caplog.text

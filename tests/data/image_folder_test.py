@@ -7,8 +7,14 @@ import trees
 class TestFolder:
   def test_images_and_splits(self, tmp_path):
     splits = trees.splits("folder", trees.folder(tmp_path, 8))
-    assert {name: len(split) for name, split in splits.items()} == {"train": 16, "val": 8, "test": 8}
-    assert trees.classes(splits["train"]) | trees.classes(splits["val"]) | trees.classes(splits["test"]) == set(range(8))
+    assert {name: len(split) for name, split in splits.items()} == {
+      "train": 16,
+      "val": 8,
+      "test": 8,
+    }
+    assert trees.classes(splits["train"]) | trees.classes(splits["val"]) | trees.classes(
+      splits["test"]
+    ) == set(range(8))
     for split in splits.values():
       trees.check_examples(split, lambda example: (example.label, int(example.id[-5])), 0)
     assert splits["train"][0].id.startswith("class_00")
@@ -26,7 +32,9 @@ class TestFolder:
       path.rename(path.with_suffix(".tmp"))
       path.with_suffix(".tmp").rename(path)
     again = trees.splits("folder", tmp_path)
-    assert [again["train"][i].id for i in range(16)] == sorted(again["train"][i].id for i in range(16))
+    assert [again["train"][i].id for i in range(16)] == sorted(
+      again["train"][i].id for i in range(16)
+    )
 
   def test_other_files_are_counted_and_hidden_ones_skipped(self, tmp_path, caplog):
     trees.folder(tmp_path, 8)
@@ -40,18 +48,32 @@ class TestFolder:
 
   def test_trainval_trains_on_the_classes_of_val(self, tmp_path):
     trees.folder(tmp_path, 8)
-    with_val, without = trees.splits("folder", tmp_path), trees.splits("folder", tmp_path, trainval=True)
+    with_val, without = (
+      trees.splits("folder", tmp_path),
+      trees.splits("folder", tmp_path, trainval=True),
+    )
     assert set(without) == {"train", "test"}
-    assert trees.classes(without["train"]) == trees.classes(with_val["train"]) | trees.classes(with_val["val"])
+    assert trees.classes(without["train"]) == trees.classes(with_val["train"]) | trees.classes(
+      with_val["val"]
+    )
     assert trees.classes(without["test"]) == trees.classes(with_val["test"])
     trees.check_examples(without["train"], lambda example: (example.label, int(example.id[-5])), 0)
 
   @pytest.mark.parametrize(
     ("change", "message"),
     [
-      (lambda root: (root / "class_009").mkdir(), r"class_009 has no image: remove the folder, or put images"),
-      (lambda root: (root / "class_001" / "more").mkdir(), r"more is a folder in the folder of a class"),
-      (lambda root: [path.unlink() for path in root.glob("*/[123].png")], "has one image: there is nothing to retrieve"),
+      (
+        lambda root: (root / "class_009").mkdir(),
+        r"class_009 has no image: remove the folder, or put images",
+      ),
+      (
+        lambda root: (root / "class_001" / "more").mkdir(),
+        r"more is a folder in the folder of a class",
+      ),
+      (
+        lambda root: [path.unlink() for path in root.glob("*/[123].png")],
+        "has one image: there is nothing to retrieve",
+      ),
     ],
   )
   def test_what_is_wrong_is_told(self, tmp_path, change, message):
@@ -60,7 +82,9 @@ class TestFolder:
       trees.splits("folder", tmp_path)
 
   def test_roots(self, tmp_path):
-    with pytest.raises(ValueError, match=r"data\.root is empty: give the folder of your images, with\n  CLASS/IMAGE"):
+    with pytest.raises(
+      ValueError, match=r"data\.root is empty: give the folder of your images, with\n  CLASS/IMAGE"
+    ):
       trees.splits("folder", "")
     with pytest.raises(FileNotFoundError, match=r"data\.root=.*nowhere: there is no such folder"):
       trees.splits("folder", tmp_path / "nowhere")
@@ -68,11 +92,15 @@ class TestFolder:
       trees.splits("folder", tmp_path)
 
   def test_a_file_in_its_place(self, tmp_path):
-    with pytest.raises(ValueError, match=r"is a file: give a folder, or for a CSV data\.source=csv"):
+    with pytest.raises(
+      ValueError, match=r"is a file: give a folder, or for a CSV data\.source=csv"
+    ):
       trees.splits("folder", trees.csv(tmp_path, 8))
 
   def test_too_few_classes(self, tmp_path):
     with pytest.raises(ValueError, match="classes are too few"):
       trees.splits("folder", trees.folder(tmp_path, 2))
-    with pytest.raises(ValueError, match=r"split 'val' has one class.*data\.val_share.*data\.trainval=True"):
+    with pytest.raises(
+      ValueError, match=r"split 'val' has one class.*data\.val_share.*data\.trainval=True"
+    ):
       trees.splits("folder", trees.folder(tmp_path, 4))

@@ -11,8 +11,14 @@ from soprc_jax.data import decoding, image_folder, list_files
 class TestCsv:
   def test_without_split(self, tmp_path):
     splits = trees.splits("csv", trees.csv(tmp_path, 8))
-    assert {name: len(split) for name, split in splits.items()} == {"train": 16, "val": 8, "test": 8}
-    trees.check_examples(splits["val"], lambda example: (int(example.id[6:9]), int(example.id[-5])), 0)
+    assert {name: len(split) for name, split in splits.items()} == {
+      "train": 16,
+      "val": 8,
+      "test": 8,
+    }
+    trees.check_examples(
+      splits["val"], lambda example: (int(example.id[6:9]), int(example.id[-5])), 0
+    )
 
   def test_with_split(self, tmp_path):
     path = trees.csv(tmp_path, 8, split=lambda label: ("test", "train", "train", "val")[label % 4])
@@ -22,8 +28,14 @@ class TestCsv:
     assert trees.classes(splits["train"]) == {1, 2, 5, 6}
 
   def test_val_is_drawn_where_it_is_not_given(self, tmp_path):
-    splits = trees.splits("csv", trees.csv(tmp_path, 12, split=lambda label: "test" if label < 4 else "train"))
-    assert {name: len(trees.classes(split)) for name, split in splits.items()} == {"train": 6, "val": 2, "test": 4}
+    splits = trees.splits(
+      "csv", trees.csv(tmp_path, 12, split=lambda label: "test" if label < 4 else "train")
+    )
+    assert {name: len(trees.classes(split)) for name, split in splits.items()} == {
+      "train": 6,
+      "val": 2,
+      "test": 4,
+    }
 
   @pytest.mark.parametrize(
     ("text", "error", "message"),
@@ -33,20 +45,40 @@ class TestCsv:
       ("path,label\nclass_000/0.png\n", ValueError, r"csv:2: 2 fields that are not empty wanted"),
       ("path,label\nclass_000/0.png,\n", ValueError, r"csv:2: 2 fields"),
       ("path,label\nclass_000/0.png,a,b\n", ValueError, r"csv:2: 2 fields"),
-      ("path,label,split\nclass_000/0.png,a,dev\n", ValueError, r"csv:2: split must be one of train, val, test; got 'dev'"),
+      (
+        "path,label,split\nclass_000/0.png,a,dev\n",
+        ValueError,
+        r"csv:2: split must be one of train, val, test; got 'dev'",
+      ),
       (
         "path,label\nclass_000/0.png,a\nclass_000/0.png,a\n",
         ValueError,
         r"csv:3: 'class_000/0\.png' is listed twice, first in line 2",
       ),
-      ("path,label\n./class_000/0.png,a\n", ValueError, r"write 'class_000/0\.png' instead of '\./class_000/0\.png'"),
+      (
+        "path,label\n./class_000/0.png,a\n",
+        ValueError,
+        r"write 'class_000/0\.png' instead of '\./class_000/0\.png'",
+      ),
       ("path,label\nclass_000//0.png,a\n", ValueError, r"write 'class_000/0\.png' instead of"),
       ("path,label\nnotes.txt,a\n", ValueError, r"csv:2: 'notes\.txt' is no image by its name"),
-      ("path;label\nclass_000/0.png;a\n", ValueError, r"(?s)the columns are \['path;label'\].*commas between"),
+      (
+        "path;label\nclass_000/0.png;a\n",
+        ValueError,
+        r"(?s)the columns are \['path;label'\].*commas between",
+      ),
       ("path,label,note\nclass_000/0.png,a,b\n", ValueError, "(?s)'note'.*and no other column"),
       ("path,label\nclass_000/9.png,a\n", FileNotFoundError, r"there is no file class_000/9\.png"),
-      ("path,label\n../secret.png,a\n", ValueError, r"'\.\./secret\.png' must be a path relative to"),
-      ("path,label\n/etc/passwd.png,a\n", ValueError, r"'/etc/passwd\.png' must be a path relative to"),
+      (
+        "path,label\n../secret.png,a\n",
+        ValueError,
+        r"'\.\./secret\.png' must be a path relative to",
+      ),
+      (
+        "path,label\n/etc/passwd.png,a\n",
+        ValueError,
+        r"'/etc/passwd\.png' must be a path relative to",
+      ),
       ("path,label\n", ValueError, "has no image"),
       ("path,label,split\nclass_000/0.png,a,train\n", ValueError, "has no image of split 'test'"),
       (
@@ -63,7 +95,9 @@ class TestCsv:
       trees.splits("csv", path)
 
   def test_missing_file(self, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"must be a CSV file, with\n  a header 'path,label'"):
+    with pytest.raises(
+      FileNotFoundError, match=r"must be a CSV file, with\n  a header 'path,label'"
+    ):
       trees.splits("csv", tmp_path / "images.csv")
     with pytest.raises(FileNotFoundError, match="for a folder of images leave :csv out"):
       trees.splits("csv", tmp_path)
@@ -79,7 +113,9 @@ class TestCsv:
 
   def test_classes_keep_their_names(self, tmp_path):
     path = trees.csv(tmp_path, 8)
-    path.write_text(path.read_text().replace(",", ",thing ").replace("path,thing label", "path,label"))
+    path.write_text(
+      path.read_text().replace(",", ",thing ").replace("path,thing label", "path,label")
+    )
     example = trees.splits("csv", path)["train"][0]
     assert example.class_name.startswith("thing ")
     assert example.label in range(8)
@@ -93,7 +129,9 @@ class TestBenchmarks:
     tests = {"test": 6, "test_medium": 4, "test_small": 2} if name == "vehicle_id" else {"test": 3}
     assert sizes == {"train": 6, "val": 2} | tests
     assert not trees.classes(splits["train"]) & trees.classes(splits["val"])
-    assert not (trees.classes(splits["train"]) | trees.classes(splits["val"])) & trees.classes(splits["test"])
+    assert not (trees.classes(splits["train"]) | trees.classes(splits["val"])) & trees.classes(
+      splits["test"]
+    )
     assert all(len(source) == trees.PER_CLASS * sizes[split] for split, source in splits.items())
 
   def test_images(self, tmp_path, name):
@@ -111,12 +149,16 @@ class TestBenchmarks:
   def test_f35_missing_root_says_what_to_fetch(self, tmp_path, name):
     with pytest.raises(FileNotFoundError, match=r"https://") as error:
       trees.splits(name, tmp_path / "nowhere")
-    assert all(part in str(error.value) for part in list_files.BENCHMARKS[name].lists["train"].split("/"))
+    assert all(
+      part in str(error.value) for part in list_files.BENCHMARKS[name].lists["train"].split("/")
+    )
 
   def test_missing_list(self, tmp_path, name):
     trees.WRITERS[name](tmp_path)
     (tmp_path / list_files.BENCHMARKS[name].lists["test"]).unlink()
-    with pytest.raises(FileNotFoundError, match=r"is missing\. data\.root must be the folder of .*https://"):
+    with pytest.raises(
+      FileNotFoundError, match=r"is missing\. data\.root must be the folder of .*https://"
+    ):
       trees.splits(name, tmp_path)
 
   def test_empty_list(self, tmp_path, name):
@@ -144,7 +186,9 @@ class TestBenchmarks:
     trees.WRITERS[name](tmp_path)
     path = tmp_path / list_files.BENCHMARKS[name].lists["train"]
     path.write_text(path.read_text() + "nonsense\n")
-    with pytest.raises(ValueError, match=r":33: .* wanted, got 'nonsense'|:34: .* wanted, got 'nonsense'"):
+    with pytest.raises(
+      ValueError, match=r":33: .* wanted, got 'nonsense'|:34: .* wanted, got 'nonsense'"
+    ):
       trees.splits(name, tmp_path)
 
   def test_test_class_among_the_training_classes(self, tmp_path, name):
@@ -163,7 +207,8 @@ class TestBenchmarks:
       line = f"0000999 {lines[-1].split()[1]}"
     train.write_text(train.read_text() + line + "\n")
     with pytest.raises(
-      ValueError, match=r"1 of the classes are both in .*train.* and in .*test.*: give each class to one of them"
+      ValueError,
+      match=r"1 of the classes are both in .*train.* and in .*test.*: give each class to one of them",
     ):
       trees.splits(name, tmp_path)
 
@@ -171,10 +216,13 @@ class TestBenchmarks:
     trees.WRITERS[name](tmp_path)
     path = tmp_path / list_files.BENCHMARKS[name].lists["train"]
     path.write_text("\n<!DOCTYPE html>\n<html><title>Quota exceeded</title></html>\n")
-    with pytest.raises(ValueError, match="is a web page and no list: the download went wrong, fetch it again") as error:
+    with pytest.raises(
+      ValueError, match="is a web page and no list: the download went wrong, fetch it again"
+    ) as error:
       trees.splits(name, tmp_path)
     assert all(
-      part in str(error.value) for part in (str(path), "https://", list_files.BENCHMARKS[name].lists["test"].split("/")[-1])
+      part in str(error.value)
+      for part in (str(path), "https://", list_files.BENCHMARKS[name].lists["test"].split("/")[-1])
     )
 
   def test_f35_web_page_in_place_of_an_image(self, tmp_path, name):
@@ -182,7 +230,9 @@ class TestBenchmarks:
     for path in tmp_path.rglob("*.[jJ][pP][gG]"):
       path.write_bytes(b"<!DOCTYPE html><html></html>")
     image = trees.splits(name, tmp_path)["train"][0].image
-    with pytest.raises(decoding.BrokenImageError, match=r"\.(jpg|JPG): this is no image that can be read"):
+    with pytest.raises(
+      decoding.BrokenImageError, match=r"\.(jpg|JPG): this is no image that can be read"
+    ):
       decoding.as_picture(image)
 
 
@@ -192,14 +242,18 @@ class TestListsThatDisagree:
     path = tmp_path / "train_test_split" / "test_list_800.txt"
     first, *rest = path.read_text().splitlines()
     path.write_text("\n".join([first[:-5] + "00010", *rest]))
-    with pytest.raises(ValueError, match=r"'image/0000090\.jpg' has label 9 in .*2400\.txt and 10 in .*800\.txt"):
+    with pytest.raises(
+      ValueError, match=r"'image/0000090\.jpg' has label 9 in .*2400\.txt and 10 in .*800\.txt"
+    ):
       trees.splits("vehicle_id", tmp_path)
 
   def test_header_of_sop(self, tmp_path):
     trees.sop(tmp_path, 8, 3)
     path = tmp_path / "Ebay_train.txt"
     path.write_text(path.read_text().split("\n", 1)[1])
-    with pytest.raises(ValueError, match="the header must be 'image_id class_id super_class_id path', got"):
+    with pytest.raises(
+      ValueError, match="the header must be 'image_id class_id super_class_id path', got"
+    ):
       trees.splits("sop", tmp_path)
 
   def test_path_that_leaves_the_root(self, tmp_path):
@@ -211,7 +265,16 @@ class TestListsThatDisagree:
 
 
 class TestNamesInLists:
-  _NAMES = ("a\u2028b.png", "a\x0cb.png", "a\x0bb\x85c.png", "a\x1cb.png", " a.png", "a b.png", "\u00a0a.png", "a\rb.png")
+  _NAMES = (
+    "a\u2028b.png",
+    "a\x0cb.png",
+    "a\x0bb\x85c.png",
+    "a\x1cb.png",
+    " a.png",
+    "a b.png",
+    "\u00a0a.png",
+    "a\rb.png",
+  )
 
   @pytest.mark.parametrize("name", _NAMES)
   def test_f64_only_a_line_feed_ends_a_line(self, tmp_path, name):
@@ -244,18 +307,24 @@ class TestNamesInLists:
     (tmp_path / "class_000" / "x\n\x1b[31m.png").write_bytes(b"x")
     source = image_folder.load(str(tmp_path))
     assert source[4].id == "class_000/x\n\x1b[31m.png"
-    with pytest.raises(decoding.BrokenImageError, match=r"class_000/x\\n\\x1b\[31m\.png: this is no image"):
+    with pytest.raises(
+      decoding.BrokenImageError, match=r"class_000/x\\n\\x1b\[31m\.png: this is no image"
+    ):
       decoding.as_picture(source[4].image)
 
 
 class TestOneImageTwice:
-  @pytest.mark.parametrize("other", ["./a.png", "sub/../a.png", "sub/.././a.png", "linked/a.png", ".//a.png"])
+  @pytest.mark.parametrize(
+    "other", ["./a.png", "sub/../a.png", "sub/.././a.png", "linked/a.png", ".//a.png"]
+  )
   def test_f65_by_another_spelling(self, tmp_path, other):
     (tmp_path / "sub").mkdir()
     (tmp_path / "linked").symlink_to(tmp_path)
     trees.write(tmp_path / "a.png", 0, 0)
     (tmp_path / "x.csv").write_text(f"path,label\na.png,0\n{other},1\n")
-    message = rf"csv:3: '{re.escape(other)}' is listed twice, first in line 2, as 'a\.png' too: take one"
+    message = (
+      rf"csv:3: '{re.escape(other)}' is listed twice, first in line 2, as 'a\.png' too: take one"
+    )
     with pytest.raises(ValueError, match=message):
       list_files.load_csv(str(tmp_path / "x.csv"))
     (tmp_path / "x.csv").write_text(f"path,label\na.png,0\n{tmp_path}/a.png,1\n")
@@ -268,7 +337,9 @@ class TestOneImageTwice:
     path = tmp_path / "Ebay_train.txt"
     last = path.read_text().splitlines()[-1].split("/")[-1]
     path.write_text(path.read_text() + f"99 1 1 linked/{last}\n")
-    with pytest.raises(ValueError, match=rf"'linked/{last}' is listed twice, as 'bicycle_final/{last}' too"):
+    with pytest.raises(
+      ValueError, match=rf"'linked/{last}' is listed twice, as 'bicycle_final/{last}' too"
+    ):
       list_files.load("sop", str(tmp_path))
 
   def test_f65_two_classes_that_are_one_folder(self, tmp_path):

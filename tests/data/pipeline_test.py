@@ -25,7 +25,9 @@ def _batches(num_steps=7, shard=(0, 1), seed=0, **settings):
   plan = pictures.class_sampler(pictures.LAYOUTS["with_small"], seed=seed)
   settings = {"augmentation": "affine", "image_size": 8} | settings
   rows = sources.label_rows(source.labels)
-  return pipeline.TrainBatches(source, plan, rows=rows, seed=seed, num_steps=num_steps, shard=shard, **settings)
+  return pipeline.TrainBatches(
+    source, plan, rows=rows, seed=seed, num_steps=num_steps, shard=shard, **settings
+  )
 
 
 def _assert_same(batches, others):
@@ -78,10 +80,14 @@ if __name__ == "__main__":
 def by_workers():
   """What worker processes have loaded, in a program of its own, as in training."""
   env = runs.environment() | {
-    "PYTHONPATH": os.pathsep.join([str(runs.ROOT), *(str(runs.ROOT / "tests" / name) for name in ("data", "support"))])
+    "PYTHONPATH": os.pathsep.join(
+      [str(runs.ROOT), *(str(runs.ROOT / "tests" / name) for name in ("data", "support"))]
+    )
   }
   command = [sys.executable, "-W", "error::RuntimeWarning", "-c", _WITH_WORKERS]
-  done = subprocess.run(command, cwd=runs.ROOT, env=env, capture_output=True, text=True, timeout=300)
+  done = subprocess.run(
+    command, cwd=runs.ROOT, env=env, capture_output=True, text=True, timeout=300
+  )
   assert done.returncode == 0, done.stderr
   return runs.value(done.stdout)
 
@@ -119,7 +125,9 @@ class TestPipeline:
     settings = {"augmentation": "none", "image_size": 12, "seed": 0, "num_steps": 1}
     batch = pipeline.TrainBatches(source, plan, rows=rows, **settings)[0]
     assert batch["label"].dtype == np.int32
-    np.testing.assert_array_equal(2**32 * batch["label"].astype(np.int64), source.labels[batch["position"]])
+    np.testing.assert_array_equal(
+      2**32 * batch["label"].astype(np.int64), source.labels[batch["position"]]
+    )
 
   def test_images_are_those_of_the_positions(self):
     batches = _batches(augmentation="none", image_size=12)
@@ -137,12 +145,18 @@ class TestPipeline:
 
   def test_prefetch_changes_nothing(self):
     _assert_same(
-      list(pipeline.iterate(_batches(), start=1, prefetch=1)), list(pipeline.iterate(_batches(), start=1, prefetch=9))
+      list(pipeline.iterate(_batches(), start=1, prefetch=1)),
+      list(pipeline.iterate(_batches(), start=1, prefetch=9)),
     )
 
   def test_f21_each_step_slot_and_seed_has_its_own_augmentation(self):
     # One picture everywhere: what differs is the augmentation.
-    images = [image.tobytes() for seed in (0, 1) for step in range(2) for image in _one_picture(seed)[step]["image"]]
+    images = [
+      image.tobytes()
+      for seed in (0, 1)
+      for step in range(2)
+      for image in _one_picture(seed)[step]["image"]
+    ]
     assert len(set(images)) == 64
 
   @pytest.mark.parametrize("count", [2, 4])
@@ -187,7 +201,9 @@ class TestPipeline:
 
     source = Slow(np.arange(40))
     batches = list(pipeline.eval_batches(source, batch_size=5, image_size=12))
-    np.testing.assert_array_equal(np.concatenate([batch["image"] for batch in batches]), source._images)
+    np.testing.assert_array_equal(
+      np.concatenate([batch["image"] for batch in batches]), source._images
+    )
     assert threading.get_ident() not in threads
     assert len(threads) == min(max(os.cpu_count(), 1), 16)
 
@@ -205,7 +221,9 @@ class _Broken(pictures.Pictures):
     data = stream.getvalue()
     name = f"folder/{index}.png"
     return sources.Example(
-      decoding.Encoded(data[: len(data) // 2 if index in self._bad else None], name), int(self.labels[index]), name
+      decoding.Encoded(data[: len(data) // 2 if index in self._bad else None], name),
+      int(self.labels[index]),
+      name,
     )
 
 
@@ -221,7 +239,10 @@ class TestBrokenImages:
     return source, pipeline.TrainBatches(source, plan, rows=rows, seed=0, **settings)
 
   def test_f29_error_names_the_file_and_the_way_out(self):
-    with pytest.raises(decoding.BrokenImageError, match=r"folder/\d\.png: .*truncated.*data\.on_broken=skip takes another"):
+    with pytest.raises(
+      decoding.BrokenImageError,
+      match=r"folder/\d\.png: .*truncated.*data\.on_broken=skip takes another",
+    ):
       self._batch()[1][0]
 
   def test_f29_another_image_of_the_class_takes_its_place_and_is_counted(self):
@@ -229,18 +250,30 @@ class TestBrokenImages:
     for step in range(3):
       batch = batches[step]
       np.testing.assert_array_equal(batch["broken"], np.isin(batch["position"], self.bad))
-      np.testing.assert_array_equal(batch["where"], self.labels[batch["position"]] != 6)  # nothing left to take: masked out
+      np.testing.assert_array_equal(
+        batch["where"], self.labels[batch["position"]] != 6
+      )  # nothing left to take: masked out
       for image, position in zip(batch["image"], batch["position"]):
         label = self.labels[position]
-        good = np.setdiff1d(np.flatnonzero(self.labels == label), self.bad) if position in self.bad else [position]
-        assert not image.any() if label == 6 else any(np.array_equal(image, source._images[other]) for other in good)
+        good = (
+          np.setdiff1d(np.flatnonzero(self.labels == label), self.bad)
+          if position in self.bad
+          else [position]
+        )
+        assert (
+          not image.any()
+          if label == 6
+          else any(np.array_equal(image, source._images[other]) for other in good)
+        )
 
   def test_f29_evaluation_leaves_it_out_or_names_it(self):
     source = _Broken(self.labels, self.bad)
     batches = list(pipeline.eval_batches(source, batch_size=5, image_size=24, on_broken="skip"))
     where = np.concatenate([batch["where"] for batch in batches])[:16]
     np.testing.assert_array_equal(where, ~np.isin(np.arange(16), self.bad))
-    with pytest.raises(decoding.BrokenImageError, match=r"folder/1\.png: .*data\.on_broken=skip leaves it out"):
+    with pytest.raises(
+      decoding.BrokenImageError, match=r"folder/1\.png: .*data\.on_broken=skip leaves it out"
+    ):
       list(pipeline.eval_batches(source, batch_size=5, image_size=24))
 
 
@@ -279,15 +312,23 @@ class TestFilesThatCannotBeRead:
     assert sorted(batch["position"]) == list(range(20))
     np.testing.assert_array_equal(batch["broken"], np.isin(batch["position"], bad))
     assert batch["where"].all()  # another image of each class stands in
-    with pytest.raises(decoding.BrokenImageError, match=r"class_00\d/1\.png: .*data\.on_broken=skip takes another image"):
+    with pytest.raises(
+      decoding.BrokenImageError,
+      match=r"class_00\d/1\.png: .*data\.on_broken=skip takes another image",
+    ):
       self._batches(root)[0]
 
   def test_f63_in_evaluation(self, root):
     batch = next(pipeline.eval_batches(root, batch_size=20, image_size=8, on_broken="skip"))
     np.testing.assert_array_equal(np.flatnonzero(~batch["where"]), np.arange(1, 16, 4))
-    for label, why in enumerate(("missing", "a link to nothing", "a circular link", "Permission denied")):
+    for label, why in enumerate(
+      ("missing", "a link to nothing", "a circular link", "Permission denied")
+    ):
       one = sources.Subset(root, [4 * label + 1])
-      with pytest.raises(decoding.BrokenImageError, match=rf"class_00{label}/1\.png: .*\({why}\).*on_broken=skip leaves"):
+      with pytest.raises(
+        decoding.BrokenImageError,
+        match=rf"class_00{label}/1\.png: .*\({why}\).*on_broken=skip leaves",
+      ):
         list(pipeline.eval_batches(one, batch_size=1, image_size=8))
 
   def test_f63_a_machine_without_file_descriptors_is_no_broken_image(self, root, monkeypatch):

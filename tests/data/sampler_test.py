@@ -56,11 +56,16 @@ class TestSampler:
     labels = pictures.labels(pictures.LAYOUTS["with_small"])
     small = np.flatnonzero(labels == 1000 + 17 * 1)
     for policy in ("mask", "repeat"):
-      for plan in _epoch(pictures.class_sampler(pictures.LAYOUTS["with_small"], small_classes=policy)):
+      for plan in _epoch(
+        pictures.class_sampler(pictures.LAYOUTS["with_small"], small_classes=policy)
+      ):
         slots = np.isin(plan.positions, small)
         if slots.any():
           assert slots.sum() == 4
-          assert collections.Counter(plan.positions[slots].tolist()) == {int(small[0]): 2, int(small[1]): 2}
+          assert collections.Counter(plan.positions[slots].tolist()) == {
+            int(small[0]): 2,
+            int(small[1]): 2,
+          }
           valid = plan.positions[slots & plan.where]
           assert len(valid) == (2 if policy == "mask" else 4)
           assert set(valid) == set(small)
@@ -78,14 +83,24 @@ class TestSampler:
     # Asked in any order, by a sampler that has seen other steps before or by a new one.
     plan_of = pictures.class_sampler(pictures.LAYOUTS["ragged"], seed=seed)
     for step in np.random.default_rng(seed).permutation(4 * plan_of.batches_per_epoch):
-      got, want = plan_of(int(step)), pictures.class_sampler(pictures.LAYOUTS["ragged"], seed=seed)(int(step))
+      got, want = (
+        plan_of(int(step)),
+        pictures.class_sampler(pictures.LAYOUTS["ragged"], seed=seed)(int(step)),
+      )
       np.testing.assert_array_equal(got.positions, want.positions)
       np.testing.assert_array_equal(got.where, want.where)
 
   def test_seeds_and_epochs_differ(self):
     plan_of = pictures.class_sampler(pictures.LAYOUTS["ragged"])
-    first, second = (np.stack([plan.positions for plan in _epoch(plan_of, epoch)]) for epoch in (0, 1))
-    other = np.stack([plan.positions for plan in _epoch(pictures.class_sampler(pictures.LAYOUTS["ragged"], seed=1))])
+    first, second = (
+      np.stack([plan.positions for plan in _epoch(plan_of, epoch)]) for epoch in (0, 1)
+    )
+    other = np.stack(
+      [
+        plan.positions
+        for plan in _epoch(pictures.class_sampler(pictures.LAYOUTS["ragged"], seed=1))
+      ]
+    )
     assert not np.array_equal(first, second)
     assert not np.array_equal(first, other)
     labels = pictures.labels(pictures.LAYOUTS["ragged"])
@@ -101,7 +116,9 @@ class TestSampler:
     # the 30 batches of an epoch stands in two given ones with probability 3 / 30 * 2 / 29, which makes 1.38.
     labels = np.repeat(np.arange(200), 12)
     plan_of = sampler.ClassSampler(labels, batch_size=80, per_class=4, seed=0)
-    classes = [set(labels[plan_of(step).positions]) for step in range(3 * plan_of.batches_per_epoch)]
+    classes = [
+      set(labels[plan_of(step).positions]) for step in range(3 * plan_of.batches_per_epoch)
+    ]
     overlap = [len(a & b) for a, b in itertools.pairwise(classes)]
     assert 1.1 < np.mean(overlap) < 1.7
     # At the seam of two epochs too.

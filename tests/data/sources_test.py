@@ -14,7 +14,11 @@ class TestSources:
     splits = sources.split_by_class(labels, shares, seed=3)
     assert sorted(np.concatenate(list(splits.values()))) == list(range(300))
     classes = {name: set(labels[positions]) for name, positions in splits.items()}
-    assert {name: len(found) for name, found in classes.items()} == {"train": 50, "val": 10, "test": 40}
+    assert {name: len(found) for name, found in classes.items()} == {
+      "train": 50,
+      "val": 10,
+      "test": 40,
+    }
     assert not classes["train"] & classes["val"]
     assert not classes["train"] & classes["test"]
     assert not classes["val"] & classes["test"]

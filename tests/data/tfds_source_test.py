@@ -25,10 +25,14 @@ class TestTfds:
       trees.check_examples(source, label_of, 12)
 
   def test_worker_processes_can_have_it(self, tmp_path):
-    source = pickle.loads(pickle.dumps(trees.splits("tfds_sop", trees.tfds_sop(tmp_path, 8, 3))["test"]))
+    source = pickle.loads(
+      pickle.dumps(trees.splits("tfds_sop", trees.tfds_sop(tmp_path, 8, 3))["test"])
+    )
     assert source[0].label == 11318
 
-  def test_labels_are_read_once_and_a_damaged_file_of_them_is_read_again(self, tmp_path, monkeypatch):
+  def test_labels_are_read_once_and_a_damaged_file_of_them_is_read_again(
+    self, tmp_path, monkeypatch
+  ):
     trees.tfds_sop(tmp_path, 8, 3)
     want = trees.splits("tfds_sop", tmp_path)["train"].labels
     kept = sorted(tmp_path.glob(".soprc_jax-*.npy"))
@@ -42,7 +46,10 @@ class TestTfds:
 
   def test_inaturalist_by_its_lists(self, tmp_path):
     trees.tfds_inaturalist(tmp_path, 8, 3)
-    splits, by_lists = trees.splits("tfds_inaturalist", tmp_path), trees.splits("inaturalist", tmp_path)
+    splits, by_lists = (
+      trees.splits("tfds_inaturalist", tmp_path),
+      trees.splits("inaturalist", tmp_path),
+    )
     for split, source in splits.items():
       np.testing.assert_array_equal(source.labels, by_lists[split].labels)
       for i in range(len(source)):
@@ -52,15 +59,21 @@ class TestTfds:
   def test_an_image_of_the_lists_that_is_not_in_the_data(self, tmp_path):
     trees.inaturalist(tmp_path, 8, 3)
     examples = [
-      {"id": path.stem, "label": 5, "supercategory": 1, "image": str(path)} for path in sorted(tmp_path.rglob("*.jpg"))
+      {"id": path.stem, "label": 5, "supercategory": 1, "image": str(path)}
+      for path in sorted(tmp_path.rglob("*.jpg"))
     ]
     trees.tfds(tmp_path, "i_naturalist2018", {"train": examples[:-1], "validation": examples[:1]})
-    with pytest.raises(ValueError, match=r"1 images of the list for .* are not in i_naturalist2018"):
+    with pytest.raises(
+      ValueError, match=r"1 images of the list for .* are not in i_naturalist2018"
+    ):
       trees.splits("tfds_inaturalist", tmp_path)
 
   @pytest.mark.parametrize("name", list(tfds_source.DATA_SETS))
   def test_what_is_not_prepared_says_the_command(self, tmp_path, name):
     if name == "tfds_inaturalist":
       trees.inaturalist(tmp_path, 8, 3)
-    with pytest.raises(FileNotFoundError, match=f"tfds build {tfds_source.DATA_SETS[name]} --file_format=array_record"):
+    with pytest.raises(
+      FileNotFoundError,
+      match=f"tfds build {tfds_source.DATA_SETS[name]} --file_format=array_record",
+    ):
       trees.splits(name, tmp_path)

@@ -55,13 +55,18 @@ class TestImages:
     centres = np.array(centres)
     assert (centres < 16).all()
     assert (centres > 3).all()
-    np.testing.assert_allclose(centres.mean(0), 9.5, atol=0.7)  # no drift: the mean is where the blob was
+    np.testing.assert_allclose(
+      centres.mean(0), 9.5, atol=0.7
+    )  # no drift: the mean is where the blob was
     assert (centres.std(0) > 0.5).all()
 
   def test_crop_flips_half_of_the_images(self):
     ramp = np.repeat(np.repeat(np.arange(0, 240, 8)[None, :, None], 30, 0), 3, 2).astype(np.uint8)
     augment = transforms.make_augmentation("resized_crop", 16)
-    slopes = [np.diff(augment(ramp, np.random.default_rng(seed))[0, [0, -1], 0].astype(int))[0] for seed in range(200)]
+    slopes = [
+      np.diff(augment(ramp, np.random.default_rng(seed))[0, [0, -1], 0].astype(int))[0]
+      for seed in range(200)
+    ]
     assert 70 <= sum(slope < 0 for slope in slopes) <= 130
 
   def test_unknown_augmentation_is_refused(self):

@@ -33,7 +33,9 @@ def _stages():
 
 def _changes(option):
   """Lines that say how an option's config differs from the config as it is."""
-  return config_lib.differences(config_lib.resolve(_config(option)).to_dict(), config_lib.resolve(_config()).to_dict())
+  return config_lib.differences(
+    config_lib.resolve(_config(option)).to_dict(), config_lib.resolve(_config()).to_dict()
+  )
 
 
 class TestStages:
@@ -41,8 +43,13 @@ class TestStages:
     assert tuple(_stages()) == ablation_stages.STAGES
 
   def test_rows_of_table_2(self):
-    rows = [config_lib.resolve(_config(variant.options[0])) for variant in _stages()["table2"].variants]
-    found = [(row.loss.prior.kind, row.loss.v, row.loss.lambda1, row.loss.lambda2, row.optim.name) for row in rows]
+    rows = [
+      config_lib.resolve(_config(variant.options[0])) for variant in _stages()["table2"].variants
+    ]
+    found = [
+      (row.loss.prior.kind, row.loss.v, row.loss.lambda1, row.loss.lambda2, row.optim.name)
+      for row in rows
+    ]
     assert found == [
       ("batch", "batch", 0.0, 0.0, "sgd"),
       ("constant", "batch", 0.0, 0.0, "sgd"),
@@ -52,12 +59,18 @@ class TestStages:
     ]
     # Row 1 differs from row 2 in the prior that it goes to, not in where it comes from.
     assert len({row.loss.prior.start for row in rows}) == 1
-    assert [variant.rates for variant in _stages()["table2"].variants] == [(0.5, 1.0, 2.0)] * 4 + [(0.1, 0.2)]
+    assert [variant.rates for variant in _stages()["table2"].variants] == [(0.5, 1.0, 2.0)] * 4 + [
+      (0.1, 0.2)
+    ]
 
-  @pytest.mark.parametrize("name", ["batch_size", "tau1", "tau2", "beta", "num_points", "lambda1", "lambda2"])
+  @pytest.mark.parametrize(
+    "name", ["batch_size", "tau1", "tau2", "beta", "num_points", "lambda1", "lambda2"]
+  )
   def test_a_sweep_changes_one_key_and_has_the_configs_own_value_once(self, name):
     stage = _stages()[name]
-    keys = {line.split(":")[0] for variant in stage.variants for line in _changes(variant.options[0])}
+    keys = {
+      line.split(":")[0] for variant in stage.variants for line in _changes(variant.options[0])
+    }
     # The weight of a positive itself, 1 / (M + 1), follows M.
     own = {"loss.self_weight"} if name == "num_points" else set()
     assert keys - own == {f"train.{name}" if name == "batch_size" else f"loss.{name}"}
@@ -104,12 +117,16 @@ _STAGE = Stage(
   "first",
   "A stage",
   (
-    Variant("tried", (Option("a", {"loss.tau1": 0.1}), Option("b", {"loss.tau1": 0.2})), (1.0, 2.0)),
+    Variant(
+      "tried", (Option("a", {"loss.tau1": 0.1}), Option("b", {"loss.tau1": 0.2})), (1.0, 2.0)
+    ),
     Variant("other", (Option("c", {"loss.tau1": 0.3}),), (1.0,), 3.0),
   ),
   "other",
 )
-_SHARED = Stage("second", "Another", (Variant("again", (Option("c", {"loss.tau1": 0.3}),), (1.0,)),), "again")
+_SHARED = Stage(
+  "second", "Another", (Variant("again", (Option("c", {"loss.tau1": 0.3}),), (1.0,)),), "again"
+)
 _PLAN = ablation.Plan((_STAGE, _SHARED), (0, 1), "")
 
 
@@ -122,15 +139,23 @@ class _Trainer:
   def __call__(self, config, folder, *, allow_seen_classes=False):
     workdir.claim(folder, config)
     self.clock += 60.0
-    name = ({0.1: "a", 0.2: "b", 0.3: "c"}[config.loss.tau1], config.optim.learning_rate, config.seed)
+    name = (
+      {0.1: "a", 0.2: "b", 0.3: "c"}[config.loss.tau1],
+      config.optim.learning_rate,
+      config.seed,
+    )
     self.made.append(name)
     if name == ("b", 2.0, 0):
       raise loop.DivergedError("training broke down at step 3")
-    lines = [{"step": step, "grad_norm": float(step), "saturated_lists": 1 / step} for step in range(1, 21)]
+    lines = [
+      {"step": step, "grad_norm": float(step), "saturated_lists": 1 / step} for step in range(1, 21)
+    ]
     lines[-1]["val_mAUPRC"] = _VAL[name]
     (folder / workdir.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     test = 0.9 if name == ("a", 1.0, 0) else _VAL[name] + 0.1
-    workdir.write_results(folder, {"val": {"mAUPRC": _VAL[name]}, "test": {"mAUPRC": test, "recall@1": test}})
+    workdir.write_results(
+      folder, {"val": {"mAUPRC": _VAL[name]}, "test": {"mAUPRC": test, "recall@1": test}}
+    )
 
 
 @pytest.fixture
@@ -158,7 +183,9 @@ class TestRuns:
     assert (tried.row.method, tried.row.rate, tried.trials, other.row.method) == ("a", 2.0, 4, "c")
     assert all(ended for runs_ in ablation.planned(_PLAN, tmp_path).values() for _, ended in runs_)
 
-  def test_no_run_is_begun_that_would_end_too_late_and_a_later_call_goes_on(self, trainer, tmp_path):
+  def test_no_run_is_begun_that_would_end_too_late_and_a_later_call_goes_on(
+    self, trainer, tmp_path
+  ):
     assert not _run(tmp_path, minutes=0.0)
     assert trainer.made == [("a", 1.0, 0)]  # the first is always made
     assert ablation.results(_PLAN, tmp_path) == {"first": [], "second": []}
@@ -187,7 +214,8 @@ class TestRuns:
     big = Variant("big", (Option("batch_size=8000", {"train.batch_size": 8000}),), (1.0,))
     plan = _PLAN._replace(stages=(_STAGE, Stage("batch_size", "Sizes", (big,), "big")))
     with pytest.raises(
-      ValueError, match=r"stage batch_size, batch_size=8000: .*train\.batch_size=8000 .*or leave the stage out"
+      ValueError,
+      match=r"stage batch_size, batch_size=8000: .*train\.batch_size=8000 .*or leave the stage out",
     ):
       ablation.check(plan, _config, tmp_path)
 
@@ -224,7 +252,10 @@ class TestReport:
     for stage in _PLAN.stages:
       plan = _PLAN._replace(stages=(stage,))
       ablation_report.write(tmp_path, plan, ablation.results(plan, tmp_path))
-    assert list(json.loads((tmp_path / "ablation.json").read_text())["stages"]) == ["first", "second"]
+    assert list(json.loads((tmp_path / "ablation.json").read_text())["stages"]) == [
+      "first",
+      "second",
+    ]
 
   def test_what_has_not_finished_is_said(self, trainer, tmp_path):
     _run(tmp_path, minutes=5.5)
@@ -248,7 +279,9 @@ class TestGradientThroughT:
     positive, negative, v = (jnp.float32(np.sort(rng.uniform(-1, 1, (6, n)))) for n in (5, 20, 30))
 
     def gradient(through):
-      return jax.grad(lambda scores: soprc_loss(scores, negative, v, prior=0.1, tau2=tau2, tpr_gradient=through))(positive)
+      return jax.grad(
+        lambda scores: soprc_loss(scores, negative, v, prior=0.1, tau2=tau2, tpr_gradient=through)
+      )(positive)
 
     without, with_ = np.asarray(gradient(False)), np.asarray(gradient(True))
     assert without.max() <= 0 < -without.min()
@@ -256,10 +289,14 @@ class TestGradientThroughT:
     assert (with_ - without).max() > 1e-3
 
   def test_summary(self):
-    push = gradient_through_t._summary("start", 0.5, np.array([1.0, 2.0, 2.0]), np.array([1.0, -1.0, 2.0]))
+    push = gradient_through_t._summary(
+      "start", 0.5, np.array([1.0, 2.0, 2.0]), np.array([1.0, -1.0, 2.0])
+    )
     want = ("start", 0.5, 0.0, 1 / 3, 1.0, 5 / 3, 2 / 3)
     np.testing.assert_allclose(push[1:], want[1:])
-    assert "| start | 0.5 | 0% | 33% | +1.67 | +0.67 | 1 |" in gradient_through_t.markdown([push], tau2=0.1)
+    assert "| start | 0.5 | 0% | 33% | +1.67 | +0.67 | 1 |" in gradient_through_t.markdown(
+      [push], tau2=0.1
+    )
 
   @pytest.mark.slow
   def test_measured_on_a_run(self):
@@ -275,7 +312,11 @@ class TestGradientThroughT:
 class TestCommand:
   """``python -m experiments.ablate``."""
 
-  _FLAGS = (*runs.tiny_flags("unused", steps=3, warmup_steps=0), "--stages=start_of_v,gradient", "--seeds=0")
+  _FLAGS = (
+    *runs.tiny_flags("unused", steps=3, warmup_steps=0),
+    "--stages=start_of_v,gradient",
+    "--seeds=0",
+  )
 
   def _call(self, folder, *flags):
     return runs.call("experiments.ablate", *self._FLAGS, f"--workdir={folder}", *flags)
@@ -289,14 +330,25 @@ class TestCommand:
     assert "9 runs are left" in done.stdout
     assert "| config | soprc | 0.016 |" in done.stdout
     written = {path.name for path in (tmp_path / "new").iterdir()}
-    assert [n for n in written if not any(fnmatch.fnmatch(n, pattern) for pattern in ablation.WRITES)] == []
-    assert written >= {"soprc-lr0.016-seed0", "ablation.json", "start_of_v.png", "gradient.md", "gradient_through_t.md"}
+    assert [
+      n for n in written if not any(fnmatch.fnmatch(n, pattern) for pattern in ablation.WRITES)
+    ] == []
+    assert written >= {
+      "soprc-lr0.016-seed0",
+      "ablation.json",
+      "start_of_v.png",
+      "gradient.md",
+      "gradient_through_t.md",
+    }
 
   @pytest.mark.parametrize(
     ("flag", "message"),
     [
       ("--stages=beta,beta", "--stages takes one or more of table2, batch_size, tau1, "),
-      ("--stages=table2 --config.loss.lambda1=3", "--config.loss.lambda1 is set by the rows of stage table2: leave it out"),
+      (
+        "--stages=table2 --config.loss.lambda1=3",
+        "--config.loss.lambda1 is set by the rows of stage table2: leave it out",
+      ),
       ("--config.seed=4", "--config.seed is set by the ablation in every run: use --seeds"),
     ],
   )

@@ -12,7 +12,16 @@ from experiments.benchmark import harness, speed_tables
 
 
 def _row(ratio, *, case="triplet", target=2.0, suffices=False, note=""):
-  return harness.row("loss", case, f"peer {target}", [1.0] * 3, [ratio] * 3, target=target, suffices=suffices, note=note)
+  return harness.row(
+    "loss",
+    case,
+    f"peer {target}",
+    [1.0] * 3,
+    [ratio] * 3,
+    target=target,
+    suffices=suffices,
+    note=note,
+  )
 
 
 def test_functions_take_turns_and_the_warmup_is_not_timed():
@@ -28,7 +37,9 @@ def test_functions_take_turns_and_the_warmup_is_not_timed():
 
   seconds = harness.time_together({"a": slow_at_first("a"), "b": slow_at_first("b")}, repetitions=3)
   assert calls == ["a", "b"] * 4
-  assert all(len(times) == 3 and max(times) < 0.2 and min(times) >= 0.01 for times in seconds.values())
+  assert all(
+    len(times) == 3 and max(times) < 0.2 and min(times) >= 0.01 for times in seconds.values()
+  )
 
 
 def test_ratio_is_that_of_the_medians():

@@ -15,7 +15,14 @@ import runs
 
 from experiments import flags as flags_lib
 from experiments.binary import __main__ as train_binary
-from experiments.binary import binary, binary_config, binary_losses, binary_peer, binary_report, binary_runs
+from experiments.binary import (
+  binary,
+  binary_config,
+  binary_losses,
+  binary_peer,
+  binary_report,
+  binary_runs,
+)
 from experiments.compare import plans
 import soprc_jax
 from soprc_jax.data import tabular
@@ -82,9 +89,13 @@ class TestTraining:
     for chunk, expected in zip(task.batches, found["soprc"].val[1], strict=True):
       state = stepper(state, chunk)
       logits = mlp.MLP((8,)).apply(state.params, task.splits.val.features)
-      assert float(binary.auprc(logits, task.splits.val.labels)) == pytest.approx(expected, abs=1e-3)
+      assert float(binary.auprc(logits, task.splits.val.labels)) == pytest.approx(
+        expected, abs=1e-3
+      )
 
-  def test_v_has_the_length_of_the_positives_and_is_what_the_tracker_makes_of_their_scores(self, task):
+  def test_v_has_the_length_of_the_positives_and_is_what_the_tracker_makes_of_their_scores(
+    self, task
+  ):
     config = _config(**{"loss.num_points": 0})
     length = int(task.splits.train.labels.sum())
     stepper = binary.make_stepper(config, "soprc", task, 0.01)
@@ -95,7 +106,9 @@ class TestTraining:
     @jax.jit
     def follow(params, expected, features):
       scores = jax.nn.sigmoid(mlp.MLP((8,)).apply(params, features))
-      return tracker.update(None, expected, positive_scores=scores[None], list_ids=jnp.zeros(1, int))[1]
+      return tracker.update(
+        None, expected, positive_scores=scores[None], list_ids=jnp.zeros(1, int)
+      )[1]
 
     for rows in task.batches[0][:4]:
       positives = rows[task.splits.train.labels[rows] > 0]
@@ -151,16 +164,20 @@ class TestLosses:
     # Uniform sampling: any example may be positive, at the same loss.
     anywhere = self._SETTING._replace(max_positives=8)
     for name in ("soprc", "auroc"):
-      assert self._compute(name, setting=anywhere) == pytest.approx(float(self._compute(name)), rel=1e-6)
+      assert self._compute(name, setting=anywhere) == pytest.approx(
+        float(self._compute(name)), rel=1e-6
+      )
 
   def test_weighted_cross_entropy_at_the_batchs_share_is_cross_entropy(self):
     plain = float(self._compute("cross_entropy"))
-    assert self._compute("weighted_cross_entropy", **{"loss.weighted_cross_entropy.share": 0.25}) == pytest.approx(plain)
+    assert self._compute(
+      "weighted_cross_entropy", **{"loss.weighted_cross_entropy.share": 0.25}
+    ) == pytest.approx(plain)
     values = jax.nn.softplus(jnp.where(self._LABELS > 0, -self._LOGITS, self._LOGITS))
     expected = 0.02 * values[:2].mean() + 0.98 * values[2:].mean()
-    assert self._compute("weighted_cross_entropy", **{"loss.weighted_cross_entropy.share": 0.0}) == pytest.approx(
-      float(expected)
-    )
+    assert self._compute(
+      "weighted_cross_entropy", **{"loss.weighted_cross_entropy.share": 0.0}
+    ) == pytest.approx(float(expected))
     assert self._compute("focal", **{"loss.focal.gamma": 0.0}) == pytest.approx(plain)
 
   def test_auroc_is_the_mean_over_pairs(self):
@@ -185,7 +202,9 @@ class TestReport:
     rng = np.random.default_rng(0)
     labels = np.arange(200) < 20
     scores = np.round(rng.normal(size=200) + labels, 1)
-    assert binary_report.auroc(scores, labels) == pytest.approx(sklearn_metrics.roc_auc_score(labels, scores))
+    assert binary_report.auroc(scores, labels) == pytest.approx(
+      sklearn_metrics.roc_auc_score(labels, scores)
+    )
     precision, recall, _ = sklearn_metrics.precision_recall_curve(labels, scores)
     found = binary_report.pr_curve(scores, labels)
     np.testing.assert_allclose(found[0], recall[:-1][::-1])
@@ -198,7 +217,9 @@ class TestConfig:
     for name in file["ARGUMENTS"]:
       binary_config.resolve(file["get_config"](name))
     assert file["get_config"]() == file["get_config"]("digits")
-    with pytest.raises(ValueError, match="arguments are digits, breast_cancer, flights, smoke; got 'mnist'"):
+    with pytest.raises(
+      ValueError, match="arguments are digits, breast_cancer, flights, smoke; got 'mnist'"
+    ):
       file["get_config"]("mnist")
 
   @pytest.mark.parametrize(
@@ -207,9 +228,15 @@ class TestConfig:
       ({"loss.tau1": 0.0}, "loss.tau1 must be > 0; got 0.0"),
       ({"loss.beta": 1.5}, "loss.beta must be > 0 and <= 1; got 1.5"),
       ({"loss.scores": "softmax"}, "loss.scores must be one of none, sigmoid, tanh; got 'softmax'"),
-      ({"data.name": "iris"}, "data.name must be one of digits, breast_cancer, flights; got 'iris'"),
+      (
+        {"data.name": "iris"},
+        "data.name must be one of digits, breast_cancer, flights; got 'iris'",
+      ),
       ({"methods": ("soprc", "svm")}, "methods must be different names of soprc, cross_entropy"),
-      ({"rates": (0.1, 0.1)}, "rates must be different numbers from 1e-12 to 1e+12, one at least; got (0.1, 0.1)"),
+      (
+        {"rates": (0.1, 0.1)},
+        "rates must be different numbers from 1e-12 to 1e+12, one at least; got (0.1, 0.1)",
+      ),
       ({"seeds": ()}, "seeds must be different integers >= 0, one at least; got ()"),
       ({"data.val_share": 0.7}, "data.val_share + data.test_share must be below 1"),
       ({"train.steps": 50}, "train.steps must be a multiple of eval.every=20, e.g. 40; got 50"),
@@ -231,12 +258,17 @@ class TestConfig:
 
 class TestPeer:
   def test_an_interpreter_without_libauc(self, tmp_path):
-    with pytest.raises(ValueError, match=r"cannot be started \(No such file or directory\): give the python of a virtual"):
+    with pytest.raises(
+      ValueError,
+      match=r"cannot be started \(No such file or directory\): give the python of a virtual",
+    ):
       binary_peer.versions(str(tmp_path / "python"))
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho 'ModuleNotFoundError: No module named libauc' >&2; exit 1\n")
     broken.chmod(0o755)
-    with pytest.raises(ValueError, match=r"cannot import libauc \(ModuleNotFoundError: No module named libauc\)"):
+    with pytest.raises(
+      ValueError, match=r"cannot import libauc \(ModuleNotFoundError: No module named libauc\)"
+    ):
       binary_peer.versions(str(broken))
     with pytest.raises(ChildProcessError, match="has failed: ModuleNotFoundError"):
       binary_peer.train(_config(), _tiny_task(), str(broken))
@@ -259,7 +291,9 @@ class TestPeer:
 
 def _tiny_task():
   rng = np.random.default_rng(0)
-  table = tabular.Table(rng.normal(size=(400, 2)).astype(np.float32), ("a", "b"), {}, np.arange(400) < 80)
+  table = tabular.Table(
+    rng.normal(size=(400, 2)).astype(np.float32), ("a", "b"), {}, np.arange(400) < 80
+  )
   return binary.prepare(_config(), table, 0)
 
 
@@ -302,7 +336,11 @@ def _in_this_process(command, **options):
 def finished(tmp_path_factory):
   """The command's folder: two methods on breast cancer, and what it printed."""
   folder = tmp_path_factory.mktemp("binary") / "run"
-  flags = [f"--config={CONFIG}:breast_cancer,smoke", f"--workdir={folder}", "--config.methods=('soprc','focal')"]
+  flags = [
+    f"--config={CONFIG}:breast_cancer,smoke",
+    f"--workdir={folder}",
+    "--config.methods=('soprc','focal')",
+  ]
   done = runs.call("experiments.train_binary", *flags)
   assert done.returncode == 0, done.stderr
   return folder, done
@@ -328,7 +366,10 @@ class TestStudy:
     table = (folder / "table.md").read_text()
     assert table in done.stdout
     assert "| SOPRC |" in table
-    assert "breast_cancer: train 150 (7 positive), val 75 (4 positive), test 151 (8 positive), 30 features." in table
+    assert (
+      "breast_cancer: train 150 (7 positive), val 75 (4 positive), test 151 (8 positive), 30 features."
+      in table
+    )
     for name in ("pr_curves.png", "convergence.png"):
       with Image.open(folder / name) as picture:
         assert picture.size[0] > 500
@@ -354,9 +395,13 @@ class TestStudy:
 
   def test_takes_further_methods_and_refuses_another_config(self, finished):
     folder, _ = finished
-    study = train_binary.prepare(self._study_config(("soprc", "focal", "cross_entropy")), folder, "")
+    study = train_binary.prepare(
+      self._study_config(("soprc", "focal", "cross_entropy")), folder, ""
+    )
     assert study.methods == ["soprc", "focal", "cross_entropy"]
-    with pytest.raises(ValueError, match=r"holds a run of another config(.|\n)*loss.tau1: 0\.\d+ there, 7.0 here"):
+    with pytest.raises(
+      ValueError, match=r"holds a run of another config(.|\n)*loss.tau1: 0\.\d+ there, 7.0 here"
+    ):
       train_binary.prepare(self._study_config(**{"loss.tau1": 7.0}), folder, "")
 
   def test_mistakes_leave_no_folder(self, tmp_path):
@@ -375,8 +420,12 @@ class TestStudy:
     (tmp_path / "runs").mkdir()
     labels = np.array([[1, 0, 0], [0, 1, 0]])
     for seed in config.seeds:
-      fine = binary.Found(np.full((2, 3), 0.5), np.ones((2, 3)), np.array([[1.0, 0, 0]] * 2), np.array([0.5, 0.4]))
-      broken = fine._replace(val=np.full((2, 3), np.nan), best=np.full(2, np.nan), scores=np.full((2, 3), np.nan))
+      fine = binary.Found(
+        np.full((2, 3), 0.5), np.ones((2, 3)), np.array([[1.0, 0, 0]] * 2), np.array([0.5, 0.4])
+      )
+      broken = fine._replace(
+        val=np.full((2, 3), np.nan), best=np.full(2, np.nan), scores=np.full((2, 3), np.nan)
+      )
       half = fine._replace(best=np.array([np.nan if seed else 0.5, 0.4]))
       for name, result in (("soprc", half), ("focal", broken)):
         binary_runs._save(binary_runs._path(tmp_path, name, seed), result)
@@ -385,7 +434,10 @@ class TestStudy:
     about = {"data": "", "chance": 1 / 3, "machine": ""}
     table = binary_report.write(tmp_path, config, rows, {"soprc": 1e-3, "focal": 1e-3}, about)
     assert "| Focal | 0.003* | nan ± nan |" in table
-    assert json.loads((tmp_path / "results.json").read_text())["methods"][1]["test"]["AUPRC"] == [None, None]
+    assert json.loads((tmp_path / "results.json").read_text())["methods"][1]["test"]["AUPRC"] == [
+      None,
+      None,
+    ]
 
 
 def _without_times(table):

@@ -43,11 +43,16 @@ class TestMistakes:
     message = _fails(_TRAIN)
     assert "missing --config and --workdir" in message
     assert f"python -m {_TRAIN} --config=configs/glyphs.py --workdir=" in message
-    assert f"missing --workdir. For example:\n  python -m {_EVALUATE} --workdir=" in _fails(_EVALUATE)
+    assert f"missing --workdir. For example:\n  python -m {_EVALUATE} --workdir=" in _fails(
+      _EVALUATE
+    )
 
   @pytest.mark.parametrize(
     ("flags", "message"),
-    [([], "missing --workdir"), (["--workdir=missing"], "missing does not exist: give the folder of a run")],
+    [
+      ([], "missing --workdir"),
+      (["--workdir=missing"], "missing does not exist: give the folder of a run"),
+    ],
   )
   def test_replay_without_a_run(self, tmp_path, flags, message):
     assert message in _fails("experiments.replay", *flags, cwd=tmp_path)
@@ -72,15 +77,21 @@ class TestMistakes:
     assert "--workdir" in done.stdout
     assert f"python -m {module}" in done.stdout
     # Programs of one process do not list the flags of several.
-    assert ("--[no]distributed" in done.stdout) == (module in (_TRAIN, _EVALUATE) or "--helpfull" in flags)
+    assert ("--[no]distributed" in done.stdout) == (
+      module in (_TRAIN, _EVALUATE) or "--helpfull" in flags
+    )
 
   @pytest.mark.parametrize(
-    ("module", "table"), [(_TRAIN, config_lib), ("experiments.train_binary", binary_config)], ids=["train", "binary"]
+    ("module", "table"),
+    [(_TRAIN, config_lib), ("experiments.train_binary", binary_config)],
+    ids=["train", "binary"],
   )
   def test_help_lists_the_config_keys(self, module, table):
     short, full = (runs.call(module, flag).stdout for flag in ("--help", "--helpfull"))
     for key in table.KEYS:
-      line = f"  --config.{key.name}: {key.meaning}\n    ({key.allowed}; default: {key.default!r})\n"
+      line = (
+        f"  --config.{key.name}: {key.meaning}\n    ({key.allowed}; default: {key.default!r})\n"
+      )
       assert line in full
       assert (line in short) == key.often
     assert "--config." not in runs.call("experiments.simulate", "--help").stdout
@@ -93,12 +104,24 @@ class TestMistakes:
     [
       ("--config.model.wdith=8", ["model.wdith", "Did you mean 'model.width'", "embedding_dim"]),
       ("--config.optin.name=adam", ["optin.name", "Did you mean 'optim"]),
-      ("--config.train.steps=1.5", ["--config.train.steps must be a whole number, as 600 in", "invalid literal", "'1.5'"]),
-      ("--config.loss.prior.value=much", ["--config.loss.prior.value must be a number: ", "'much'"]),
-      ("--config.log.progress=maybe", ["--config.log.progress must be true or false, as True in", "maybe"]),
+      (
+        "--config.train.steps=1.5",
+        ["--config.train.steps must be a whole number, as 600 in", "invalid literal", "'1.5'"],
+      ),
+      (
+        "--config.loss.prior.value=much",
+        ["--config.loss.prior.value must be a number: ", "'much'"],
+      ),
+      (
+        "--config.log.progress=maybe",
+        ["--config.log.progress must be true or false, as True in", "maybe"],
+      ),
       ("--config.model.width=wide", ["width", "wide"]),
       ("--config.model.width=0", ["model.width", ">= 1", "0"]),
-      ("--config.loss.prior.kind=true", ["loss.prior.kind", "frequency, scaled, batch, constant", "true"]),
+      (
+        "--config.loss.prior.kind=true",
+        ["loss.prior.kind", "frequency, scaled, batch, constant", "true"],
+      ),
       ("--config.train.batch_size=18", ["train.batch_size", "16 or 20"]),
       ("--config.loss.preset=papr", ["loss.preset", "paper", "authors"]),
       ("--config.loss.smooth_ap.tau=0.1", ["loss.smooth_ap.tau is not used by loss.name=soprc"]),
@@ -109,7 +132,9 @@ class TestMistakes:
   )
   def test_wrong_flag(self, tmp_path, flag, hints):
     argument, *flag = flag.split(" ") if flag[0] == ":" else ("", flag)
-    message = _fails(_TRAIN, f"--config={runs.GLYPHS}{argument}", f"--workdir={tmp_path / 'new'}", *flag)
+    message = _fails(
+      _TRAIN, f"--config={runs.GLYPHS}{argument}", f"--workdir={tmp_path / 'new'}", *flag
+    )
     assert [hint for hint in hints if hint not in message] == []
     assert not (tmp_path / "new").exists()  # refused before anything is written
 
@@ -121,8 +146,13 @@ class TestMistakes:
   def test_missing_config_file(self, tmp_path):
     message = _fails(_TRAIN, "--config=configs/glifs.py", f"--workdir={tmp_path / 'new'}")
     assert "there is no file 'configs/glifs.py'" in message
-    assert "Did you mean 'glyphs'? Names: folder, glyphs, imbalanced, inaturalist, sop, vehicle_id" in message
-    assert "Did you mean 'glyphs'?" in _fails(_TRAIN, "--config=configs/glyphs.py", "--workdir=new", cwd=tmp_path)
+    assert (
+      "Did you mean 'glyphs'? Names: folder, glyphs, imbalanced, inaturalist, sop, vehicle_id"
+      in message
+    )
+    assert "Did you mean 'glyphs'?" in _fails(
+      _TRAIN, "--config=configs/glyphs.py", "--workdir=new", cwd=tmp_path
+    )
 
   def test_a_bare_name_is_a_config(self, tmp_path):
     message = _fails(_TRAIN, "--config=glyphs:tripelt", f"--workdir={tmp_path / 'new'}")
@@ -137,7 +167,9 @@ class TestMistakes:
     workdir.claim(tmp_path / "new", runs.tiny_config())
 
   def test_training_that_breaks_down(self, tmp_path):
-    flags = runs.tiny_flags(tmp_path / "new", steps=4, warmup_steps=0, **{"optim.learning_rate": 1e30, "eval.every": 0})
+    flags = runs.tiny_flags(
+      tmp_path / "new", steps=4, warmup_steps=0, **{"optim.learning_rate": 1e30, "eval.every": 0}
+    )
     message = _fails_late(_TRAIN, *flags)
     assert "training broke down at step" in message
     assert "try a lower optim.learning_rate" in message
@@ -158,7 +190,9 @@ class TestMistakes:
       ("hf://nobody", "hf://USER/REPOSITORY"),
     ],
   )
-  def test_f67_a_start_that_is_not_there_is_noticed_before_anything_is_built(self, tmp_path, monkeypatch, start, hint):
+  def test_f67_a_start_that_is_not_there_is_noticed_before_anything_is_built(
+    self, tmp_path, monkeypatch, start, hint
+  ):
     (tmp_path / "notes.txt").write_text("")
     (tmp_path / "folder.pth").mkdir()
     (tmp_path / "empty").mkdir()
@@ -173,10 +207,16 @@ class TestMistakes:
     with pytest.raises((ValueError, FileNotFoundError), match=hint):
       comparison.check(plan, lambda method: pytest.fail("a config was made"), tmp_path / "new")
     with pytest.raises((ValueError, FileNotFoundError), match=hint):
-      ablation.check(ablation.Plan((), (0,), start), lambda option: pytest.fail("a config was made"), tmp_path / "new")
+      ablation.check(
+        ablation.Plan((), (0,), start),
+        lambda option: pytest.fail("a config was made"),
+        tmp_path / "new",
+      )
 
   def test_f67_a_start_of_another_shape_leaves_no_folder(self, tmp_path):
-    flags = runs.tiny_flags(tmp_path / "new", **{"model.init_from": runs.finished().workdir, "model.width": 8})
+    flags = runs.tiny_flags(
+      tmp_path / "new", **{"model.init_from": runs.finished().workdir, "model.width": 8}
+    )
     done = runs.call(_TRAIN, *flags, env=_without_cache())
     assert done.returncode == 1
     assert "does not fit model.* of this config" in done.stderr
@@ -185,29 +225,95 @@ class TestMistakes:
   @pytest.mark.parametrize(
     ("module", "flags", "hint"),
     [
-      (_TRAIN, [f"--config={runs.GLYPHS}", "--workdir=gs://bucket/run"], "--workdir=gs://bucket/run: remote"),
-      (_TRAIN, [f"--config={runs.GLYPHS}", "--workdir=run", "--config.data.root=s3://b"], "data.root=s3://b: remote"),
-      (_TRAIN, ["--config=gs://bucket/glyphs.py", "--workdir=run"], "--config=gs://bucket/glyphs.py: remote"),
+      (
+        _TRAIN,
+        [f"--config={runs.GLYPHS}", "--workdir=gs://bucket/run"],
+        "--workdir=gs://bucket/run: remote",
+      ),
+      (
+        _TRAIN,
+        [f"--config={runs.GLYPHS}", "--workdir=run", "--config.data.root=s3://b"],
+        "data.root=s3://b: remote",
+      ),
+      (
+        _TRAIN,
+        ["--config=gs://bucket/glyphs.py", "--workdir=run"],
+        "--config=gs://bucket/glyphs.py: remote",
+      ),
       ("experiments.simulate", ["--workdir=hdfs://host/run"], "--workdir=hdfs://host/run: remote"),
-      ("experiments.report", ["--workdir=.", "--output=gs://b/a.html"], "--output=gs://b/a.html: remote"),
-      ("experiments.embed", ["--workdir=.", "--output=gs://b/a.npz"], "--output=gs://b/a.npz: remote"),
-      ("experiments.embed", ["--workdir=.", "--output=a.npz", "--images=s3://b"], "--images=s3://b: remote"),
-      ("experiments.search", ["--workdir=.", "--query=s3://b/a.png"], "--query=s3://b/a.png: remote"),
-      ("experiments.search", ["--workdir=.", "--query=a.png", "--index=s3://a"], "--index=s3://a: remote"),
-      ("experiments.search", ["--workdir=.", "--query=a.png", "--contact_sheet=s3://a"], "--contact_sheet=s3://a: remote"),
-      ("experiments.convert_weights", ["--input=a.pth", "--output=gs://b"], "--output=gs://b: remote"),
-      ("experiments.convert_weights", ["--input=gs://b/a.pth", "--output=new"], "--input=gs://b/a.pth: remote"),
-      ("experiments.export", ["--workdir=.", "--output=file:///tmp/a"], "--output=file:///tmp/a: give the plain path"),
+      (
+        "experiments.report",
+        ["--workdir=.", "--output=gs://b/a.html"],
+        "--output=gs://b/a.html: remote",
+      ),
+      (
+        "experiments.embed",
+        ["--workdir=.", "--output=gs://b/a.npz"],
+        "--output=gs://b/a.npz: remote",
+      ),
+      (
+        "experiments.embed",
+        ["--workdir=.", "--output=a.npz", "--images=s3://b"],
+        "--images=s3://b: remote",
+      ),
+      (
+        "experiments.search",
+        ["--workdir=.", "--query=s3://b/a.png"],
+        "--query=s3://b/a.png: remote",
+      ),
+      (
+        "experiments.search",
+        ["--workdir=.", "--query=a.png", "--index=s3://a"],
+        "--index=s3://a: remote",
+      ),
+      (
+        "experiments.search",
+        ["--workdir=.", "--query=a.png", "--contact_sheet=s3://a"],
+        "--contact_sheet=s3://a: remote",
+      ),
+      (
+        "experiments.convert_weights",
+        ["--input=a.pth", "--output=gs://b"],
+        "--output=gs://b: remote",
+      ),
+      (
+        "experiments.convert_weights",
+        ["--input=gs://b/a.pth", "--output=new"],
+        "--input=gs://b/a.pth: remote",
+      ),
+      (
+        "experiments.export",
+        ["--workdir=.", "--output=file:///tmp/a"],
+        "--output=file:///tmp/a: give the plain path",
+      ),
       ("experiments.report", ["--workdir=.", "--data_root=gs://b"], "--data_root=gs://b: remote"),
       ("experiments.benchmark", ["auprc", "--out=gs://b"], "--out=gs://b: remote"),
       # Inputs that are not there, before the network of the run (which is not there either) is read.
-      ("experiments.report", ["--workdir=.", "--data_root=gone"], "there is no such folder or file"),
-      ("experiments.embed", ["--workdir=.", "--output=a.npz", "--images=gone"], "--images=gone: there is no such file"),
-      ("experiments.search", ["--workdir=.", "--query=a.png", "--index=gone.npz"], "--index=gone.npz: there is no such"),
-      ("experiments.convert_weights", ["--input=gone.pth", "--output=new"], "--input=gone.pth: there is no such file"),
+      (
+        "experiments.report",
+        ["--workdir=.", "--data_root=gone"],
+        "there is no such folder or file",
+      ),
+      (
+        "experiments.embed",
+        ["--workdir=.", "--output=a.npz", "--images=gone"],
+        "--images=gone: there is no such file",
+      ),
+      (
+        "experiments.search",
+        ["--workdir=.", "--query=a.png", "--index=gone.npz"],
+        "--index=gone.npz: there is no such",
+      ),
+      (
+        "experiments.convert_weights",
+        ["--input=gone.pth", "--output=new"],
+        "--input=gone.pth: there is no such file",
+      ),
     ],
   )
-  def test_f59_f67_a_path_that_cannot_be_used_leaves_nothing_behind(self, tmp_path, module, flags, hint):
+  def test_f59_f67_a_path_that_cannot_be_used_leaves_nothing_behind(
+    self, tmp_path, module, flags, hint
+  ):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     before = sorted(tmp_path.rglob("*"))
     message = _fails(module, *flags, cwd=tmp_path)
@@ -217,7 +323,12 @@ class TestMistakes:
   def test_f66_the_log_of_a_run_may_lie_in_its_folder(self, tmp_path):
     (tmp_path / "run").mkdir()
     with open(tmp_path / "run" / "log", "w") as log:
-      command = [sys.executable, "-m", _TRAIN, *runs.tiny_flags(tmp_path / "run", steps=2, warmup_steps=0)]
+      command = [
+        sys.executable,
+        "-m",
+        _TRAIN,
+        *runs.tiny_flags(tmp_path / "run", steps=2, warmup_steps=0),
+      ]
       done = subprocess.run(command, cwd=runs.ROOT, env=runs.environment(), stdout=log, stderr=log)
     assert done.returncode == 0, (tmp_path / "run" / "log").read_text()
     assert "test: mAUPRC" in (tmp_path / "run" / "log").read_text()
@@ -227,7 +338,9 @@ class TestMistakes:
 def _without_cache():
   """The environment of a user whose compiled functions are kept in the workdir."""
   kept = runs.environment()
-  return {name: value for name, value in kept.items() if not name.startswith("JAX_COMPILATION_CACHE")}
+  return {
+    name: value for name, value in kept.items() if not name.startswith("JAX_COMPILATION_CACHE")
+  }
 
 
 _PRINTS = r"""
@@ -249,8 +362,18 @@ class TestStreams:
   """What prints must not end a run that has succeeded."""
 
   def _call(self, tmp_path, redirection="", **variables):
-    command = ["bash", "-c", f'set -o pipefail; "$0" "$@" {redirection}', sys.executable, "-c", _PRINTS, tmp_path / "end"]
-    done = subprocess.run(command, cwd=runs.ROOT, env=runs.environment(**variables), capture_output=True, timeout=300)
+    command = [
+      "bash",
+      "-c",
+      f'set -o pipefail; "$0" "$@" {redirection}',
+      sys.executable,
+      "-c",
+      _PRINTS,
+      tmp_path / "end",
+    ]
+    done = subprocess.run(
+      command, cwd=runs.ROOT, env=runs.environment(**variables), capture_output=True, timeout=300
+    )
     assert (tmp_path / "end").read_text() == "done"
     assert done.returncode == 0, done.stderr
     assert b"Traceback" not in done.stderr
@@ -275,7 +398,9 @@ class TestStreams:
     assert b"three" in done.stderr
     assert done.stderr.splitlines()[-1] == b"four"
 
-  @pytest.mark.parametrize("redirection", ["| head -c 3", "2>&1 | head -c 3", ">&-", "2>&-", ">&- 2>&-", "| (exec <&-)"])
+  @pytest.mark.parametrize(
+    "redirection", ["| head -c 3", "2>&1 | head -c 3", ">&-", "2>&-", ">&- 2>&-", "| (exec <&-)"]
+  )
   @pytest.mark.parametrize("unbuffered", ["", "1"])
   def test_f57_a_reader_that_has_left_ends_no_program(self, tmp_path, redirection, unbuffered):
     self._call(tmp_path, redirection, PYTHONUNBUFFERED=unbuffered)
@@ -283,7 +408,15 @@ class TestStreams:
   @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="no device that is full")
   @pytest.mark.parametrize("unbuffered", ["", "1"])
   def test_f57_results_that_a_full_disk_does_not_take_are_a_message(self, tmp_path, unbuffered):
-    command = ["bash", "-c", '"$0" "$@" >/dev/full', sys.executable, "-c", _PRINTS, tmp_path / "end"]
+    command = [
+      "bash",
+      "-c",
+      '"$0" "$@" >/dev/full',
+      sys.executable,
+      "-c",
+      _PRINTS,
+      tmp_path / "end",
+    ]
     env = runs.environment(PYTHONUNBUFFERED=unbuffered)
     done = subprocess.run(command, cwd=runs.ROOT, env=env, capture_output=True, timeout=300)
     assert b"Error: the output cannot be written (No space left on device)" in done.stderr
@@ -306,7 +439,9 @@ def _results():
 
 
 def test_f61_f64_a_config_below_the_home_folder_and_its_message(tmp_path):
-  (tmp_path / "c.py").write_text("def get_config():\n  raise ValueError('found, with \\x1b[31m in it')\n")
+  (tmp_path / "c.py").write_text(
+    "def get_config():\n  raise ValueError('found, with \\x1b[31m in it')\n"
+  )
   env = runs.environment(HOME=str(tmp_path))
   done = runs.call("experiments.train", "--config=~/c.py", f"--workdir={tmp_path / 'run'}", env=env)
   assert done.returncode == 1
@@ -324,14 +459,23 @@ class TestRun:
     waited, total = (sum(line[name] for line in lines) for name in ("data_wait", "seconds"))
     assert results["data_wait_share"] == round(waited / total, 4)
     for split in ("val", "test"):
-      assert set(results[split]) >= {"mAUPRC", "recall@1", "recall@10", "num_queries", "num_skipped"}
+      assert set(results[split]) >= {
+        "mAUPRC",
+        "recall@1",
+        "recall@10",
+        "num_queries",
+        "num_skipped",
+      }
       assert 0 < results[split]["mAUPRC"] < 1
       assert results[split]["recall@1"] <= results[split]["recall@10"] <= 1
 
   def test_last_words(self):
     printed = runs.finished().stdout
     lines = printed[printed.index("test: mAUPRC") :].splitlines()
-    assert f"test: mAUPRC {_results()['test']['mAUPRC']:.4f}, recall@1 {_results()['test']['recall@1']:.4f}" in lines[0]
+    assert (
+      f"test: mAUPRC {_results()['test']['mAUPRC']:.4f}, recall@1 {_results()['test']['recall@1']:.4f}"
+      in lines[0]
+    )
     assert str(runs.finished().workdir / workdir.RESULTS) in lines[1]
     assert lines[2] == f"Report: soprc report --workdir={runs.finished().workdir}"
     assert "\r" not in runs.finished().stderr  # plain lines where there is no terminal
@@ -341,7 +485,9 @@ class TestRun:
     lines = list(workdir.read_metrics(runs.finished().workdir))
     assert [line["step"] for line in lines] == list(range(1, 25))
     schedule = optimizers.make_schedule(runs.tiny_config())
-    np.testing.assert_allclose([line["learning_rate"] for line in lines], [schedule(step) for step in range(24)])
+    np.testing.assert_allclose(
+      [line["learning_rate"] for line in lines], [schedule(step) for step in range(24)]
+    )
     for line in lines:
       assert all(np.isfinite(value) for value in line.values())
       assert ("val_mAUPRC" in line) == (line["step"] % 3 == 0)
@@ -349,12 +495,16 @@ class TestRun:
 
   def test_the_best_network_on_val_is_tested(self):
     lines = list(workdir.read_metrics(runs.finished().workdir))
-    best = max((line for line in lines if "val_mAUPRC" in line), key=lambda line: line["val_mAUPRC"])
+    best = max(
+      (line for line in lines if "val_mAUPRC" in line), key=lambda line: line["val_mAUPRC"]
+    )
     assert _results()["tested_step"] == best["step"]
     assert _results()["val"]["mAUPRC"] == best["val_mAUPRC"]
 
   def test_newest_checkpoints_are_kept(self):
-    kept = sorted(int(path.name) for path in (runs.finished().workdir / checkpoints.NEWEST).iterdir())
+    kept = sorted(
+      int(path.name) for path in (runs.finished().workdir / checkpoints.NEWEST).iterdir()
+    )
     assert kept == [20, 24]
     assert [path.name for path in (runs.finished().workdir / checkpoints.BEST).iterdir()] == [
       str(_results()["tested_step"])
@@ -365,7 +515,9 @@ class TestRun:
       with Image.open(runs.finished().workdir / name) as picture:
         picture.load()
         assert min(picture.size) > 300
-        assert len(picture.convert("L").histogram()) > len(set(picture.convert("L").histogram())) > 10
+        assert (
+          len(picture.convert("L").histogram()) > len(set(picture.convert("L").histogram())) > 10
+        )
     assert list((runs.finished().workdir / "tensorboard").glob("events.out.tfevents.*"))
     with np.load(runs.finished().workdir / "pr_curve.npz") as curve:
       assert np.all(np.diff(curve["recall"]) <= 0)
@@ -441,7 +593,10 @@ class TestLargerRuns:
   @pytest.mark.slow
   def test_starting_from_the_network_of_another_run(self, tmp_path):
     flags = runs.tiny_flags(
-      tmp_path, steps=1, warmup_steps=0, **{"model.init_from": runs.finished().workdir, "optim.learning_rate": 0.0}
+      tmp_path,
+      steps=1,
+      warmup_steps=0,
+      **{"model.init_from": runs.finished().workdir, "optim.learning_rate": 0.0},
     )
     done = runs.call(_TRAIN, *flags)
     assert done.returncode == 0, done.stderr
@@ -468,7 +623,17 @@ flags.DEFINE_string("config", None, "")
 flags.DEFINE_string("workdir", None, "")
 flags.FLAGS(["program", "--workdir=x"])
 """
-_TRAIN_ONLY = ("flax", "orbax", "grain", "ml_collections", "tensorboardX", "PIL", "matplotlib", "tensorflow", "torch")
+_TRAIN_ONLY = (
+  "flax",
+  "orbax",
+  "grain",
+  "ml_collections",
+  "tensorboardX",
+  "PIL",
+  "matplotlib",
+  "tensorflow",
+  "torch",
+)
 
 
 _IMPORT_ALL = """
@@ -525,7 +690,11 @@ class TestImport:
   def test_f36_library_defines_no_flags_and_touches_no_device(self, module, heavy):
     code = _IMPORTS.format(module=module, heavy=heavy)
     done = subprocess.run(
-      [sys.executable, "-W", "error", "-c", code], cwd=runs.ROOT, env=runs.environment(), capture_output=True, text=True
+      [sys.executable, "-W", "error", "-c", code],
+      cwd=runs.ROOT,
+      env=runs.environment(),
+      capture_output=True,
+      text=True,
     )
     assert done.returncode == 0, done.stderr
 

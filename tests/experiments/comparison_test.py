@@ -25,7 +25,10 @@ _COMPARE = "experiments.compare"
 
 def _settings(**changes):
   settings = plans.default_settings()
-  settings.update({"methods": ("soprc", "triplet"), "rates": (0.1, 0.2), "sgd_rates": (1.0,), "seeds": (0, 1)} | changes)
+  settings.update(
+    {"methods": ("soprc", "triplet"), "rates": (0.1, 0.2), "sgd_rates": (1.0,), "seeds": (0, 1)}
+    | changes
+  )
   return settings
 
 
@@ -37,7 +40,9 @@ def _make_config(method):
 
 
 def _claim(plan, make_config, folder):
-  first = plans.run_config(plan, make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0]))
+  first = plans.run_config(
+    plan, make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0])
+  )
   comparison.claim(plans.shared(first), plan.starts(), folder)
 
 
@@ -72,7 +77,10 @@ class _Trainer:
         file.write(json.dumps({"step": step, "val_mAUPRC": _VAL[name] * step / 4}) + "\n")
     thresholds = np.linspace(-1, 1, 5)
     np.savez(
-      folder / workdir.PR_CURVE, precision=[0.1, 0.2, 0.5, 1, 1], recall=[1, 0.8, 0.5, 0.2, 0], thresholds=thresholds
+      folder / workdir.PR_CURVE,
+      precision=[0.1, 0.2, 0.5, 1, 1],
+      recall=[1, 0.8, 0.5, 0.2, 0],
+      thresholds=thresholds,
     )
     test = {"mAUPRC": _TEST[name], "recall@1": 2 * _TEST[name]}
     workdir.write_results(folder, {"val": {"mAUPRC": _VAL[name]}, "test": test})
@@ -120,7 +128,10 @@ class TestPlan:
       ({"rates": (0.1, None)}, "compare.rates must be numbers > 0"),
       ({"rates": (0.01, 0.010000001)}, "compare.rates .* none twice"),  # one name for both folders
       ({"methods": (1, 2)}, "compare.methods must be names"),
-      ({"seeds": (2**32,)}, "compare.seeds must be integers >= 0"),  # would draw the weights of seed 0
+      (
+        {"seeds": (2**32,)},
+        "compare.seeds must be integers >= 0",
+      ),  # would draw the weights of seed 0
       ({"sgd_rates": (-1.0,)}, "compare.sgd_rates must be numbers > 0"),
       ({"seeds": (-1,)}, "compare.seeds must be integers >= 0"),
       ({"seeds": (1, 1)}, "none twice"),
@@ -169,10 +180,14 @@ class TestPlan:
         config.model.width = 9
       return config
 
-    with pytest.raises(ValueError, match=r"'triplet' differs .*\n  model.width: .*\n  train.steps: 600 there, 7 here"):
+    with pytest.raises(
+      ValueError, match=r"'triplet' differs .*\n  model.width: .*\n  train.steps: 600 there, 7 here"
+    ):
       comparison.check(plans.read_plan(_settings()), make_config, tmp_path / "new")
 
-  @pytest.mark.parametrize("name", ["table.md", "costs.json", "convergence.png", "soprc-lr0.1-seed0", "stability.json"])
+  @pytest.mark.parametrize(
+    "name", ["table.md", "costs.json", "convergence.png", "soprc-lr0.1-seed0", "stability.json"]
+  )
   def test_f66_what_it_would_overwrite_is_an_error(self, tmp_path, name):
     (tmp_path / "slurm-1.out").write_text("")
     comparison.check(plans.read_plan(_settings()), _make_config, tmp_path)
@@ -205,7 +220,8 @@ class TestPlan:
   def test_sgd_for_soprc_and_adam_for_the_others(self):
     plan = plans.read_plan(_settings(soprc_with_sgd=True, methods=("soprc", "paper", "triplet")))
     used = {
-      method: plans.run_config(plan, _make_config, plans.RunName(method, 0.1, 0)).optim.name for method in plan.methods
+      method: plans.run_config(plan, _make_config, plans.RunName(method, 0.1, 0)).optim.name
+      for method in plan.methods
     }
     assert used == {"soprc": "sgd", "paper": "sgd", "triplet": "adam"}
     assert plans.describe(plan).startswith("7 runs")  # 1 + 1 for the two by SGD, 2 + 1
@@ -268,7 +284,9 @@ class TestStarts:
       config.model.width = 9
       return config
 
-    with pytest.raises(ValueError, match=r"holds a comparison of another config; .*\n  model\.width: 4 there, 9 here"):
+    with pytest.raises(
+      ValueError, match=r"holds a comparison of another config; .*\n  model\.width: 4 there, 9 here"
+    ):
       _claim(plan, wider, tmp_path / "new")
     more = plans.read_plan(_settings(methods=("soprc", "xbm"), rates=(0.5,)))
     _claim(more, _make_config, tmp_path / "new")
@@ -279,7 +297,9 @@ def test_f40_the_flag_reaches_every_run_and_its_note_the_table(trainer, tmp_path
   rows = comparison.run_all(plan, _make_config, tmp_path, allow_seen_classes=True)
   assert trainer.allowed == [True] * 6
   path = tmp_path / rows[1].runs[1].folder() / workdir.RESULTS
-  content = json.loads(path.read_text()) | {"seen_classes": {"count": 4, "examples": ["65", "66", "67"]}}
+  content = json.loads(path.read_text()) | {
+    "seen_classes": {"count": 4, "examples": ["65", "66", "67"]}
+  }
   path.write_text(json.dumps(content))
   note = "Not a test of unseen classes: 4 of the classes that are tested on were trained on: '65', '66', '67' and 1 more."
   assert comparison.seen_classes(tmp_path, rows[1].runs) == note
@@ -288,7 +308,12 @@ def test_f40_the_flag_reaches_every_run_and_its_note_the_table(trainer, tmp_path
 
 def test_f44_runs_on_other_data_do_not_enter_a_comparison(tmp_path):
   trees.folder(tmp_path / "data", 12)
-  values = {"data.source": "folder", "data.root": str(tmp_path / "data"), "data.train_share": 0.5, "data.val_share": 0.25}
+  values = {
+    "data.source": "folder",
+    "data.root": str(tmp_path / "data"),
+    "data.train_share": 0.5,
+    "data.val_share": 0.25,
+  }
   data = runs.tiny_config(**values).data
   folder = tmp_path / "comparison"
   comparison.claim({}, {}, folder, data=data)
@@ -297,11 +322,14 @@ def test_f44_runs_on_other_data_do_not_enter_a_comparison(tmp_path):
   image = tmp_path / "data" / datasets.make_splits(data)["val"].ids[0]
   image.rename(image.with_name("other.png"))
   with pytest.raises(
-    ValueError, match=r"(?s)the data are not those .*\n  val: .* 1 added \('.*other.png'\), 1 removed \('"
+    ValueError,
+    match=r"(?s)the data are not those .*\n  val: .* 1 added \('.*other.png'\), 1 removed \('",
   ):
     comparison.claim({}, {}, folder, data=data)
   (folder / "comparison.json").write_text('{"shared": {}, "starts": {}, "data": {"train": 3}}')
-  with pytest.raises(ValueError, match=r"comparison.json is corrupt \(data.train must be an object"):
+  with pytest.raises(
+    ValueError, match=r"comparison.json is corrupt \(data.train must be an object"
+  ):
     comparison.claim({}, {}, folder, data=data)
   (folder / "comparison.json").write_text('{"shared": {}, "starts": {}}')  # of an older version
   comparison.claim({}, {}, folder, data=data)
@@ -312,7 +340,10 @@ class TestMethods:
     config = _make_config("smooth_ap")
     assert config.loss.name == "smooth_ap"
     assert _make_config("paper").loss.preset == "paper"
-    assert (_make_config("authors").loss.lambda1, _make_config("authors").loss.lambda2) == (1.0, 5.0)
+    assert (_make_config("authors").loss.lambda1, _make_config("authors").loss.lambda2) == (
+      1.0,
+      5.0,
+    )
 
   def test_every_loss_is_a_method(self):
     assert {method.loss for method in methods.METHODS.values()} == set(methods.objectives.LOSSES)
@@ -321,7 +352,9 @@ class TestMethods:
     name = "soprc_jax.training.baselines:stateless"
     assert methods.is_method(name)
     assert _make_config(name).loss.name == name
-    assert plans.RunName(name, 0.1, 0).folder() == "soprc_jax.training.baselines.stateless-lr0.1-seed0"
+    assert (
+      plans.RunName(name, 0.1, 0).folder() == "soprc_jax.training.baselines.stateless-lr0.1-seed0"
+    )
 
   def test_unknown_name_lists_the_right_ones(self):
     assert not methods.is_method("tripelt")
@@ -362,7 +395,9 @@ class TestRuns:
       comparison.run_all(plans.read_plan(_settings()), changed, tmp_path)
     assert len(trainer.made) == made
 
-  def test_a_rate_at_which_training_breaks_down_is_not_picked_and_not_repeated(self, trainer, tmp_path, monkeypatch):
+  def test_a_rate_at_which_training_breaks_down_is_not_picked_and_not_repeated(
+    self, trainer, tmp_path, monkeypatch
+  ):
     monkeypatch.setitem(_VAL, ("soprc", 0.2, 0), None)
     monkeypatch.setitem(_VAL, ("soprc", 0.1, 1), 0.35)
     monkeypatch.setitem(_TEST, ("soprc", 0.1, 1), 0.5)
@@ -383,7 +418,9 @@ class TestTable:
   @pytest.fixture
   def summaries(self, rows, tmp_path):
     cost = {"soprc": step_cost.Cost(0.123, 5 * 2**20), "triplet": step_cost.Cost(0.1, 2**20)}
-    return [tables.summarize(tmp_path, row, ["mAUPRC", "recall@1"], cost[row.method]) for row in rows]
+    return [
+      tables.summarize(tmp_path, row, ["mAUPRC", "recall@1"], cost[row.method]) for row in rows
+    ]
 
   def test_summary_has_the_test_values_of_all_seeds(self, summaries):
     np.testing.assert_allclose(summaries[0].values["mAUPRC"], [0.40, 0.44])
@@ -398,7 +435,10 @@ class TestTable:
   def test_markdown(self, summaries):
     lines = tables.markdown(summaries, "one device").splitlines()
     assert lines[2] == "| SOPRC | 0.2* | 0.4200 ± 0.0283 | 0.8400 ± 0.0566 |  | 123 | 5 |"
-    assert lines[3] == "| Triplet | 0.1* | 0.3300 ± 0.0424 | 0.6600 ± 0.0849 | +0.0900 ± 0.0100 | 100 | 1 |"
+    assert (
+      lines[3]
+      == "| Triplet | 0.1* | 0.3300 ± 0.0424 | 0.6600 ± 0.0849 | +0.0900 ± 0.0100 | 100 | 1 |"
+    )
     assert len({line.count("|") for line in lines[:4]}) == 1
 
   def test_markdown_names_what_broke_down(self, summaries):
@@ -406,14 +446,24 @@ class TestTable:
     values = {"mAUPRC": np.array([0.3, math.nan]), "recall@1": np.array([0.3, math.nan])}
     broken = [summaries[0], summaries[1]._replace(row=row, values=values)]
     table = tables.markdown(broken, "x")
-    assert "not finite; left out of the curves): Triplet at 0.2, seed 0, Triplet at 0.1, seed 1." in table
+    assert (
+      "not finite; left out of the curves): Triplet at 0.2, seed 0, Triplet at 0.1, seed 1."
+      in table
+    )
     content = json.loads(json.dumps(tables.as_json(broken, {}), allow_nan=False))
-    assert content["methods"][1]["test"]["mAUPRC"] == {"mean": None, "std": None, "values": [0.3, None]}
+    assert content["methods"][1]["test"]["mAUPRC"] == {
+      "mean": None,
+      "std": None,
+      "values": [0.3, None],
+    }
     assert content["methods"][1]["val_by_rate"] == {"0.1": 0.5, "0.2": None}
 
   def test_one_seed_has_no_deviation(self, summaries):
     one = [
-      summary._replace(row=summary.row._replace(runs=summary.row.runs[:1]), values={"mAUPRC": summary.values["mAUPRC"][:1]})
+      summary._replace(
+        row=summary.row._replace(runs=summary.row.runs[:1]),
+        values={"mAUPRC": summary.values["mAUPRC"][:1]},
+      )
       for summary in summaries
     ]
     assert "| Triplet | 0.1* | 0.3000 | +0.1000 | 100 | 1 |" in tables.markdown(one, "x")
@@ -441,7 +491,10 @@ class TestTable:
     np.testing.assert_allclose(tables.mean_convergence(tmp_path, row)[1], [0.45, 0.9])
     nothing = row._replace(runs=row.runs[1:])
     assert np.isnan(tables.mean_pr_curve(tmp_path, nothing)[1]).all()
-    curves = {"a": tables.mean_convergence(tmp_path, row), "b": tables.mean_convergence(tmp_path, nothing)}
+    curves = {
+      "a": tables.mean_convergence(tmp_path, row),
+      "b": tables.mean_convergence(tmp_path, nothing),
+    }
     plots.plot_curves(tmp_path / "curves.png", curves, title="", axes=("x", "y"))
     with Image.open(tmp_path / "curves.png") as picture:
       assert min(picture.size) > 300
@@ -476,14 +529,19 @@ class TestCommand:
     assert f"\nReport: soprc report --workdir={tmp_path / 'runs'}\n" in done.stdout
     assert "4 steps of 16 images, adam, from random weights; trained on 1 x cpu, jax " in table
     results = json.loads((tmp_path / "runs" / "soprc-lr0.01-seed0" / "results.json").read_text())
-    assert f"| SOPRC | 0.01* | {results['test']['mAUPRC']:.4f} | {results['test']['recall@1']:.4f} |" in table
+    assert (
+      f"| SOPRC | 0.01* | {results['test']['mAUPRC']:.4f} | {results['test']['recall@1']:.4f} |"
+      in table
+    )
     content = json.loads((tmp_path / "runs" / "table.json").read_text())
     assert [entry["method"] for entry in content["methods"]] == ["soprc", "xbm"]
     for name in ("pr_curves.png", "convergence.png"):
       with Image.open(tmp_path / "runs" / name) as picture:
         assert min(picture.size) > 300
     written = [path.name for path in (tmp_path / "runs").iterdir()]
-    assert [n for n in written if not any(fnmatch.fnmatch(n, pattern) for pattern in comparison.WRITES)] == []
+    assert [
+      n for n in written if not any(fnmatch.fnmatch(n, pattern) for pattern in comparison.WRITES)
+    ] == []
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/*")}
     (tmp_path / "runs" / "costs.json").write_text('{"key"')  # a damaged cache is made again
     again = runs.call(_COMPARE, *_flags(tmp_path / "runs"))
@@ -498,7 +556,10 @@ class TestCommand:
   def test_the_plan_alone(self, tmp_path):
     done = runs.call(_COMPARE, *_flags(tmp_path / "new"), "--list")
     assert done.returncode == 0, done.stderr
-    assert "| soprc | 0.01, 1e+30 | 2 | 0 |\n| xbm | 0.01, 1e+30 | 2 | 0 |\n4 runs are left, about " in done.stdout
+    assert (
+      "| soprc | 0.01, 1e+30 | 2 | 0 |\n| xbm | 0.01, 1e+30 | 2 | 0 |\n4 runs are left, about "
+      in done.stdout
+    )
     assert done.stdout.endswith("Nothing was started.\n")
     assert not (tmp_path / "new").exists()
 

@@ -22,7 +22,9 @@ print("value of the test: " + json.dumps([kept, faults]))
 
 def _faults(*arguments, **env):
   program = [sys.executable, "-c", _PROGRAM, *arguments]
-  done = subprocess.run(program, env=runs.environment(**env), capture_output=True, text=True, check=True)
+  done = subprocess.run(
+    program, env=runs.environment(**env), capture_output=True, text=True, check=True
+  )
   return runs.value(done.stdout)
 
 

@@ -40,7 +40,10 @@ class TestPopulation:
     scores = np.concatenate(population)
     labels = np.arange(len(scores)) < len(population.positive)
     rank = [np.sum(scores >= score) for score in population.positive]
-    precision = [np.sum(population.positive >= score) / at for score, at in zip(population.positive, rank, strict=True)]
+    precision = [
+      np.sum(population.positive >= score) / at
+      for score, at in zip(population.positive, rank, strict=True)
+    ]
     assert simulation.zero_one_risk(population) == pytest.approx(1 - np.mean(precision), abs=1e-5)
     assert labels.sum() == 2000
 
@@ -48,16 +51,24 @@ class TestPopulation:
 class TestEstimation:
   """Prop. 2."""
 
-  @pytest.mark.parametrize(("name", "kind"), [*((name, "zero_one") for name in _NAMES), ("binormal", "surrogate")])
+  @pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "zero_one") for name in _NAMES), ("binormal", "surrogate")]
+  )
   def test_soprc_goes_to_zero_and_ap_to_the_sign_of_prior_minus_share(self, name, kind):
     population = simulation.draw_population(name, size=20_000)
     if kind == "zero_one":
       risk, function, options = simulation.zero_one_risk(population), simulation.zero_one_errors, {}
     else:
-      risk, function, options = simulation.surrogate_risk(population, **_TAUS), simulation.surrogate_errors, _TAUS
+      risk, function, options = (
+        simulation.surrogate_risk(population, **_TAUS),
+        simulation.surrogate_errors,
+        _TAUS,
+      )
     for share in _SHARES if kind == "zero_one" else _SHARES[::2]:
       small, large = (
-        function(population, simulation.batch(size, share), risk=risk, repetitions=500, seed=1, **options)
+        function(
+          population, simulation.batch(size, share), risk=risk, repetitions=500, seed=1, **options
+        )
         for size in (100, 1000)
       )
       error = large["SOPRC"].std(ddof=1) / np.sqrt(500)
@@ -75,10 +86,14 @@ class TestEstimation:
   def test_ap_is_the_batchs_own(self, population):
     # A batch of the whole population's share and size: both estimators are near the risk; of one positive and one negative they are known.
     risk = simulation.zero_one_risk(population)
-    errors = simulation.zero_one_errors(population, simulation.Batch(1, 1), risk=risk, repetitions=300, seed=2)
+    errors = simulation.zero_one_errors(
+      population, simulation.Batch(1, 1), risk=risk, repetitions=300, seed=2
+    )
     assert set(np.round(errors["AP"] + risk, 5)) == {0.0, 0.5}  # 1 - AP of two scores
     scores = np.concatenate(population)
-    assert float(metrics.auprc(scores, (np.arange(len(scores)) < 2000).astype(int))) == pytest.approx(1 - risk)
+    assert float(
+      metrics.auprc(scores, (np.arange(len(scores)) < 2000).astype(int))
+    ) == pytest.approx(1 - risk)
 
 
 class TestInterpolation:
@@ -86,7 +101,9 @@ class TestInterpolation:
   def test_mean_shrinks_as_one_over_n_a_draw_as_its_root(self, name):
     smooth = simulation.draw_population(name, size=1_000_000, prior=0.5)
     counts = np.array([4, 16, 64])
-    found = [simulation.interpolation_errors(smooth, int(n), repetitions=20_000, seed=0) for n in counts]
+    found = [
+      simulation.interpolation_errors(smooth, int(n), repetitions=20_000, seed=0) for n in counts
+    ]
     slope = np.polyfit(np.log(counts), np.log([errors.of_mean for errors in found]), 1)[0]
     assert slope < -0.9
     slope = np.polyfit(np.log(counts), np.log([errors.of_one for errors in found]), 1)[0]
@@ -101,7 +118,9 @@ class TestTracking:
   def test_mean_and_variance(self, beta, initial_v):
     population = simulation.draw_population("binormal", size=20_000)
     for steps in (1, 10):
-      found = simulation.tracked(population, 20, beta=beta, steps=steps, initial_v=initial_v, chains=2000, seed=0)
+      found = simulation.tracked(
+        population, 20, beta=beta, steps=steps, initial_v=initial_v, chains=2000, seed=0
+      )
       assert found.bias == pytest.approx(found.expected_bias, abs=0.02)
       assert found.variance == pytest.approx(found.expected_variance, rel=0.1)
     if initial_v is not None:
@@ -109,7 +128,12 @@ class TestTracking:
 
 
 def test_command(tmp_path):
-  flags = [f"--workdir={tmp_path / 'run'}", "--population=5000", "--repetitions=20", "--batch_sizes=60"]
+  flags = [
+    f"--workdir={tmp_path / 'run'}",
+    "--population=5000",
+    "--repetitions=20",
+    "--batch_sizes=60",
+  ]
   done = runs.call("experiments.simulate", *flags)
   assert done.returncode == 0, done.stderr
   content = json.loads((tmp_path / "run" / "simulation.json").read_text())
@@ -126,7 +150,10 @@ def test_command(tmp_path):
   for name in pictures:
     with Image.open(tmp_path / "run" / name) as picture:
       assert picture.size[0] > 1000
-  assert {path.name for path in (tmp_path / "run").iterdir()} == {"simulation.json", *flags_lib.WRITES["simulation.json"]}
+  assert {path.name for path in (tmp_path / "run").iterdir()} == {
+    "simulation.json",
+    *flags_lib.WRITES["simulation.json"],
+  }
   assert "SOPRC" in done.stdout
   (tmp_path / "run" / "tracking.png").unlink()
   again = runs.call("experiments.simulate", *flags)
@@ -168,7 +195,9 @@ def test_f66_what_it_would_overwrite_is_an_error(tmp_path, name):
   ],
 )
 def test_mistakes(tmp_path, flags, message):
-  done = runs.call("experiments.simulate", *([f"--workdir={tmp_path / 'run'}"] if flags else []), *flags)
+  done = runs.call(
+    "experiments.simulate", *([f"--workdir={tmp_path / 'run'}"] if flags else []), *flags
+  )
   assert done.returncode == 1
   assert done.stderr.startswith("Error: ")
   assert message in done.stderr

@@ -10,11 +10,23 @@ import pytest
 import runs
 
 from experiments import flags as flags_lib
-from experiments.stability import stability, stability_report, stability_slopes, stability_sweeps, stability_training
+from experiments.stability import (
+  stability,
+  stability_report,
+  stability_slopes,
+  stability_sweeps,
+  stability_training,
+)
 from soprc_jax import estimators, interpolation
 
 _SMALL = stability.Setting(
-  num_positives=6, num_negatives=12, batch_positives=2, batch_negatives=3, steps=(2, 4), rate=0.5, beta=0.3
+  num_positives=6,
+  num_negatives=12,
+  batch_positives=2,
+  batch_negatives=3,
+  steps=(2, 4),
+  rate=0.5,
+  beta=0.3,
 )
 _LOSS = stability_training.LOSS
 
@@ -49,9 +61,13 @@ def _slow_training(setting, draw, examples):
   """Alg. 1 once more: one model, v as a plain array, Eq. 10 with the debiased start; the last parameters."""
   weights, v, filled = draw.start, np.zeros(stability_training.POINTS), 0.0
   for t in range(setting.steps[-1]):
-    batch = [np.stack([part[i] for i in at[t]]) for part, at in zip(examples, draw.batches, strict=True)]
+    batch = [
+      np.stack([part[i] for i in at[t]]) for part, at in zip(examples, draw.batches, strict=True)
+    ]
     scores = np.array([_model(weights, x) for x in batch[0]], np.float32)
-    phi = np.asarray(interpolation.interpolate_scores(scores, num_points=stability_training.POINTS, bounds=(-1, 1)))
+    phi = np.asarray(
+      interpolation.interpolate_scores(scores, num_points=stability_training.POINTS, bounds=(-1, 1))
+    )
     filled = (1 - setting.beta) * filled + setting.beta
     v = v + setting.beta / filled * (phi - v)
     used = phi if setting.algorithm == "SOPRC without v" else v
@@ -63,7 +79,9 @@ def _slow_training(setting, draw, examples):
 
 def _slow_risk(weights, examples):
   """Eq. 4 with the surrogates of Eq. 7, pair by pair."""
-  positive, negative = (np.array([_model(weights, x) for x in part], np.float64) for part in examples)
+  positive, negative = (
+    np.array([_model(weights, x) for x in part], np.float64) for part in examples
+  )
   prior, tau1, tau2 = _LOSS["prior"], _LOSS["tau1"], _LOSS["tau2"]
   self_weight = 1 / (len(positive) + 1)
   total = 0.0
@@ -90,7 +108,10 @@ def _measure(seed=0, **change):
 class TestMeasurement:
   @pytest.mark.parametrize(
     "algorithm",
-    [pytest.param(name, marks=[] if name in ("SOPRC", "AP loss") else pytest.mark.slow) for name in stability.ALGORITHMS],
+    [
+      pytest.param(name, marks=[] if name in ("SOPRC", "AP loss") else pytest.mark.slow)
+      for name in stability.ALGORITHMS
+    ],
   )
   def test_equals_a_slow_loop_over_all_examples(self, algorithm):
     # T = 4 draws 8 positives and 12 negatives: with one T and 24 replaced each draw is chosen equally often, so nothing is left to chance.
@@ -100,9 +121,13 @@ class TestMeasurement:
     for r in range(4):
       draw = stability.draw(setting, replaced=24, seed=3, repetition=r)
       weights = _slow_training(setting, draw, draw.data)
-      for part, epsilon in enumerate((found.epsilon_positive, found.epsilon_negative)) if r < 2 else ():
+      for part, epsilon in (
+        enumerate((found.epsilon_positive, found.epsilon_negative)) if r < 2 else ()
+      ):
         distances = [
-          np.linalg.norm(_slow_training(setting, draw, _replaced(draw.data, draw.other, part, i)) - weights)
+          np.linalg.norm(
+            _slow_training(setting, draw, _replaced(draw.data, draw.other, part, i)) - weights
+          )
           for i in range(len(draw.data[part]))
         ]
         undrawn = np.setdiff1d(np.arange(len(distances)), draw.batches[part])
@@ -112,7 +137,9 @@ class TestMeasurement:
       sets.append(draw.data)
     risks = np.array([[_slow_risk(model, examples) for examples in sets] for model in models])
     assert found.gap.shape == (1, 1)
-    assert found.gap[0, 0] == pytest.approx(risks[~np.eye(4, dtype=bool)].mean() - np.diag(risks).mean(), abs=1e-5)
+    assert found.gap[0, 0] == pytest.approx(
+      risks[~np.eye(4, dtype=bool)].mean() - np.diag(risks).mean(), abs=1e-5
+    )
     assert found.train_risk[0] == pytest.approx(np.diag(risks), rel=1e-4)
     assert found.start_risk[3] == pytest.approx(_slow_risk(draw.start, draw.data), rel=1e-4)
 
@@ -152,10 +179,16 @@ class TestMeasurement:
     assert (np.asarray(trained.distances)[:, :, -1] == 0).all()
 
   def test_epsilon_shrinks_with_the_data_and_bounds_the_gap(self):
-    base = stability.Setting(num_negatives=400, batch_negatives=16, steps=(64,), rate=1.0, decays=True, beta=0.25)
+    base = stability.Setting(
+      num_negatives=400, batch_negatives=16, steps=(64,), rate=1.0, decays=True, beta=0.25
+    )
     settings = [base._replace(num_positives=count) for count in (64, 1024)]
-    small, large = (stability.measure(setting, repetitions=16, replaced=8, seed=0) for setting in settings)
-    assert 1 / 32 < large.epsilon_positive.mean() / small.epsilon_positive.mean() < 1 / 8  # 1 / 16 by Theorem 2
+    small, large = (
+      stability.measure(setting, repetitions=16, replaced=8, seed=0) for setting in settings
+    )
+    assert (
+      1 / 32 < large.epsilon_positive.mean() / small.epsilon_positive.mean() < 1 / 8
+    )  # 1 / 16 by Theorem 2
     assert small.train_risk.mean() < small.start_risk.mean() - 0.02
     for setting, measured in zip(settings, (small, large), strict=True):
       gap, bound = stability_slopes.bound_and_gap(setting, measured, 0)
@@ -195,12 +228,19 @@ class TestDraws:
     # Each example has some distance once it is drawn, more if it is drawn often.
     batches = stability.draw_batches(np.random.default_rng(1), 32, 2, 40)
     steps = (4, 32)
-    expected = [np.mean([np.sum(batches[:last] == i) * (1 + i) for i in range(40)]) for last in steps]
+    expected = [
+      np.mean([np.sum(batches[:last] == i) * (1 + i) for i in range(40)]) for last in steps
+    ]
     found = []
     for seed in range(400):
       chosen = stability.replace(np.random.default_rng(seed), batches, 40, 5, steps)
       assert np.isin(chosen.positions, batches).all()
-      found.append([sum(w * np.sum(batches[:last] == i) * (1 + i) for i, w in zip(*chosen, strict=True)) for last in steps])
+      found.append(
+        [
+          sum(w * np.sum(batches[:last] == i) * (1 + i) for i, w in zip(*chosen, strict=True))
+          for last in steps
+        ]
+      )
     error = np.std(found, axis=0, ddof=1) / np.sqrt(400)
     assert (np.abs(np.mean(found, axis=0) - expected) < 4.5 * error).all()
     assert (error < 0.05 * np.array(expected)).all()
@@ -241,10 +281,14 @@ class TestSlopes:
     rng = np.random.default_rng(0)
     x = np.array([1, 2, 4, 8])
     found = [
-      stability_slopes.jackknife(lambda means: stability_slopes.power(x, means), 1 + 0.2 * rng.standard_normal((4, 16)))
+      stability_slopes.jackknife(
+        lambda means: stability_slopes.power(x, means), 1 + 0.2 * rng.standard_normal((4, 16))
+      )
       for _ in range(300)
     ]
-    assert np.mean([one.error for one in found]) == pytest.approx(np.std([one.value for one in found]), rel=0.15)
+    assert np.mean([one.error for one in found]) == pytest.approx(
+      np.std([one.value for one in found]), rel=0.15
+    )
 
   def test_what_blocks_share_cancels(self):
     rng = np.random.default_rng(0)
@@ -280,7 +324,13 @@ class TestSlopes:
     setting = stability.Setting(batch_positives=3, batch_negatives=5)
     gap = np.array([[0.1, 0.2, 0.3]])
     measured = stability.Measured(
-      np.full((1, 12), 0.5), np.full((1, 12), 0.1), gap, gap, gap[0], np.array([1.0, 7.0]), np.ones(2)
+      np.full((1, 12), 0.5),
+      np.full((1, 12), 0.1),
+      gap,
+      gap,
+      gap[0],
+      np.array([1.0, 7.0]),
+      np.ones(2),
     )
     found, bound = stability_slopes.bound_and_gap(setting, measured, 0)
     assert bound == pytest.approx(7 * (3 * 0.5 + 5 * 0.1))
@@ -288,7 +338,10 @@ class TestSlopes:
 
   def test_equal_progress_is_not_the_same_rate(self):
     # The AP loss moves four times as far at each rate and is otherwise the same.
-    sweeps = {sweep.algorithm: sweep for sweep in stability_sweeps.plan(stability.ALGORITHMS[:3], ["rate"])[:3]}
+    sweeps = {
+      sweep.algorithm: sweep
+      for sweep in stability_sweeps.plan(stability.ALGORITHMS[:3], ["rate"])[:3]
+    }
     results = {}
     for algorithm, sweep in sweeps.items():
       for point in sweep.points:
@@ -296,14 +349,25 @@ class TestSlopes:
         shape = (len(point.setting.steps), 8)
         epsilon = np.full(shape, moved**2)
         results[stability_sweeps.name(point.setting)] = stability.Measured(
-          epsilon, epsilon, epsilon[:, :2], np.full(shape, 0.9 - moved), np.full(8, 0.9), np.ones(8), np.ones(8)
+          epsilon,
+          epsilon,
+          epsilon[:, :2],
+          np.full(shape, 0.9 - moved),
+          np.full(8, 0.9),
+          np.ones(8),
+          np.ones(8),
         )
-    same = stability_slopes.at_same_rate({name: sweep.points[-1] for name, sweep in sweeps.items()}, results)
+    same = stability_slopes.at_same_rate(
+      {name: sweep.points[-1] for name, sweep in sweeps.items()}, results
+    )
     assert same["AP loss"].ratios["epsilon_positive"].value == pytest.approx(16)
     equal = stability_slopes.at_equal_fall(sweeps, results, 0.06)
     for measure in stability_slopes.MEASURES:
       assert equal["AP loss"].ratios[measure].value == pytest.approx(1, rel=0.1)
-    assert stability_slopes.at_equal_fall(sweeps, results, 0.5)["SOPRC"].values["epsilon_positive"] is None
+    assert (
+      stability_slopes.at_equal_fall(sweeps, results, 0.5)["SOPRC"].values["epsilon_positive"]
+      is None
+    )
     other = stability_slopes.at_equal_fall(sweeps, results, 0.06, reference="AP loss")
     assert other["AP loss"].ratios["gap"].value == 1
 
@@ -317,9 +381,19 @@ class TestSlopes:
         shape = (len(point.setting.steps), 8)
         epsilon = np.full(shape, point.value**2)
         results[stability_sweeps.name(point.setting)] = stability.Measured(
-          epsilon, epsilon, epsilon[:, :2], np.full(shape, 0.9 - point.value), np.full(8, 0.9), np.ones(8), np.ones(8)
+          epsilon,
+          epsilon,
+          epsilon[:, :2],
+          np.full(shape, 0.9 - point.value),
+          np.full(8, 0.9),
+          np.ones(8),
+          np.ones(8),
         )
-    told = [claim.paper for claim in stability_report.claims(sweeps, results) if "less stable" in claim.paper]
+    told = [
+      claim.paper
+      for claim in stability_report.claims(sweeps, results)
+      if "less stable" in claim.paper
+    ]
     assert told
     assert all("where the risk has fallen equally" in paper for paper in told)
 
@@ -350,7 +424,9 @@ class TestSweeps:
       if setting == settings[2] and measured.count(setting) == 1:
         raise ArithmeticError
       values = np.full((len(setting.steps), 8), 1 / 3)
-      return stability.Measured(values, values, values[:, :2], values, values[0], values[0], values[0])
+      return stability.Measured(
+        values, values, values[:, :2], values, values[0], values[0], values[0]
+      )
 
     monkeypatch.setattr(stability, "measure", measure)
     path, effort = tmp_path / "new" / "stability.json", stability_sweeps.Effort(8, 1, 0)
@@ -365,7 +441,9 @@ class TestSweeps:
     assert lines[0].startswith("4 settings, 2 of them measured before")
     assert len(lines) == 3
     assert set(results) == {stability_sweeps.name(setting) for setting in settings}
-    assert results[stability_sweeps.name(settings[0])].gap[-1] == pytest.approx([1 / 3] * 2, rel=1e-5)
+    assert results[stability_sweeps.name(settings[0])].gap[-1] == pytest.approx(
+      [1 / 3] * 2, rel=1e-5
+    )
     with pytest.raises(ValueError, match=r"seed is 0 there, 1 here\): choose another --workdir"):
       stability_sweeps.run(path, settings, effort._replace(seed=1), told=lambda line: None)
     path.write_text("{")
@@ -374,7 +452,13 @@ class TestSweeps:
 
 
 def test_command(tmp_path):
-  flags = [f"--workdir={tmp_path / 'run'}", "--repetitions=8", "--replaced=1", "--algorithms=SOPRC", "--sweeps=T,beta"]
+  flags = [
+    f"--workdir={tmp_path / 'run'}",
+    "--repetitions=8",
+    "--replaced=1",
+    "--algorithms=SOPRC",
+    "--sweeps=T,beta",
+  ]
   done = runs.call("experiments.stability", *flags)
   assert done.returncode == 0, done.stderr
   assert "7 settings, 0 of them measured before" in done.stderr

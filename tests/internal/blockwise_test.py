@@ -26,7 +26,9 @@ def _objective(name, *, max_positives):
 
 def _loss(objective):
   def loss(embeddings, labels, state):
-    inputs = loss_protocol.Inputs(embeddings, labels, jnp.ones(labels.shape, bool), jnp.int32(0), (state,))
+    inputs = loss_protocol.Inputs(
+      embeddings, labels, jnp.ones(labels.shape, bool), jnp.int32(0), (state,)
+    )
     return objective.compute(inputs).loss
 
   return jax.value_and_grad(loss)
@@ -49,7 +51,9 @@ def test_blocks_change_nothing(name, monkeypatch):
     return original(function, rows, **options)
 
   monkeypatch.setattr(jax.lax, "map", counted)
-  monkeypatch.setattr(blockwise, "BLOCK_ENTRIES", 7 * 30 * 30)  # of columns: 7 at a time, and 1 or 2 left over
+  monkeypatch.setattr(
+    blockwise, "BLOCK_ENTRIES", 7 * 30 * 30
+  )  # of columns: 7 at a time, and 1 or 2 left over
   got = _loss(objective)(embeddings, labels, state)
   assert calls
   np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
@@ -60,7 +64,11 @@ def _temporaries(name, size, *, max_positives=3):
   """What XLA plans for loss and gradient on ``size`` embeddings, in float32 matrices of size x size."""
   objective = _objective(name, max_positives=max_positives)
   state = jax.eval_shape(lambda: objective.tracker.init(None))
-  shapes = jax.ShapeDtypeStruct((size, 512), np.float32), jax.ShapeDtypeStruct((size,), np.int32), state
+  shapes = (
+    jax.ShapeDtypeStruct((size, 512), np.float32),
+    jax.ShapeDtypeStruct((size,), np.int32),
+    state,
+  )
   plan = jax.jit(_loss(objective)).lower(*shapes).compile().memory_analysis()
   return plan.temp_size_in_bytes / (4 * size**2)
 
@@ -83,7 +91,9 @@ def test_one_long_list_of_a_classifier():
   def loss(scores, labels, v):
     found = lists.binary_lists(scores, labels)
     masks = {"positive_where": found.positive_where, "negative_where": found.negative_where}
-    return estimators.soprc_loss(found.positive_scores, found.negative_scores, v, prior=0.01, **masks)
+    return estimators.soprc_loss(
+      found.positive_scores, found.negative_scores, v, prior=0.01, **masks
+    )
 
   shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in ((20_000,), (20_000,), (1, 100))]
   plan = jax.jit(jax.value_and_grad(loss)).lower(*shapes).compile().memory_analysis()

@@ -73,7 +73,9 @@ _WITHOUT = [
 
 
 @pytest.mark.parametrize("without", _WITHOUT)
-def test_f55_without_a_cache_folder_a_private_temporary_one_is_used(temporary, monkeypatch, tmp_path, caplog, without):
+def test_f55_without_a_cache_folder_a_private_temporary_one_is_used(
+  temporary, monkeypatch, tmp_path, caplog, without
+):
   monkeypatch.chdir(temporary)
   without(monkeypatch, tmp_path)
   folder = temporary / f"soprc_jax-{os.geteuid()}"
@@ -85,7 +87,9 @@ def test_f55_without_a_cache_folder_a_private_temporary_one_is_used(temporary, m
   assert not (tmp_path / "gone").exists()
 
 
-def test_f55_glyphs_and_compiled_functions_do_without_a_home(temporary, monkeypatch, tmp_path, caplog):
+def test_f55_glyphs_and_compiled_functions_do_without_a_home(
+  temporary, monkeypatch, tmp_path, caplog
+):
   _no_home_at_all(monkeypatch, tmp_path)
   small = glyphs.Glyphs(np.zeros((1, 2, 2), np.uint8), np.zeros(1, np.int64), np.array(["a"]))
   monkeypatch.setattr(glyphs, "render", lambda: small)
@@ -121,7 +125,9 @@ def test_f55_a_planted_folder_is_not_used(temporary, monkeypatch, tmp_path, plan
   assert cache.file("other").parent == found
 
 
-def test_f55_a_file_in_a_cache_that_cannot_be_written_is_read_there(temporary, monkeypatch, tmp_path, caplog):
+def test_f55_a_file_in_a_cache_that_cannot_be_written_is_read_there(
+  temporary, monkeypatch, tmp_path, caplog
+):
   there = tmp_path / ".cache" / "soprc_jax"
   there.mkdir(parents=True)
   (there / "made").write_text("")
@@ -137,7 +143,9 @@ def test_f55_a_relative_xdg_folder_is_ignored(temporary, monkeypatch, tmp_path, 
   for name in ("a", "b"):
     assert cache.file(name) == tmp_path / ".cache" / "soprc_jax" / name
   assert list(temporary.iterdir()) == []
-  assert ["XDG_CACHE_HOME=cache is ignored" in record.getMessage() for record in caplog.records] == [True]
+  assert [
+    "XDG_CACHE_HOME=cache is ignored" in record.getMessage() for record in caplog.records
+  ] == [True]
 
 
 def test_f55_nowhere_to_write_is_a_warning(temporary, monkeypatch, tmp_path, caplog):
@@ -152,11 +160,15 @@ def test_f55_nowhere_to_write_is_a_warning(temporary, monkeypatch, tmp_path, cap
   assert glyphs.load() == "rendered"
   with pytest.raises(FileNotFoundError, match="No usable temporary directory"):
     cache.private_folder("jax")
-  assert [record.getMessage().split("(")[0] for record in caplog.records] == ["Cannot cache the glyphs "]
+  assert [record.getMessage().split("(")[0] for record in caplog.records] == [
+    "Cannot cache the glyphs "
+  ]
 
 
 @pytest.mark.parametrize("planted", ["of another user", "open to others", "link"])
-def test_f55_a_folder_for_code_that_is_not_private_is_not_used(temporary, monkeypatch, tmp_path, caplog, planted):
+def test_f55_a_folder_for_code_that_is_not_private_is_not_used(
+  temporary, monkeypatch, tmp_path, caplog, planted
+):
   """Where many share a home, another one may have put compiled functions there."""
   first = cache.private_folder("jax")
   assert first == tmp_path / ".cache" / "soprc_jax" / "jax"
@@ -174,7 +186,9 @@ def test_f55_a_folder_for_code_that_is_not_private_is_not_used(temporary, monkey
 
 
 @pytest.mark.parametrize("has_home", [True, False])
-def test_f55_matplotlib_gets_a_folder_where_there_is_no_home(temporary, monkeypatch, tmp_path, has_home):
+def test_f55_matplotlib_gets_a_folder_where_there_is_no_home(
+  temporary, monkeypatch, tmp_path, has_home
+):
   monkeypatch.setenv("MPLCONFIGDIR", "")
   monkeypatch.delenv("MPLCONFIGDIR")
   if not has_home:

@@ -37,11 +37,15 @@ def test_f59_remote_folders_are_not_supported(path):
 
 @pytest.mark.parametrize("path", ["file:///tmp/run", "FILE:/tmp/run"])
 def test_f59_the_address_of_a_local_file_names_the_remedy(path):
-  with pytest.raises(ValueError, match=r"--output=\S+: give the plain path, without (file|FILE)://"):
+  with pytest.raises(
+    ValueError, match=r"--output=\S+: give the plain path, without (file|FILE)://"
+  ):
     file_io.given(path, name="--output")
 
 
-@pytest.mark.parametrize("path", ["run", "/tmp/run", "a:b", "runs/gs:/x", "C:/runs", "2024-01-01T10:30/run", "a=b:/c", "."])
+@pytest.mark.parametrize(
+  "path", ["run", "/tmp/run", "a:b", "runs/gs:/x", "C:/runs", "2024-01-01T10:30/run", "a=b:/c", "."]
+)
 def test_f59_plain_paths_are_taken(path):
   assert file_io.given(path, name="--workdir") == pathlib.Path(path)
 
@@ -72,14 +76,20 @@ def _no_space():
 @pytest.fixture
 def disks(tmp_path, monkeypatch):
   """A function that sets the bytes free in the file systems of a workdir, the temporary folder and the shared memory."""
-  place = {"workdir": tmp_path / "run", "temporary": tmp_path / "temporary", "shared": pathlib.Path("/dev/shm")}
+  place = {
+    "workdir": tmp_path / "run",
+    "temporary": tmp_path / "temporary",
+    "shared": pathlib.Path("/dev/shm"),
+  }
   for folder in place.values():
     folder.mkdir(exist_ok=True)
   monkeypatch.setenv("TMPDIR", str(place["temporary"]))
   found = dict.fromkeys(place, 2**40)
   devices = {str(path): number for number, path in enumerate(place.values())}
   free = {path: name for name, path in place.items()}
-  monkeypatch.setattr(shutil, "disk_usage", lambda path: _Usage(found[free[path]] if path in free else 2**40))
+  monkeypatch.setattr(
+    shutil, "disk_usage", lambda path: _Usage(found[free[path]] if path in free else 2**40)
+  )
   real = pathlib.Path.stat
 
   class _Stat(NamedTuple):
@@ -98,7 +108,10 @@ def disks(tmp_path, monkeypatch):
 def test_f56_the_file_system_that_is_full_is_named(disks, full):
   place, free = disks
   free[full] = 4096
-  with pytest.raises(OSError, match="no space is left") as error, loop._disk_errors(place["workdir"]):
+  with (
+    pytest.raises(OSError, match="no space is left") as error,
+    loop._disk_errors(place["workdir"]),
+  ):
     raise _no_space()
   told = str(error.value).split(": make some")[0]
   assert str(place[full]) in told
@@ -109,7 +122,10 @@ def test_f56_the_file_system_that_is_full_is_named(disks, full):
 
 def test_f56_where_no_file_system_is_full_now_all_are_listed(disks):
   place, _ = disks
-  with pytest.raises(OSError, match="that the error does not name") as error, loop._disk_errors(place["workdir"]):
+  with (
+    pytest.raises(OSError, match="that the error does not name") as error,
+    loop._disk_errors(place["workdir"]),
+  ):
     raise ValueError("tensorstore: No space left on device")
   assert all(str(path) in str(error.value) for path in place.values())
 
@@ -118,7 +134,10 @@ def test_f56_the_file_that_failed_is_named(disks, tmp_path):
   place, free = disks
   free["workdir"] = 0  # and still it is the other file
   other = tmp_path / "elsewhere" / "file"
-  with pytest.raises(OSError, match="no space is left in") as error, loop._disk_errors(place["workdir"]):
+  with (
+    pytest.raises(OSError, match="no space is left in") as error,
+    loop._disk_errors(place["workdir"]),
+  ):
     raise RuntimeError("a reader has failed") from OSError(errno.EDQUOT, "quota", str(other))
   assert f"no space is left in {other}: make some" in str(error.value)
 
@@ -126,7 +145,9 @@ def test_f56_the_file_that_failed_is_named(disks, tmp_path):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux only")
 def test_f56_files_of_a_run_know_their_name(tmp_path, monkeypatch):
   real = pathlib.Path.open
-  monkeypatch.setattr(pathlib.Path, "open", lambda self, mode, **more: real(pathlib.Path("/dev/full"), "wb"))
+  monkeypatch.setattr(
+    pathlib.Path, "open", lambda self, mode, **more: real(pathlib.Path("/dev/full"), "wb")
+  )
   with pytest.raises(OSError, match="No space left") as error:
     workdir.write_atomically(tmp_path / "results.json", "x" * 10**5)
   assert error.value.filename == str(tmp_path / "results.json")
@@ -142,12 +163,16 @@ def test_f56_files_of_a_run_know_their_name(tmp_path, monkeypatch):
     log.close()
 
 
-@pytest.mark.parametrize("error", [_no_space(), RuntimeError("tensorstore: No space left on device")])
+@pytest.mark.parametrize(
+  "error", [_no_space(), RuntimeError("tensorstore: No space left on device")]
+)
 def test_f56_other_programs_name_it_too(disks, capsys, error):
   disks[1]["shared"] = 0
   with pytest.raises(SystemExit), flags.errors_as_messages():
     raise error
-  assert capsys.readouterr().err.startswith("Error: no space is left in /dev/shm (0.0 MiB free): make some (")
+  assert capsys.readouterr().err.startswith(
+    "Error: no space is left in /dev/shm (0.0 MiB free): make some ("
+  )
 
 
 def test_f56_a_named_file_is_reported_once(capsys):
@@ -161,12 +186,16 @@ def test_f56_a_small_shared_memory_is_not_blamed_on_the_workdir(tmp_path):
   """Processes that load images share memory with the run."""
   program = [sys.executable, "-m", "experiments.train"]
   flags_of_run = runs.tiny_flags(tmp_path / "run", **{"data.workers": 2, "data.image_size": 224})
-  small = 'mount -t tmpfs -o size=4k,nr_inodes=2 tmpfs /dev/shm && : > /dev/shm/ballast && exec "$@"'
+  small = (
+    'mount -t tmpfs -o size=4k,nr_inodes=2 tmpfs /dev/shm && : > /dev/shm/ballast && exec "$@"'
+  )
   command = ["unshare", "-m", "sh", "-c", small, "sh", *program, *flags_of_run]
   if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
     pytest.skip("no mount namespace here")
   env = runs.environment()
-  done = subprocess.run(command, cwd=runs.ROOT, env=env, capture_output=True, text=True, timeout=600)
+  done = subprocess.run(
+    command, cwd=runs.ROOT, env=env, capture_output=True, text=True, timeout=600
+  )
   assert done.returncode == 1, done.stderr
   assert "Traceback" not in done.stderr, done.stderr
   assert "/dev/shm" in done.stderr.splitlines()[-1]

@@ -39,7 +39,11 @@ def _cases(num_positives=P, num_negatives=N):
     "nearly collapsed": (near(0.3, 1e-6, num_positives), near(0.3, 1e-6, num_negatives), 0.1),
     "reversed": (near(-0.5, 0.1, num_positives), near(0.5, 0.1, num_negatives), 0.03),
     "logits": (near(3.0, 5.0, num_positives), near(-8.0, 5.0, num_negatives), 0.1),
-    "integers with ties": (rng.integers(-3, 9, num_positives), rng.integers(-9, 5, num_negatives), 1.0),
+    "integers with ties": (
+      rng.integers(-3, 9, num_positives),
+      rng.integers(-9, 5, num_negatives),
+      1.0,
+    ),
   }
   return {name: (np.float32(h), np.float32(g), tau) for name, (h, g, tau) in cases.items()}
 
@@ -96,7 +100,11 @@ def _assert_any_algorithm(offset, spread, tau1, dtype, algorithms, counts):
     for found, wanted in zip(got, want):
       assert found.dtype == dtype
       np.testing.assert_allclose(
-        found, wanted, rtol=0, atol=_TOLERANCE * np.abs(wanted).max(), err_msg=f"{algorithm} {tau1=} {spread=}"
+        found,
+        wanted,
+        rtol=0,
+        atol=_TOLERANCE * np.abs(wanted).max(),
+        err_msg=f"{algorithm} {tau1=} {spread=}",
       )
 
 
@@ -114,17 +122,23 @@ class SortedTest(parameterized.TestCase):
     where = np.ones(len(values), bool)
     thresholds = np.float32([-0.7002, -0.701])
     tau = jnp.float32(0.1)
-    window = piecewise.PiecewisePolynomial(piecewise.ONE_SIDED_HUBER.pieces[:1], slope_is_linear=True)
+    window = piecewise.PiecewisePolynomial(
+      piecewise.ONE_SIDED_HUBER.pieces[:1], slope_is_linear=True
+    )
     got = piecewise.piecewise_sum(window, thresholds, values, where, tau)
     u = 1 + (np.float64(values[-1]) - np.float64(thresholds)) / np.float64(np.float32(0.1))
-    np.testing.assert_allclose(got, u**2, rtol=2e-3)  # u is 1e-4: its own rounding; prefix sums would give -1 to 1
+    np.testing.assert_allclose(
+      got, u**2, rtol=2e-3
+    )  # u is 1e-4: its own rounding; prefix sums would give -1 to 1
 
   @parameterized.parameters(1, 2, 7, 8, 9, 63, 64, 65, 511, 512, 513)
   def test_any_number_of_values(self, count):
     rng = np.random.default_rng(count)
     thresholds, values = np.float32(rng.normal(size=5)), np.float32(rng.normal(size=count))
     where = rng.random(count) < 0.8
-    got = piecewise.piecewise_sum(piecewise.ONE_SIDED_HUBER, thresholds, values, where, jnp.float32(0.5))
+    got = piecewise.piecewise_sum(
+      piecewise.ONE_SIDED_HUBER, thresholds, values, where, jnp.float32(0.5)
+    )
     x = (np.float64(values)[where] - np.float64(thresholds)[:, None]) / 0.5
     want = np.where(x > 0, 1 + 2 * x, np.square(np.maximum(1 + x, 0))).sum(1)
     np.testing.assert_allclose(got, want, rtol=2e-6, atol=1e-6)
@@ -153,7 +167,13 @@ class SortedTest(parameterized.TestCase):
     positive, negative, v = (np.float32(rng.integers(-8, 12, n) / 16) for n in (P, N, M))
 
     def gradient(algorithm):
-      options = {"prior": 0.3, "tau1": 0.3, "tau2": 0.05, "tpr_gradient": True, "algorithm": algorithm}
+      options = {
+        "prior": 0.3,
+        "tau1": 0.3,
+        "tau2": 0.05,
+        "tpr_gradient": True,
+        "algorithm": algorithm,
+      }
       return jax.jit(jax.grad(lambda h: soprc_loss(h, negative, v, **options)))(positive)
 
     want = gradient("dense")
@@ -172,20 +192,32 @@ class SortedTest(parameterized.TestCase):
     rng = np.random.default_rng(2)
     h, g, v = (np.float32(rng.uniform(-1, 1, (2, 3, n))) for n in (P, 90, M))
     masks = rng.random(h.shape) < 0.7, rng.random(g.shape) < 0.7
-    masks[0][0, 1], masks[1][1, 2] = False, False  # a list without a positive, another one without a negative
+    masks[0][0, 1], masks[1][1, 2] = (
+      False,
+      False,
+    )  # a list without a positive, another one without a negative
     h, g = np.where(masks[0], h, np.nan), np.where(masks[1], g, np.nan)
 
     def loss(h, g, v, positive_where, negative_where, algorithm, **options):
       where = {"positive_where": positive_where, "negative_where": negative_where}
       return soprc_loss(h, g, v, prior=0.1, algorithm=algorithm, **where, **options)
 
-    want = jax.jit(jax.value_and_grad(functools.partial(loss, algorithm="dense"), argnums=(0, 1)))(h, g, v, *masks)
+    want = jax.jit(jax.value_and_grad(functools.partial(loss, algorithm="dense"), argnums=(0, 1)))(
+      h, g, v, *masks
+    )
     by_device = jax.pmap(
-      jax.value_and_grad(functools.partial(loss, algorithm="sorted", axis_name="i"), argnums=(0, 1)), axis_name="i"
+      jax.value_and_grad(
+        functools.partial(loss, algorithm="sorted", axis_name="i"), argnums=(0, 1)
+      ),
+      axis_name="i",
     )(h, g, v, *masks)
-    per_list = jax.jit(jax.vmap(jax.vmap(functools.partial(loss, algorithm="sorted", reduce_fn=None))))(h, g, v, *masks)
+    per_list = jax.jit(
+      jax.vmap(jax.vmap(functools.partial(loss, algorithm="sorted", reduce_fn=None)))
+    )(h, g, v, *masks)
     np.testing.assert_allclose(by_device[0], np.repeat(want[0], 2), rtol=1e-6)
-    np.testing.assert_allclose(per_list, loss(h, g, v, *masks, algorithm="dense", reduce_fn=None), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+      per_list, loss(h, g, v, *masks, algorithm="dense", reduce_fn=None), rtol=1e-5, atol=1e-7
+    )
     for on_devices, wanted in zip(by_device[1], want[1]):
       scale = np.abs(wanted).max()
       # Both devices hold the loss of all lists, so its sum over them has twice the gradient.
@@ -211,7 +243,9 @@ class SortedTest(parameterized.TestCase):
     loss, gradients = _value_and_gradient("sorted")(positive, negative, v, 0.01, 0.1)
     assert 0 <= loss <= 1
     assert all(np.isfinite(gradient).all() for gradient in gradients)
-    np.testing.assert_allclose(loss, _value_and_gradient("dense")(positive, negative, v, 0.01, 0.1)[0], rtol=1e-5)
+    np.testing.assert_allclose(
+      loss, _value_and_gradient("dense")(positive, negative, v, 0.01, 0.1)[0], rtol=1e-5
+    )
 
   @parameterized.parameters(0, 1)
   def test_nan_is_not_hidden(self, argument):
@@ -222,17 +256,27 @@ class SortedTest(parameterized.TestCase):
 
   def test_tau_as_array_is_refused(self):
     positive, negative, tau1 = _cases()["typical"]
-    with self.assertRaisesRegex(ValueError, r"algorithm='sorted' needs scalar taus, got one of shape \(700,\)"):
-      soprc_loss(positive, negative, negative[:M], prior=0.1, tau1=np.full(N, tau1), algorithm="sorted")
+    with self.assertRaisesRegex(
+      ValueError, r"algorithm='sorted' needs scalar taus, got one of shape \(700,\)"
+    ):
+      soprc_loss(
+        positive, negative, negative[:M], prior=0.1, tau1=np.full(N, tau1), algorithm="sorted"
+      )
     with self.assertRaisesRegex(ValueError, "algorithm must be one of .*got 'fast'"):
       soprc_loss(positive, negative, negative[:M], prior=0.1, algorithm="fast")
 
   def test_float64_keeps_its_digits(self):
     with jax.enable_x64(True):
       positive, negative, tau1 = _cases()["typical"]
-      positive, negative, v = (jnp.asarray(a, jnp.float64) for a in (positive, negative, negative[:M]))
+      positive, negative, v = (
+        jnp.asarray(a, jnp.float64) for a in (positive, negative, negative[:M])
+      )
       got, want = (
-        jax.jit(jax.value_and_grad(lambda h, a=a: soprc_loss(h, negative, v, prior=0.1, tau1=tau1, algorithm=a)))(positive)
+        jax.jit(
+          jax.value_and_grad(
+            lambda h, a=a: soprc_loss(h, negative, v, prior=0.1, tau1=tau1, algorithm=a)
+          )
+        )(positive)
         for a in ("sorted", "dense")
       )
       np.testing.assert_allclose(got[0], want[0], rtol=1e-12)
@@ -256,7 +300,9 @@ def test_ten_million_negatives_fit():
 def _compiled(num_positives, num_negatives, **options):
   """XLA's program for loss and gradient."""
   shapes = [jax.ShapeDtypeStruct((n,), np.float32) for n in (num_positives, num_negatives, 100)]
-  loss = jax.value_and_grad(lambda h, g, v: soprc_loss(h, g, v, prior=0.01, **options), argnums=(0, 1))
+  loss = jax.value_and_grad(
+    lambda h, g, v: soprc_loss(h, g, v, prior=0.01, **options), argnums=(0, 1)
+  )
   return jax.jit(loss).lower(*shapes).compile()
 
 

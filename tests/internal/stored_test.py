@@ -14,7 +14,10 @@ class TestFiles:
   def test_what_is_no_json(self, tmp_path, content):
     path = tmp_path / "x.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"x.json is damaged \((.|\n)*\): remove it, and what it stands for is made again"):
+    with pytest.raises(
+      ValueError,
+      match=r"x.json is damaged \((.|\n)*\): remove it, and what it stands for is made again",
+    ):
       stored.read_json(path)
 
   @pytest.mark.parametrize(
@@ -33,12 +36,26 @@ class TestFiles:
   def test_shapes(self, content, told):
     assert stored.problem(content, SHAPE) == told
 
-  @hypothesis.given(content=broken_json.replaced({"a": 1.5, "b": [{"c": "x"}, {"c": None}], "d": {"x": 1}}))
+  @hypothesis.given(
+    content=broken_json.replaced({"a": 1.5, "b": [{"c": "x"}, {"c": None}], "d": {"x": 1}})
+  )
   def test_a_problem_is_found_exactly_where_there_is_one(self, content):
     def fits():
-      right = isinstance(content, dict) and type(content["a"]) in (int, float) and isinstance(content["b"], list)
-      entries = right and len(content["b"]) > 0 and all(type(entry["c"]) in (str, type(None)) for entry in content["b"])
-      return entries and isinstance(content["d"], dict) and all(type(value) is int for value in content["d"].values())
+      right = (
+        isinstance(content, dict)
+        and type(content["a"]) in (int, float)
+        and isinstance(content["b"], list)
+      )
+      entries = (
+        right
+        and len(content["b"]) > 0
+        and all(type(entry["c"]) in (str, type(None)) for entry in content["b"])
+      )
+      return (
+        entries
+        and isinstance(content["d"], dict)
+        and all(type(value) is int for value in content["d"].values())
+      )
 
     try:
       right = fits()

@@ -17,7 +17,9 @@ from soprc_jax.losses import blackbox
 from soprc_jax.memory import Memory
 
 _NUM_CASES = authors.num_cases("black_box")
-_CASE_OF_TIES = 3  # equal scores, which the loss ranks by their relevance and the authors' code as they stand
+_CASE_OF_TIES = (
+  3  # equal scores, which the loss ranks by their relevance and the authors' code as they stand
+)
 _LABELS = np.array([7, 2, 7, -5, 2, 7, 90, 2])  # three, three, one and one
 _STORED_LABELS = np.array([2, 7, 90, 7, 2])
 
@@ -41,7 +43,9 @@ def _authors_loss(embeddings, labels, earlier, lambda_, coef, margin, noise):
   of_rows, of_all = (None, None) if noise is None else (noise[0], noise[1].reshape(1, -1))
   queries = rankings(*rows, of_rows)
   pairs = rankings(*(part.reshape(1, -1) for part in batch), of_all)
-  within = blackbox._weighted_loss(queries, lambda_, jnp.broadcast_to((1 - coef) / len(labels), labels.shape))
+  within = blackbox._weighted_loss(
+    queries, lambda_, jnp.broadcast_to((1 - coef) / len(labels), labels.shape)
+  )
   return within + blackbox._weighted_loss(pairs, lambda_, coef[None])
 
 
@@ -50,19 +54,27 @@ def _check_golden(case, dtype, spoil=None):
   hparams |= {spoil: hparams[spoil] * 1.01} if spoil else {}
   step, earlier = jax.jit(jax.value_and_grad(_authors_loss)), []
   with jax.enable_x64(dtype == jnp.float64):
-    values = [jnp.asarray(hparams[name], dtype) for name in ("lambda_val", "interclass_coef", "margin")]
+    values = [
+      jnp.asarray(hparams[name], dtype) for name in ("lambda_val", "interclass_coef", "margin")
+    ]
     for t in range(authors.num_steps("black_box", case)):
       golden = authors.arrays("black_box", case, t)
-      noise = (golden["absnoise_cross"], golden["absnoise_flat"]) if "absnoise_flat" in golden else None
+      noise = (
+        (golden["absnoise_cross"], golden["absnoise_flat"]) if "absnoise_flat" in golden else None
+      )
       embeddings, labels = jnp.asarray(golden["emb"], dtype), jnp.asarray(golden["labels"])
       value, gradient = step(embeddings, labels, earlier, *values, noise)
       assert value.dtype == dtype
       authors.assert_matches(golden, float(value), np.asarray(gradient, np.float64), dtype)
       if not earlier and noise is None and case != _CASE_OF_TIES:
-        loss = functools.partial(losses.blackbox_ap_loss, lambda_=values[0], interclass_coef=values[1])
+        loss = functools.partial(
+          losses.blackbox_ap_loss, lambda_=values[0], interclass_coef=values[1]
+        )
         value, gradient = jax.jit(jax.value_and_grad(loss))(embeddings, labels)
         authors.assert_matches(golden, float(value), np.asarray(gradient, np.float64), dtype)
-      earlier = [*earlier, (embeddings @ embeddings.T, labels[:, None] == labels[None])][-hparams["batch_memory"] :]
+      earlier = [*earlier, (embeddings @ embeddings.T, labels[:, None] == labels[None])][
+        -hparams["batch_memory"] :
+      ]
       assert len(earlier) == golden["stored_batches_after"]
 
 
@@ -72,7 +84,9 @@ def test_matches_authors_code(case, dtype):
   _check_golden(case, dtype)
 
 
-@pytest.mark.parametrize(("case", "spoil"), [(1, "lambda_val"), (1, "interclass_coef"), (5, "margin")])
+@pytest.mark.parametrize(
+  ("case", "spoil"), [(1, "lambda_val"), (1, "interclass_coef"), (5, "margin")]
+)
 def test_a_corrupted_coefficient_is_noticed(case, spoil):
   with pytest.raises(AssertionError):
     _check_golden(case, jnp.float64, spoil)
@@ -98,11 +112,21 @@ def _ranking(scores, relevant, weight, lambda_):
     within = sum(ranks[j] <= ranks[i] for j in np.flatnonzero(relevant)) / len(scores)
     total += within / ranks[i]
     incoming[i] = weight * within / ranks[i] ** 2 / number
-  return weight * (1 - total / number), -(ranks - _ranks(scores + lambda_ * incoming, relevant)) / (lambda_ + 1e-8)
+  return weight * (1 - total / number), -(ranks - _ranks(scores + lambda_ * incoming, relevant)) / (
+    lambda_ + 1e-8
+  )
 
 
 def _reference(
-  embeddings, labels, where=None, memory=None, lambda_=5.0, coef=0.9, include_self=True, noise=None, margin=0.0
+  embeddings,
+  labels,
+  where=None,
+  memory=None,
+  lambda_=5.0,
+  coef=0.9,
+  include_self=True,
+  noise=None,
+  margin=0.0,
 ):
   """Value and gradient, one query at a time, on the valid images only."""
   kept = np.arange(len(labels)) if where is None else np.flatnonzero(where)
@@ -112,9 +136,13 @@ def _reference(
   for q in kept:
     others = [i for i in kept if include_self or i != q]
     scores = np.array([x[q] @ x[i] for i in others] + [x[q] @ memory_x[i] for i in stored])
-    relevant = np.array([labels[i] == labels[q] for i in others] + [memory.labels[i] == labels[q] for i in stored])
+    relevant = np.array(
+      [labels[i] == labels[q] for i in others] + [memory.labels[i] == labels[q] for i in stored]
+    )
     if noise is not None:
-      scores = scores - margin * noise[0][q][[*others, *(len(labels) + i for i in stored)]] * (relevant - 0.5)
+      scores = scores - margin * noise[0][q][[*others, *(len(labels) + i for i in stored)]] * (
+        relevant - 0.5
+      )
     if relevant.sum() > include_self and not relevant.all():
       queries.append((q, others, scores, relevant))
   for q, others, scores, relevant in queries:
@@ -144,17 +172,43 @@ def _jitted(**options):
   def loss_fn(embeddings, labels, where, memory, lambda_, coef, margin, key):
     more = {} if key is None else {"margin": margin, "key": key}
     return losses.blackbox_ap_loss(
-      embeddings, labels, where=where, memory=memory, lambda_=lambda_, interclass_coef=coef, **more, **options
+      embeddings,
+      labels,
+      where=where,
+      memory=memory,
+      lambda_=lambda_,
+      interclass_coef=coef,
+      **more,
+      **options,
     )
 
   return jax.jit(jax.value_and_grad(loss_fn))
 
 
-def _run(embeddings, labels, where=None, memory=None, lambda_=5.0, coef=0.9, margin=0.0, key=None, **options):
+def _run(
+  embeddings,
+  labels,
+  where=None,
+  memory=None,
+  lambda_=5.0,
+  coef=0.9,
+  margin=0.0,
+  key=None,
+  **options,
+):
   """In float64, so that near ties are ordered as in the loops."""
   where = np.ones(len(labels), bool) if where is None else where
   with jax.enable_x64(True):
-    arguments = (np.float64(embeddings), labels, where, memory, np.float64(lambda_), np.float64(coef), margin, key)
+    arguments = (
+      np.float64(embeddings),
+      labels,
+      where,
+      memory,
+      np.float64(lambda_),
+      np.float64(coef),
+      margin,
+      key,
+    )
     value, gradient = _jitted(**options)(*jax.tree.map(jnp.asarray, arguments))
     return float(value), np.asarray(gradient)
 
@@ -184,7 +238,10 @@ def _memory(where=(1, 1, 1, 0, 1)):
 def test_value_and_gradient_by_loops(include_self, seed, where, lambda_, coef):
   labels, where = np.random.default_rng(seed).integers(0, 3, 8), np.array(where)
   got = _run(_unit(seed), labels, where, lambda_=lambda_, coef=coef, include_self=include_self)
-  _check(got, _reference(_unit(seed), labels, where, lambda_=lambda_, coef=coef, include_self=include_self))
+  _check(
+    got,
+    _reference(_unit(seed), labels, where, lambda_=lambda_, coef=coef, include_self=include_self),
+  )
   np.testing.assert_array_equal(got[1][~where], 0)
 
 
@@ -213,8 +270,15 @@ def test_batches_one_after_the_other_with_the_carried_memory():
     embeddings = _unit(seed)
     current = memory.current(state)
     earlier = seen[-12:]
-    by_hand = Memory(earlier, np.tile(_LABELS, 3)[len(seen) - len(earlier) : len(seen)], np.ones(len(earlier), bool))
-    _check(_run(embeddings, _LABELS, memory=current, coef=0.5), _reference(embeddings, _LABELS, memory=by_hand, coef=0.5))
+    by_hand = Memory(
+      earlier,
+      np.tile(_LABELS, 3)[len(seen) - len(earlier) : len(seen)],
+      np.ones(len(earlier), bool),
+    )
+    _check(
+      _run(embeddings, _LABELS, memory=current, coef=0.5),
+      _reference(embeddings, _LABELS, memory=by_hand, coef=0.5),
+    )
     state = memory.update(None, state, embeddings=embeddings, labels=_LABELS)[1]
     seen = np.concatenate([seen, embeddings])
 
@@ -248,7 +312,9 @@ def test_margin_draws_from_the_key_alone():
 
   assert run(0, 0.5) == run(0, 0.5)
   assert run(0, 0.5) != run(1, 0.5)
-  np.testing.assert_allclose([run(0, 0.0), run(1, 0.0)], _value_and_grad(_unit(), _LABELS)[0], rtol=1e-6)
+  np.testing.assert_allclose(
+    [run(0, 0.0), run(1, 0.0)], _value_and_grad(_unit(), _LABELS)[0], rtol=1e-6
+  )
   assert run(0, 50.0) > 0.4  # only the noise is left, and it always ranks negatives first
 
 
@@ -296,7 +362,9 @@ def test_without_a_ranking_it_is_zero_without_gradient(labels, where):
     np.testing.assert_array_equal(gradient, 0)
 
 
-@pytest.mark.parametrize("embeddings", [np.zeros((8, 4)), np.full((8, 4), 0.5)], ids=["zero", "all_equal"])
+@pytest.mark.parametrize(
+  "embeddings", [np.zeros((8, 4)), np.full((8, 4), 0.5)], ids=["zero", "all_equal"]
+)
 def test_a_collapsed_batch_is_finite_and_not_perfect(embeddings):
   value, gradient = _run(embeddings, _LABELS)
   np.testing.assert_allclose(value, _reference(embeddings, _LABELS)[0], atol=1e-12)
@@ -316,7 +384,9 @@ def test_half_precision_is_computed_in_float32():
     embeddings = jnp.asarray(_unit(), dtype)
     value, _ = _value_and_grad(embeddings, _LABELS)
     assert value.dtype == jnp.float32
-    np.testing.assert_allclose(value, _value_and_grad(embeddings.astype(jnp.float32), _LABELS)[0], rtol=1e-6)
+    np.testing.assert_allclose(
+      value, _value_and_grad(embeddings.astype(jnp.float32), _LABELS)[0], rtol=1e-6
+    )
 
 
 def test_vmap_over_batches():
@@ -375,15 +445,22 @@ def test_two_devices_equal_one(kind, margin):
     _, state = memory.update(None, state, embeddings=embeddings, labels=labels, where=where)
     return loss, gradient, state
 
-  single, mapped = jax.jit(step), mapping.on_devices(functools.partial(step, axis_name=mapping.AXIS), kind)
+  single, mapped = (
+    jax.jit(step),
+    mapping.on_devices(functools.partial(step, axis_name=mapping.AXIS), kind),
+  )
   expected = make().init(None)
   state = mapping.replicate(expected)
   for batch in inputs:
     loss, gradient, expected = single(kernel, expected, batch, _LABELS, where)
     got = mapped(mapping.replicate(kernel), state, *map(mapping.split, (batch, _LABELS, where)))
     state = got[2]
-    chex.assert_trees_all_close((got[0], state), mapping.replicate((loss, expected)), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(got[1], mapping.replicate(gradient), rtol=0, atol=1e-4 * np.abs(gradient).max())
+    chex.assert_trees_all_close(
+      (got[0], state), mapping.replicate((loss, expected)), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(
+      got[1], mapping.replicate(gradient), rtol=0, atol=1e-4 * np.abs(gradient).max()
+    )
     assert np.abs(gradient).max() > 1e-4
 
 
@@ -396,6 +473,9 @@ def test_f67_labels_may_be_booleans(jitted):
 
 
 def test_f46_more_pairs_than_int32_counts_are_an_error():
-  images = jax.ShapeDtypeStruct((46_341, 2), jnp.float32), jax.ShapeDtypeStruct((46_341,), jnp.int32)
+  images = (
+    jax.ShapeDtypeStruct((46_341, 2), jnp.float32),
+    jax.ShapeDtypeStruct((46_341,), jnp.int32),
+  )
   with pytest.raises(ValueError, match="got 46,341 images"):
     jax.eval_shape(functools.partial(losses.blackbox_ap_loss, max_positives=3), *images)

@@ -40,16 +40,29 @@ _CASES = {
     lambda h: {"negative_margin": h["thres"][0], "positive_margin": h["thres"][1]},
     lambda h: {"average_active": bool(h.get("norm", False))},
   ),
-  "triplet": Case(losses.triplet_loss, lambda h: {"margin": h["thres"]}, lambda h: {"max_positives": 3}),
-  "multi_similarity": Case(
-    losses.multi_similarity_loss, lambda h: {"alpha": h["alpha"], "beta": h["beta"], "base": h["thres"]}
+  "triplet": Case(
+    losses.triplet_loss, lambda h: {"margin": h["thres"]}, lambda h: {"max_positives": 3}
   ),
-  "smooth_ap": Case(losses.smooth_ap_loss, lambda h: {"tau": h["anneal"]}, lambda h: {"max_positives": 3}),
+  "multi_similarity": Case(
+    losses.multi_similarity_loss,
+    lambda h: {"alpha": h["alpha"], "beta": h["beta"], "base": h["thres"]},
+  ),
+  "smooth_ap": Case(
+    losses.smooth_ap_loss, lambda h: {"tau": h["anneal"]}, lambda h: {"max_positives": 3}
+  ),
   "fast_ap": Case(losses.fast_ap_loss, static=lambda h: {"num_bins": h["num_bins"]}),
   "list_wise": Case(losses.listwise_ap_loss, static=lambda h: {"num_bins": h["nq"]}),
-  "auc_huber": Case(losses.auroc_loss, lambda h: {"tau": h["temp"]}, lambda h: {"surrogate": "huber", "max_positives": 3}),
+  "auc_huber": Case(
+    losses.auroc_loss,
+    lambda h: {"tau": h["temp"]},
+    lambda h: {"surrogate": "huber", "max_positives": 3},
+  ),
   "auc_lg": Case(losses.auroc_loss, static=lambda h: {"surrogate": "logistic", "max_positives": 3}),
-  "auc_sgm": Case(losses.auroc_loss, lambda h: {"tau": h["temp"]}, lambda h: {"surrogate": "sigmoid", "max_positives": 3}),
+  "auc_sgm": Case(
+    losses.auroc_loss,
+    lambda h: {"tau": h["temp"]},
+    lambda h: {"surrogate": "sigmoid", "max_positives": 3},
+  ),
 }
 
 
@@ -66,12 +79,18 @@ def _check_golden(name, index, dtype, spoil=1.0):
   static = tuple(sorted(case.static(hparams).items()))
   with jax.enable_x64(dtype == jnp.float64):
     embeddings = jnp.asarray(golden["emb"], dtype)
-    arguments = {key: jnp.asarray(value * spoil, dtype) for key, value in case.arguments(hparams).items()}
-    value, gradient = _compiled(name, static)(embeddings, jnp.asarray(golden["labels"]), **arguments)
+    arguments = {
+      key: jnp.asarray(value * spoil, dtype) for key, value in case.arguments(hparams).items()
+    }
+    value, gradient = _compiled(name, static)(
+      embeddings, jnp.asarray(golden["labels"]), **arguments
+    )
     assert value.dtype == dtype
     value, gradient = float(value), np.asarray(gradient, np.float64)
   # A query's similarity 1 to itself is the kink of list_wise's first bin: in float32 the radial part is arbitrary.
-  authors.assert_matches(golden, value, gradient, dtype, radial=(name, dtype) != ("list_wise", jnp.float32))
+  authors.assert_matches(
+    golden, value, gradient, dtype, radial=(name, dtype) != ("list_wise", jnp.float32)
+  )
 
 
 _ALL_CASES = [(name, index) for name in _CASES for index in range(authors.num_cases(name))]
@@ -88,7 +107,9 @@ def test_matches_authors_code(name, index, dtype):
   [
     name
     for name in _CASES
-    if _CASES[name].arguments({"thres": (1, 1), **dict.fromkeys(("alpha", "beta", "anneal", "temp"), 1)})
+    if _CASES[name].arguments(
+      {"thres": (1, 1), **dict.fromkeys(("alpha", "beta", "anneal", "temp"), 1)}
+    )
   ],
 )
 def test_a_corrupted_coefficient_is_noticed(name):
@@ -107,7 +128,9 @@ def test_a_corrupted_number_of_bins_is_noticed(name, bins, monkeypatch):
 def test_a_query_left_out_of_its_own_list_is_noticed(monkeypatch):
   # auc_lg has no coefficient to corrupt.
   real = _CASES["auc_lg"]
-  monkeypatch.setitem(_CASES, "auc_lg", real._replace(static=lambda h: real.static(h) | {"include_self": False}))
+  monkeypatch.setitem(
+    _CASES, "auc_lg", real._replace(static=lambda h: real.static(h) | {"include_self": False})
+  )
   with pytest.raises(AssertionError):
     _check_golden("auc_lg", 1, jnp.float64)
 
@@ -123,8 +146,12 @@ def _xbm(embeddings, labels, *, where=None, axis_name=None):
 
 
 def _blackbox_with_memory(embeddings, labels, *, where=None, axis_name=None):
-  stored = memory_lib.Memory(jnp.asarray(_embeddings(6, seed=9)), jnp.array([7, 2, 2, 90, 1, 1]), jnp.arange(6) != 3)
-  return losses.blackbox_ap_loss(embeddings, labels, memory=stored, where=where, axis_name=axis_name)
+  stored = memory_lib.Memory(
+    jnp.asarray(_embeddings(6, seed=9)), jnp.array([7, 2, 2, 90, 1, 1]), jnp.arange(6) != 3
+  )
+  return losses.blackbox_ap_loss(
+    embeddings, labels, memory=stored, where=where, axis_name=axis_name
+  )
 
 
 _LOSSES = {
@@ -180,7 +207,9 @@ def _embeddings(count=8, dim=4, seed=0):
 
 @pytest.mark.parametrize("name", list(_LOOPS))
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("labels", [_LABELS, np.array([3, 3, 3, 3, 3, 0, 0, 1])], ids=["unsorted", "five_two_one"])
+@pytest.mark.parametrize(
+  "labels", [_LABELS, np.array([3, 3, 3, 3, 3, 0, 0, 1])], ids=["unsorted", "five_two_one"]
+)
 def test_value_by_plain_loops_with_unequal_classes(name, masked, labels):
   where = np.array([1, 1, 0, 1, 1, 1, 1, 0], bool) if masked else np.ones(8, bool)
   value, _ = _run(name, _embeddings(), labels, where)
@@ -194,7 +223,9 @@ def test_permutation_of_the_batch_changes_nothing(name):
   value, gradient = _run(name, embeddings, _LABELS)
   permuted_value, permuted_gradient = _run(name, embeddings[order], _LABELS[order])
   np.testing.assert_allclose(permuted_value, value, rtol=1e-5)
-  np.testing.assert_allclose(permuted_gradient, gradient[order], atol=1e-5 * max(np.abs(gradient).max(), 1))
+  np.testing.assert_allclose(
+    permuted_gradient, gradient[order], atol=1e-5 * max(np.abs(gradient).max(), 1)
+  )
   assert value > 0
   assert np.abs(gradient).max() > 0
 
@@ -275,14 +306,18 @@ def test_bfloat16_embeddings_are_promoted(name):
   every = jnp.ones(len(_LABELS), bool)
   value, _ = _jitted(name)(embeddings, jnp.asarray(_LABELS), every)
   assert value.dtype == jnp.float32
-  np.testing.assert_allclose(value, _run(name, embeddings.astype(jnp.float32), _LABELS)[0], rtol=1e-6)
+  np.testing.assert_allclose(
+    value, _run(name, embeddings.astype(jnp.float32), _LABELS)[0], rtol=1e-6
+  )
 
 
 @_each_loss
 def test_vmap_and_concrete_labels_equal_the_jitted_value(name):
   batches = np.stack([_embeddings(seed=seed) for seed in range(3)])
   mapped = jax.jit(jax.vmap(lambda e: _LOSSES[name](e, jnp.asarray(_LABELS))))(batches)
-  np.testing.assert_allclose(mapped, [_run(name, batch, _LABELS)[0] for batch in batches], rtol=1e-5)
+  np.testing.assert_allclose(
+    mapped, [_run(name, batch, _LABELS)[0] for batch in batches], rtol=1e-5
+  )
 
 
 @_each_loss
@@ -295,7 +330,12 @@ def test_two_devices_equal_one(name, kind):
     # image to itself is a kink of some losses, and rounding decides on which side it lies.
     def loss_fn(scale):
       e_scaled = e * scale
-      return _LOSSES[name](e_scaled / jnp.linalg.norm(e_scaled, axis=-1, keepdims=True), y, where=w, axis_name=axis_name)
+      return _LOSSES[name](
+        e_scaled / jnp.linalg.norm(e_scaled, axis=-1, keepdims=True),
+        y,
+        where=w,
+        axis_name=axis_name,
+      )
 
     return jax.value_and_grad(loss_fn)(jnp.ones((1, 4)))
 
@@ -313,12 +353,24 @@ def test_two_devices_equal_one(name, kind):
 @pytest.mark.parametrize(
   ("make", "message"),
   [
-    (lambda: losses.auroc_loss(_embeddings(), _LABELS, surrogate="hinge"), "surrogate must be one of"),
-    (lambda: losses.auroc_loss(_embeddings(), _LABELS, tau=0.0), r"tau must lie in \(0, inf\), got 0"),
+    (
+      lambda: losses.auroc_loss(_embeddings(), _LABELS, surrogate="hinge"),
+      "surrogate must be one of",
+    ),
+    (
+      lambda: losses.auroc_loss(_embeddings(), _LABELS, tau=0.0),
+      r"tau must lie in \(0, inf\), got 0",
+    ),
     (lambda: losses.smooth_ap_loss(_embeddings(), _LABELS, tau=-1.0), "tau must lie in"),
     (lambda: losses.multi_similarity_loss(_embeddings(), _LABELS, alpha=0.0), "alpha must lie in"),
-    (lambda: losses.fast_ap_loss(_embeddings(), _LABELS, num_bins=0), "num_bins must be an integer, at least 1; got 0"),
-    (lambda: losses.fast_ap_loss(_embeddings(), _LABELS, num_bins=2.5), "num_bins must be an integer, at least 1; got 2.5"),
+    (
+      lambda: losses.fast_ap_loss(_embeddings(), _LABELS, num_bins=0),
+      "num_bins must be an integer, at least 1; got 0",
+    ),
+    (
+      lambda: losses.fast_ap_loss(_embeddings(), _LABELS, num_bins=2.5),
+      "num_bins must be an integer, at least 1; got 2.5",
+    ),
     (
       lambda: losses.smooth_ap_loss(_embeddings(), _LABELS, max_positives=0),
       "max_positives must be an integer, at least 1; got 0",
@@ -327,8 +379,14 @@ def test_two_devices_equal_one(name, kind):
       lambda: losses.auroc_loss(_embeddings(), _LABELS, max_positives=1),
       "max_positives=1 is too small: .* has 2 positives",
     ),
-    (lambda: losses.contrastive_loss(_embeddings(), _LABELS, negative_margin=np.nan), "negative_margin must lie in"),
-    (lambda: losses.listwise_ap_loss(_embeddings(), _LABELS, num_bins=1), "num_bins must be an integer, at least 2; got 1"),
+    (
+      lambda: losses.contrastive_loss(_embeddings(), _LABELS, negative_margin=np.nan),
+      "negative_margin must lie in",
+    ),
+    (
+      lambda: losses.listwise_ap_loss(_embeddings(), _LABELS, num_bins=1),
+      "num_bins must be an integer, at least 2; got 1",
+    ),
   ],
 )
 def test_bad_hyperparameters_are_named(make, message):
@@ -342,7 +400,9 @@ def test_memory_at_batch_1024(name, known):
   labels = np.repeat(np.arange(256), 4)
   embeddings = jax.ShapeDtypeStruct((1024, 512), jnp.float32)
   if known:
-    compiled = jax.jit(jax.value_and_grad(lambda e: _LOSSES[name](e, labels))).lower(embeddings).compile()
+    compiled = (
+      jax.jit(jax.value_and_grad(lambda e: _LOSSES[name](e, labels))).lower(embeddings).compile()
+    )
   else:
     loss = jax.jit(jax.value_and_grad(_LOSSES[name]))
     compiled = loss.lower(embeddings, jax.ShapeDtypeStruct((1024,), jnp.int32)).compile()
@@ -378,9 +438,16 @@ def test_f58_estimators_under_strict_promotion(dtype):
 
     def loss_fn(scores, prior):
       masks = lists.masks
-      lists_of_scores = jnp.where(lists.positive_where, scores, 0), jnp.where(lists.negative_where, scores, 0)
+      lists_of_scores = (
+        jnp.where(lists.positive_where, scores, 0),
+        jnp.where(lists.negative_where, scores, 0),
+      )
       loss = soprc_jax.soprc_loss(*lists_of_scores, v, prior=prior, **masks)
-      return loss + soprc_jax.ap_loss(*lists_of_scores, **masks) + soprc_jax.semi_variance(*lists_of_scores, **masks)
+      return (
+        loss
+        + soprc_jax.ap_loss(*lists_of_scores, **masks)
+        + soprc_jax.semi_variance(*lists_of_scores, **masks)
+      )
 
     for prior in (0.1, jnp.float32(0.1), np.float16(0.1)):
       value, gradient = jax.jit(jax.value_and_grad(loss_fn))(scores, prior)

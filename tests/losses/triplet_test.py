@@ -44,15 +44,21 @@ class TripletLossTest(chex.TestCase):
   def test_default_margin(self):
     labels = np.array([0, 0, 1, 1])
     np.testing.assert_allclose(
-      losses.triplet_loss(_embeddings(1, 4), labels), _reference(_embeddings(1, 4), labels, 0.1), rtol=1e-5
+      losses.triplet_loss(_embeddings(1, 4), labels),
+      _reference(_embeddings(1, 4), labels, 0.1),
+      rtol=1e-5,
     )
 
-  @hypothesis.given(st.permutations(range(7)), st.lists(st.booleans(), min_size=7, max_size=7), st.integers(0, 99))
+  @hypothesis.given(
+    st.permutations(range(7)), st.lists(st.booleans(), min_size=7, max_size=7), st.integers(0, 99)
+  )
   def test_order_and_masked_images_change_nothing(self, order, where, seed):
     order, where = np.array(order), np.array(where)
     labels, embeddings = np.random.default_rng(seed).integers(0, 3, 7), _embeddings(seed, 7)
     want, grad = _value_and_grad(embeddings, labels, where=where)
-    np.testing.assert_allclose(want, _reference(embeddings, labels, 0.1, where), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+      want, _reference(embeddings, labels, 0.1, where), rtol=1e-4, atol=1e-6
+    )
     np.testing.assert_array_equal(grad[~where], 0)
     # What stands in a masked slot plays no role.
     masked = np.where(where[:, None], embeddings, _embeddings(seed + 1, 7))
@@ -66,20 +72,26 @@ class TripletLossTest(chex.TestCase):
     ("one_image_left", [1, 1, 2, 2], [True, False, False, False]),
   )
   def test_without_a_triplet_it_is_zero_without_gradient(self, labels, where):
-    value, grad = _value_and_grad(_embeddings(0, 4), jnp.array(labels), where=None if where is None else jnp.array(where))
+    value, grad = _value_and_grad(
+      _embeddings(0, 4), jnp.array(labels), where=None if where is None else jnp.array(where)
+    )
     self.assertEqual(value, 0)
     np.testing.assert_array_equal(grad, 0)
 
   def test_zero_and_equal_embeddings_have_finite_gradients(self):
     for embeddings in (jnp.zeros((4, 2)), jnp.ones((4, 2)) / np.sqrt(2)):
       value, grad = _value_and_grad(embeddings, jnp.array([0, 0, 1, 1]), margin=0.1)
-      np.testing.assert_allclose(value, 0.2, rtol=1e-4)  # two triplets an anchor, each short of the margin
+      np.testing.assert_allclose(
+        value, 0.2, rtol=1e-4
+      )  # two triplets an anchor, each short of the margin
       chex.assert_tree_all_finite(grad)
 
   def test_bound_on_positives_that_no_class_exceeds_changes_nothing(self):
     labels, embeddings = np.array([0, 1, 0, 1, 0, 2]), _embeddings(3, 6)
     np.testing.assert_allclose(
-      losses.triplet_loss(embeddings, labels, max_positives=2), losses.triplet_loss(embeddings, labels), rtol=1e-6
+      losses.triplet_loss(embeddings, labels, max_positives=2),
+      losses.triplet_loss(embeddings, labels),
+      rtol=1e-6,
     )
 
   def test_negative_margin_is_refused(self):

@@ -26,7 +26,9 @@ def _sequence_step(size, dim, start_after):
   def step(state, embeddings, labels, negative_margin):
     def loss_fn(embeddings):
       ahead = memory.lookahead(state, embeddings, labels)
-      return losses.xbm_contrastive_loss(embeddings, labels, ahead, negative_margin=negative_margin, include_self=True)
+      return losses.xbm_contrastive_loss(
+        embeddings, labels, ahead, negative_margin=negative_margin, include_self=True
+      )
 
     value, gradient = jax.value_and_grad(loss_fn)(embeddings)
     return value, gradient, memory.update(None, state, embeddings=embeddings, labels=labels)[1]
@@ -41,7 +43,9 @@ def _check_golden(case, dtype, spoil=1.0):
     for t in range(authors.num_steps("xbm_contrastive", case)):
       golden = authors.arrays("xbm_contrastive", case, t)
       margin = jnp.asarray(hparams["thres"] * spoil, dtype)
-      value, gradient, state = step(state, jnp.asarray(golden["emb"], dtype), jnp.asarray(golden["labels"]), margin)
+      value, gradient, state = step(
+        state, jnp.asarray(golden["emb"], dtype), jnp.asarray(golden["labels"]), margin
+      )
       assert value.dtype == dtype
       authors.assert_matches(golden, float(value), np.asarray(gradient, np.float64), dtype)
       # The reference counts the calls before the start down, and knows no memory that is full by chance.
@@ -118,9 +122,12 @@ def test_masks_and_own_slots_by_loops():
   np.testing.assert_array_equal(got[1][2], 0)
   # What stands in masked slots plays no role.
   other = memory._replace(
-    embeddings=np.where(_STORED[:, None], memory.embeddings, 9), labels=np.where(_STORED, memory.labels, 7)
+    embeddings=np.where(_STORED[:, None], memory.embeddings, 9),
+    labels=np.where(_STORED, memory.labels, 7),
   )
-  _check(_value_and_grad(np.where(where[:, None], embeddings, 9), _LABELS, other, where=where), want)
+  _check(
+    _value_and_grad(np.where(where[:, None], embeddings, 9), _LABELS, other, where=where), want
+  )
 
 
 def test_default_leaves_the_own_entry_out_and_include_self_only_adds_a_radial_part():
@@ -130,9 +137,9 @@ def test_default_leaves_the_own_entry_out_and_include_self_only_adds_a_radial_pa
   ahead = memory.lookahead(state, embeddings, _LABELS)
   got = _value_and_grad(embeddings, _LABELS, ahead)
   _check(got, _reference(embeddings, _LABELS, ahead))
-  meets = jax.jit(jax.value_and_grad(functools.partial(losses.xbm_contrastive_loss, include_self=True)))(
-    embeddings, _LABELS, ahead
-  )
+  meets = jax.jit(
+    jax.value_and_grad(functools.partial(losses.xbm_contrastive_loss, include_self=True))
+  )(embeddings, _LABELS, ahead)
   np.testing.assert_allclose(meets[0], got[0], atol=1e-6)
   np.testing.assert_allclose(meets[1] - got[1], -embeddings / 6, atol=1e-6)
   # The first batch alone is the contrastive loss of the batch with half of its gradient.
@@ -153,7 +160,10 @@ def test_before_the_start_it_is_the_contrastive_loss_of_the_batch():
     )
 
   got = jax.value_and_grad(loss_fn)(embeddings)
-  _check(got, jax.value_and_grad(lambda e: losses.contrastive_loss(e, _LABELS, where=where) / 5)(embeddings))
+  _check(
+    got,
+    jax.value_and_grad(lambda e: losses.contrastive_loss(e, _LABELS, where=where) / 5)(embeddings),
+  )
 
 
 def test_memory_of_several_batches_holds_earlier_batches_but_not_the_own_entry():
@@ -175,7 +185,9 @@ def test_order_of_batch_and_memory_changes_nothing():
   memory, embeddings = _memory(own), _unit(0, 6)
   value, gradient = _value_and_grad(embeddings, _LABELS, memory)
   moved_own = np.array([np.flatnonzero(slots == slot)[0] if slot >= 0 else -1 for slot in own])
-  moved = Memory(memory.embeddings[slots], memory.labels[slots], memory.where[slots], moved_own[order])
+  moved = Memory(
+    memory.embeddings[slots], memory.labels[slots], memory.where[slots], moved_own[order]
+  )
   _check(_value_and_grad(embeddings[order], _LABELS[order], moved), (value, gradient[order]))
 
 
@@ -187,7 +199,9 @@ def test_order_of_batch_and_memory_changes_nothing():
   ],
 )
 def test_without_a_pair_it_is_zero_without_gradient(labels, stored, where):
-  value, gradient = _value_and_grad(_unit(0, 6), labels, _memory()._replace(where=stored), where=where)
+  value, gradient = _value_and_grad(
+    _unit(0, 6), labels, _memory()._replace(where=stored), where=where
+  )
   assert value == 0
   np.testing.assert_array_equal(gradient, 0)
 
@@ -210,13 +224,17 @@ def test_half_precision_is_computed_in_float32():
     embeddings = jnp.asarray(_unit(0, 6), dtype)
     value = losses.xbm_contrastive_loss(embeddings, _LABELS, _memory())
     assert value.dtype == jnp.float32
-    np.testing.assert_allclose(value, _reference(np.float32(embeddings), _LABELS, _memory())[0], rtol=1e-5)
+    np.testing.assert_allclose(
+      value, _reference(np.float32(embeddings), _LABELS, _memory())[0], rtol=1e-5
+    )
 
 
 def test_vmap_over_batches():
   batches = np.stack([_unit(seed, 6) for seed in range(3)])
   got = jax.vmap(lambda e: losses.xbm_contrastive_loss(e, _LABELS, _memory()))(batches)
-  np.testing.assert_allclose(got, [_reference(e, _LABELS, _memory())[0] for e in batches], rtol=1e-5)
+  np.testing.assert_allclose(
+    got, [_reference(e, _LABELS, _memory())[0] for e in batches], rtol=1e-5
+  )
 
 
 def test_own_must_be_that_of_the_batch():
@@ -239,7 +257,9 @@ def test_two_devices_equal_one(kind, start_after):
       embeddings = inputs @ kernel
       embeddings /= jnp.linalg.norm(embeddings, axis=1, keepdims=True)
       ahead = memory.lookahead(state, embeddings, labels, where)
-      loss = losses.xbm_contrastive_loss(embeddings, labels, ahead, where=where, axis_name=axis_name)
+      loss = losses.xbm_contrastive_loss(
+        embeddings, labels, ahead, where=where, axis_name=axis_name
+      )
       return loss, embeddings
 
     (loss, embeddings), gradient = jax.value_and_grad(loss_fn, has_aux=True)(kernel)
@@ -248,12 +268,22 @@ def test_two_devices_equal_one(kind, start_after):
     _, state = memory.update(None, state, embeddings=embeddings, labels=labels, where=where)
     return loss, gradient, state
 
-  single, mapped = jax.jit(step), mapping.on_devices(functools.partial(step, axis_name=mapping.AXIS), kind)
+  single, mapped = (
+    jax.jit(step),
+    mapping.on_devices(functools.partial(step, axis_name=mapping.AXIS), kind),
+  )
   expected = state = embedding_memory(11, 4).init(None)
   state = mapping.replicate(state)
   for t in range(3):
     loss, gradient, expected = single(kernel, expected, inputs[t], labels, where)
-    got = mapped(mapping.replicate(kernel), state, mapping.split(inputs[t]), *map(mapping.split, (labels, where)))
+    got = mapped(
+      mapping.replicate(kernel),
+      state,
+      mapping.split(inputs[t]),
+      *map(mapping.split, (labels, where)),
+    )
     state = got[2]
-    chex.assert_trees_all_close(got, mapping.replicate((loss, gradient, expected)), rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(
+      got, mapping.replicate((loss, gradient, expected)), rtol=1e-4, atol=1e-6
+    )
   assert np.abs(gradient).max() > 1e-2

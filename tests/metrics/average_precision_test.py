@@ -18,7 +18,9 @@ L = 9
 # Few distinct values: most lists have ties.
 _TIED = hnp.arrays(np.float32, (2, L), elements=st.integers(-3, 3).map(lambda i: np.float32(i / 3)))
 _SCORES = st.one_of(_TIED, hnp.arrays(np.float32, (2, L), elements=st.floats(-1e3, 1e3, width=32)))
-_NORMAL = hnp.arrays(np.float32, (2, L), elements=st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False))
+_NORMAL = hnp.arrays(
+  np.float32, (2, L), elements=st.floats(-(2.0**100), 2.0**100, width=32, allow_subnormal=False)
+)
 _LABELS = hnp.arrays(np.int32, (2, L), elements=st.integers(0, 1))
 _MASKS = hnp.arrays(bool, (2, L))
 
@@ -32,11 +34,15 @@ class AuprcTest(chex.TestCase):
   @hypothesis.given(scores=_SCORES, labels=_LABELS)
   def test_equals_scikit_learn(self, scores, labels):
     labels[:, 0] = 1  # scikit-learn warns without a positive
-    expected = [sklearn.metrics.average_precision_score(y, s) for y, s in zip(labels, scores, strict=True)]
+    expected = [
+      sklearn.metrics.average_precision_score(y, s) for y, s in zip(labels, scores, strict=True)
+    ]
     np.testing.assert_allclose(self.variant(metrics.auprc)(scores, labels), expected, rtol=1e-6)
 
   @chex.all_variants(with_pmap=False)
-  @hypothesis.given(scores=_SCORES, labels=_LABELS, where=_MASKS, prior=st.sampled_from([1e-4, 0.1, 0.5, 1.0]))
+  @hypothesis.given(
+    scores=_SCORES, labels=_LABELS, where=_MASKS, prior=st.sampled_from([1e-4, 0.1, 0.5, 1.0])
+  )
   def test_prior_and_mask_match_brute_force(self, scores, labels, where, prior):
     got = self.variant(_at_prior)(scores, labels, prior, where)
     rows = [(s[m], y[m]) for s, y, m in zip(scores, labels, where, strict=True)]
@@ -48,18 +54,23 @@ class AuprcTest(chex.TestCase):
   def test_order_and_padding_change_nothing(self, scores, labels, where, seed):
     order = np.random.default_rng(seed).permutation(L)
     expected = _jitted(scores, labels, where=where)
-    np.testing.assert_array_equal(_jitted(scores[:, order], labels[:, order], where=where[:, order]), expected)
+    np.testing.assert_array_equal(
+      _jitted(scores[:, order], labels[:, order], where=where[:, order]), expected
+    )
     for filler in (np.inf, -np.inf, 1e30):
       padded = np.concatenate([np.full((2, 3), filler, np.float32), scores], axis=1)
       more_labels, more = (
-        np.pad(part, [(0, 0), (3, 0)], constant_values=fill) for part, fill in ((labels, 1), (where, False))
+        np.pad(part, [(0, 0), (3, 0)], constant_values=fill)
+        for part, fill in ((labels, 1), (where, False))
       )
       np.testing.assert_allclose(_jitted(padded, more_labels, where=more), expected, rtol=1e-6)
 
   @hypothesis.given(scores=_SCORES, labels=_LABELS)
   def test_own_prior_is_the_default(self, scores, labels):
     share = labels.mean(axis=1)
-    np.testing.assert_allclose(_jitted(scores, labels, prior=share.astype(np.float32)), _jitted(scores, labels), rtol=1e-5)
+    np.testing.assert_allclose(
+      _jitted(scores, labels, prior=share.astype(np.float32)), _jitted(scores, labels), rtol=1e-5
+    )
 
   def test_ties_count_as_retrieved(self):
     # Both positives tie with one of two negatives: precision 2 / 3, whatever the order.
@@ -77,16 +88,23 @@ class AuprcTest(chex.TestCase):
     self.assertEqual(float(metrics.auprc(scores, np.array([1, -1, 0, -1, 0]) * 0 - 1)), 0.0)
     np.testing.assert_array_equal(metrics.auprc(np.zeros((2, 0)), np.zeros((2, 0))), [0.0, 0.0])
     huge = np.float32([3.4e38, -3.4e38, 0.0, 1e38])
-    np.testing.assert_allclose(metrics.auprc(huge, np.array([1, 0, 1, 0])), (1 + 2 / 3) / 2, rtol=1e-6)
+    np.testing.assert_allclose(
+      metrics.auprc(huge, np.array([1, 0, 1, 0])), (1 + 2 / 3) / 2, rtol=1e-6
+    )
 
   def test_leading_axes_and_prior_of_each_list(self):
     rng = np.random.default_rng(1)
     scores, labels = rng.normal(size=(2, 3, L)), rng.random((2, 3, L)) < 0.4
     priors = rng.random((2, 3)).astype(np.float32)
     got = metrics.auprc(scores, labels, prior=priors)
-    expected = [[reference.auprc(scores[i, j], labels[i, j], priors[i, j]) for j in range(3)] for i in range(2)]
+    expected = [
+      [reference.auprc(scores[i, j], labels[i, j], priors[i, j]) for j in range(3)]
+      for i in range(2)
+    ]
     np.testing.assert_allclose(got, expected, rtol=1e-5)
-    np.testing.assert_allclose(jax.vmap(metrics.auprc)(scores, labels), metrics.auprc(scores, labels), rtol=1e-6)
+    np.testing.assert_allclose(
+      jax.vmap(metrics.auprc)(scores, labels), metrics.auprc(scores, labels), rtol=1e-6
+    )
 
   def test_counts_beyond_float16(self):
     """A long list keeps exact counts: 1 positive under 5000 negatives."""
@@ -100,7 +118,9 @@ class AuprcTest(chex.TestCase):
     for scores in (np.float32([0.0, -0.0]), np.float32([-0.0, 0.0])):
       np.testing.assert_allclose(metrics.auprc(scores, np.array([1, 0])), 0.5)
 
-  @parameterized.product(nan=(np.nan, -np.nan), at=(0, 1, 2), dtype=("float16", "bfloat16", "float32", "float64"))
+  @parameterized.product(
+    nan=(np.nan, -np.nan), at=(0, 1, 2), dtype=("float16", "bfloat16", "float32", "float64")
+  )
   def test_f45_scores_of_nan(self, nan, at, dtype):
     scores = np.array([3.0, 2.0, 1.0])
     scores[at] = nan
@@ -112,7 +132,11 @@ class AuprcTest(chex.TestCase):
       device = jnp.asarray(scores)
       for function in (metrics.auprc, jax.jit(metrics.auprc)):
         self.assertTrue(np.isnan(function(device, labels)))
-        both = function(jnp.stack([device, jnp.zeros_like(device)]), np.stack([labels, labels]), prior=jnp.array(0.1))
+        both = function(
+          jnp.stack([device, jnp.zeros_like(device)]),
+          np.stack([labels, labels]),
+          prior=jnp.array(0.1),
+        )
         np.testing.assert_array_equal(np.isnan(both), [True, False])
         # What is masked may hold anything.
         expected = metrics.auprc(jnp.where(where, device, 5), labels, where=where)

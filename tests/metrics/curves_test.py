@@ -29,7 +29,9 @@ class MeanPrCurveTest(chex.TestCase):
   def test_matches_brute_force(self, distinct, thresholds, block_size):
     embeddings, labels = geometries.data(11, 24, 8, distinct)
     embeddings = np.round(embeddings * 8) / 8  # products on thresholds
-    precision, recall, grid = metrics.mean_pr_curve(embeddings, labels, thresholds=thresholds, block_size=block_size)
+    precision, recall, grid = metrics.mean_pr_curve(
+      embeddings, labels, thresholds=thresholds, block_size=block_size
+    )
     np.testing.assert_allclose(grid, np.linspace(-1, 1, thresholds), atol=1e-12)
     expected = self.brute_force(
       reference.similarities(embeddings, embeddings), labels, labels, ~np.eye(24, dtype=bool), grid
@@ -42,9 +44,16 @@ class MeanPrCurveTest(chex.TestCase):
     at = curves.grid(number).astype(np.float32)
     near = [np.nextafter(at, np.float32(to)) for to in (-np.inf, np.inf)]
     ends = np.float32([-np.inf, np.inf, -3e38, 3e38, 0.0, -0.0, 1e-45, -1e-45])
-    scores = np.random.default_rng(0).permutation(np.concatenate([at, *near, ends]))[None].repeat(70, axis=0)
+    scores = (
+      np.random.default_rng(0)
+      .permutation(np.concatenate([at, *near, ends]))[None]
+      .repeat(70, axis=0)
+    )
     scores[1] = 1.0
-    want = [len(row) - np.searchsorted(np.sort(row), curves.grid(number), side="left") for row in scores[:2]]
+    want = [
+      len(row) - np.searchsorted(np.sort(row), curves.grid(number), side="left")
+      for row in scores[:2]
+    ]
     with mock.patch.object(curves, "_MAX_THRESHOLDS", 1 if sorts else 2**20):
       got = curves.num_reached(scores, number)
     np.testing.assert_array_equal(got[:2], want)
@@ -80,7 +89,9 @@ class MeanPrCurveTest(chex.TestCase):
       block_size=3,
     )
     scores = reference.similarities(embeddings[queries], embeddings[gallery])
-    expected = self.brute_force(scores, labels[queries], labels[gallery], np.ones(scores.shape, bool), grid)
+    expected = self.brute_force(
+      scores, labels[queries], labels[gallery], np.ones(scores.shape, bool), grid
+    )
     np.testing.assert_allclose(precision, expected[0], rtol=1e-12)
     np.testing.assert_allclose(recall, expected[1], rtol=1e-12)
 
@@ -97,6 +108,8 @@ class MeanPrCurveTest(chex.TestCase):
     precision, recall, _ = metrics.mean_pr_curve(embeddings, labels, thresholds=5)
     np.testing.assert_allclose(precision, np.full(5, 1 / 3))
     np.testing.assert_array_equal(recall, np.ones(5))
-    precision, recall, _ = metrics.mean_pr_curve(np.array([[3.0], [-3.0]]), np.array([0, 0]), thresholds=5)
+    precision, recall, _ = metrics.mean_pr_curve(
+      np.array([[3.0], [-3.0]]), np.array([0, 0]), thresholds=5
+    )
     np.testing.assert_array_equal(precision, np.ones(5))
     np.testing.assert_array_equal(recall, np.zeros(5))

@@ -37,14 +37,20 @@ class FastCountsTest(chex.TestCase):
 
   # 1: all that is in doubt is scored pair by pair; 16: a query with more than 6 candidates in doubt is ranked exactly.
   @parameterized.product(geometry=_GEOMETRIES, pair_cost=(1, 16))
-  @hypothesis.given(seed=st.integers(0, 2**16), classes=st.sampled_from([3, 20, 60]), block_size=st.sampled_from([40, 96]))
+  @hypothesis.given(
+    seed=st.integers(0, 2**16),
+    classes=st.sampled_from([3, 20, 60]),
+    block_size=st.sampled_from([40, 96]),
+  )
   @hypothesis.settings(max_examples=8)
   def test_equal_to_exact_scores_of_all(self, geometry, pair_cost, seed, classes, block_size):
     embeddings = geometries.geometry(geometry, seed, 96, 16)
     labels = np.random.default_rng(seed).integers(0, classes, 96)
     with mock.patch.multiple(exact_ranks, MIN_PRODUCTS=0, _PAIR_COST=pair_cost):
       got = metrics.retrieval_metrics(embeddings, labels, block_size=block_size, per_query=True)
-    self.compare(got, reference.by_sorting_all(embeddings, labels, embeddings, labels, ~np.eye(96, dtype=bool)))
+    self.compare(
+      got, reference.by_sorting_all(embeddings, labels, embeddings, labels, ~np.eye(96, dtype=bool))
+    )
 
   @parameterized.product(geometry=("spread", "duplicates"), ids=(None, 5, 90))
   def test_gallery_and_ids(self, geometry, ids):
@@ -53,19 +59,32 @@ class FastCountsTest(chex.TestCase):
     options, usable = {}, np.ones((40, 56), bool)
     if ids:
       keys = rng.integers(0, ids, 96)
-      options, usable = {"query_ids": keys[:40], "gallery_ids": keys[40:]}, keys[:40, None] != keys[40:]
+      options, usable = (
+        {"query_ids": keys[:40], "gallery_ids": keys[40:]},
+        keys[:40, None] != keys[40:],
+      )
     with mock.patch.multiple(exact_ranks, MIN_PRODUCTS=0, _PAIR_COST=4):
       got = metrics.retrieval_metrics(
-        embeddings[:40], labels[:40], gallery=embeddings[40:], gallery_labels=labels[40:], per_query=True, **options
+        embeddings[:40],
+        labels[:40],
+        gallery=embeddings[40:],
+        gallery_labels=labels[40:],
+        per_query=True,
+        **options,
       )
-    self.compare(got, reference.by_sorting_all(embeddings[:40], labels[:40], embeddings[40:], labels[40:], usable))
+    self.compare(
+      got,
+      reference.by_sorting_all(embeddings[:40], labels[:40], embeddings[40:], labels[40:], usable),
+    )
 
   def test_the_fast_way_is_taken(self):
     """Above a size, for spread embeddings, no query needs the exact scores of all."""
     embeddings, labels = geometries.geometry("spread", 0, 512, 64), np.arange(512) // 4
     with (
       mock.patch.object(exact_ranks, "MIN_PRODUCTS", 512 * 512 * 64),
-      mock.patch.object(exact_ranks, "exact_ranks", side_effect=AssertionError("exact scores of all")),
+      mock.patch.object(
+        exact_ranks, "exact_ranks", side_effect=AssertionError("exact scores of all")
+      ),
     ):
       metrics.retrieval_metrics(embeddings, labels)
       with self.assertRaisesRegex(AssertionError, "exact scores of all"):
@@ -96,9 +115,16 @@ class FastCountsTest(chex.TestCase):
     """Temporary memory is that of a tile of scores, whatever the number of positives; work grows with the gallery."""
 
     def measured(size, positives):
-      shapes = [jax.ShapeDtypeStruct((8, 128, last), jnp.float32) for last in (32, positives, positives)]
-      compiled = exact_ranks._count_block.lower(jax.ShapeDtypeStruct((size, 32), jnp.float32), shapes).compile()
-      return compiled.memory_analysis().temp_size_in_bytes, compiled.memory_analysis().output_size_in_bytes
+      shapes = [
+        jax.ShapeDtypeStruct((8, 128, last), jnp.float32) for last in (32, positives, positives)
+      ]
+      compiled = exact_ranks._count_block.lower(
+        jax.ShapeDtypeStruct((size, 32), jnp.float32), shapes
+      ).compile()
+      return (
+        compiled.memory_analysis().temp_size_in_bytes,
+        compiled.memory_analysis().output_size_in_bytes,
+      )
 
     tile = 4 * 128
     for size in (2000, 4000):

@@ -23,33 +23,61 @@ class RetrievalMetricsTest(chex.TestCase):
     valid = expected["above"] >= 0
     np.testing.assert_allclose(result["ap_per_query"], expected["ap"], rtol=1e-12)
     np.testing.assert_array_equal(result["negatives_above"], expected["above"])
-    np.testing.assert_allclose(result["mAUPRC"], expected["ap"][valid].mean() if valid.any() else 0.0, rtol=1e-12)
+    np.testing.assert_allclose(
+      result["mAUPRC"], expected["ap"][valid].mean() if valid.any() else 0.0, rtol=1e-12
+    )
     self.assertEqual([result[f"recall@{k}"] for k in ks], [expected["recall"][k] for k in ks])
     self.assertEqual((result["num_queries"], result["num_skipped"]), (valid.sum(), (~valid).sum()))
 
   @parameterized.product(seed=(0, 1), distinct=(None, 5), block_size=(1, 7, 1024))
   def test_own_gallery_matches_brute_force(self, seed, distinct, block_size):
-    embeddings, labels = geometries.data(seed, 30, 12, distinct)  # classes of size 1 occur: skipped queries
+    embeddings, labels = geometries.data(
+      seed, 30, 12, distinct
+    )  # classes of size 1 occur: skipped queries
     ks = (1, 2, 5)
-    result = metrics.retrieval_metrics(embeddings, labels, ks=ks, block_size=block_size, per_query=True)
+    result = metrics.retrieval_metrics(
+      embeddings, labels, ks=ks, block_size=block_size, per_query=True
+    )
     others = ~np.eye(30, dtype=bool)
     self.compare(
-      result, reference.retrieval(reference.similarities(embeddings, embeddings), labels, labels, others, ks), ks
+      result,
+      reference.retrieval(
+        reference.similarities(embeddings, embeddings), labels, labels, others, ks
+      ),
+      ks,
     )
     self.assertGreater(result["num_skipped"], 0)
 
   @parameterized.named_parameters(("distinct", None), ("duplicates", 6))
   def test_separate_gallery_and_ids(self, distinct):
     embeddings, labels = geometries.data(2, 40, 6, distinct)
-    queries, query_labels, gallery, gallery_labels = embeddings[:15], labels[:15], embeddings[15:], labels[15:]
+    queries, query_labels, gallery, gallery_labels = (
+      embeddings[:15],
+      labels[:15],
+      embeddings[15:],
+      labels[15:],
+    )
     ks, scores = (1, 4), reference.similarities(queries, gallery)
-    options = {"ks": ks, "gallery": gallery, "gallery_labels": gallery_labels, "block_size": 4, "per_query": True}
+    options = {
+      "ks": ks,
+      "gallery": gallery,
+      "gallery_labels": gallery_labels,
+      "block_size": 4,
+      "per_query": True,
+    }
     everything = np.ones(scores.shape, bool)
     result = metrics.retrieval_metrics(queries, query_labels, **options)
-    self.compare(result, reference.retrieval(scores, query_labels, gallery_labels, everything, ks), ks)
+    self.compare(
+      result, reference.retrieval(scores, query_labels, gallery_labels, everything, ks), ks
+    )
     rng = np.random.default_rng(3)
-    ids, gallery_ids = rng.integers(0, 9, 15), rng.integers(0, 12, 25)  # several candidates share an id
-    result = metrics.retrieval_metrics(queries, query_labels, query_ids=ids, gallery_ids=gallery_ids, **options)
+    ids, gallery_ids = (
+      rng.integers(0, 9, 15),
+      rng.integers(0, 12, 25),
+    )  # several candidates share an id
+    result = metrics.retrieval_metrics(
+      queries, query_labels, query_ids=ids, gallery_ids=gallery_ids, **options
+    )
     usable = ids[:, None] != gallery_ids[None, :]
     self.compare(result, reference.retrieval(scores, query_labels, gallery_labels, usable, ks), ks)
 
@@ -58,7 +86,9 @@ class RetrievalMetricsTest(chex.TestCase):
     ids = np.arange(24) // 2  # two views of each image
     result = metrics.retrieval_metrics(embeddings, labels, ks=(1,), query_ids=ids, per_query=True)
     usable = ids[:, None] != ids[None, :]
-    expected = reference.retrieval(reference.similarities(embeddings, embeddings), labels, labels, usable, (1,))
+    expected = reference.retrieval(
+      reference.similarities(embeddings, embeddings), labels, labels, usable, (1,)
+    )
     self.compare(result, expected, (1,))
 
   def test_excluding_the_own_id_from_a_copy_of_the_gallery(self):
@@ -100,7 +130,9 @@ class RetrievalMetricsTest(chex.TestCase):
     np.testing.assert_array_equal(second["negatives_above"], first["negatives_above"][order])
 
   @parameterized.product(scale=(1.0, 0.0), fast=(False, True))
-  @hypothesis.given(labels=hnp.arrays(np.int64, 12, elements=st.integers(0, 3)), seed=st.integers(0, 2**16))
+  @hypothesis.given(
+    labels=hnp.arrays(np.int64, 12, elements=st.integers(0, 3)), seed=st.integers(0, 2**16)
+  )
   @hypothesis.settings(max_examples=10)
   def test_f03_a_collapsed_model_gains_nothing_in_any_order(self, scale, fast, labels, seed):
     """All embeddings equal, or all zero: AP is the share of positives, and recall@k needs fewer than k negatives."""
@@ -113,16 +145,22 @@ class RetrievalMetricsTest(chex.TestCase):
         result = metrics.retrieval_metrics(embeddings, labels[order], ks=(1, 9), per_query=True)
       np.testing.assert_allclose(result["ap_per_query"], expected[order], rtol=1e-12)
       for k in (1, 9):
-        self.assertEqual(result[f"recall@{k}"], float(np.mean(11 - positives[valid] < k)) if valid.any() else 0.0)
+        self.assertEqual(
+          result[f"recall@{k}"], float(np.mean(11 - positives[valid] < k)) if valid.any() else 0.0
+        )
       precision, recall, grid = metrics.mean_pr_curve(embeddings, labels[order], thresholds=5)
       if valid.any():
-        np.testing.assert_allclose(precision[grid <= 0], expected[valid].mean(), rtol=1e-12)  # all are retrieved, or none
+        np.testing.assert_allclose(
+          precision[grid <= 0], expected[valid].mean(), rtol=1e-12
+        )  # all are retrieved, or none
         np.testing.assert_array_equal(recall[grid <= 0], 1.0)
 
   def test_recall_is_pessimistic(self):
     """A negative at the score of the best positive counts as before it."""
     embeddings = np.float32([[1, 0], [0.6, 0.8], [0.6, 0.8], [0, 1]])
-    result = metrics.retrieval_metrics(embeddings, np.array([0, 0, 1, 1]), ks=(1, 2, 3), per_query=True)
+    result = metrics.retrieval_metrics(
+      embeddings, np.array([0, 0, 1, 1]), ks=(1, 2, 3), per_query=True
+    )
     np.testing.assert_array_equal(result["negatives_above"], [1, 2, 1, 1])
     self.assertEqual([result[f"recall@{k}"] for k in (1, 2, 3)], [0.0, 0.75, 1.0])
 
@@ -131,7 +169,9 @@ class RetrievalMetricsTest(chex.TestCase):
     embeddings = np.float32([[1, 0], [1, 0], [0, 1], [0, 1]])
     with mock.patch.multiple(exact_ranks, MIN_PRODUCTS=min_products, _PAIR_COST=1):
       same = metrics.retrieval_metrics(embeddings, np.array([0, 0, 1, 1]), ks=(1,))
-      crossed = metrics.retrieval_metrics(embeddings, np.array([0, 1, 0, 1]), ks=(1,), per_query=True)
+      crossed = metrics.retrieval_metrics(
+        embeddings, np.array([0, 1, 0, 1]), ks=(1,), per_query=True
+      )
       # The queries 1 and 2 in a gallery of all, in another order: by their ids.
       order = np.array([2, 0, 3, 1])
       separate = metrics.retrieval_metrics(
@@ -158,7 +198,11 @@ class RetrievalMetricsTest(chex.TestCase):
     labels = np.concatenate([np.arange(3000), [5000, 5000]])
     found = [
       metrics.retrieval_metrics(
-        embeddings[-2:-1], labels[-2:-1], ks=ks, gallery=np.delete(embeddings, -2, 0), gallery_labels=np.delete(labels, -2)
+        embeddings[-2:-1],
+        labels[-2:-1],
+        ks=ks,
+        gallery=np.delete(embeddings, -2, 0),
+        gallery_labels=np.delete(labels, -2),
       )
       for ks in ((1,), (1000,), (1, 10, 3001))
     ]
@@ -171,17 +215,25 @@ class RetrievalMetricsTest(chex.TestCase):
 
   def test_f28_queries_without_a_positive_are_left_out_and_counted(self):
     embeddings, _ = geometries.data(7, 5, 1)
-    result = metrics.retrieval_metrics(embeddings, np.array([0, 0, 1, 2, 3]), ks=(4,), per_query=True)
+    result = metrics.retrieval_metrics(
+      embeddings, np.array([0, 0, 1, 2, 3]), ks=(4,), per_query=True
+    )
     self.assertEqual((result["num_queries"], result["num_skipped"]), (2, 3))
-    np.testing.assert_array_equal(np.isnan(result["ap_per_query"]), [False, False, True, True, True])
+    np.testing.assert_array_equal(
+      np.isnan(result["ap_per_query"]), [False, False, True, True, True]
+    )
     np.testing.assert_array_equal(result["negatives_above"][2:], [-1, -1, -1])
     self.assertEqual(result["mAUPRC"], np.mean(result["ap_per_query"][:2]))
     # The alternative of the docstring counts them as 0.
-    np.testing.assert_allclose(np.nan_to_num(result["ap_per_query"]).mean(), result["mAUPRC"] * 2 / 5, rtol=1e-12)
+    np.testing.assert_allclose(
+      np.nan_to_num(result["ap_per_query"]).mean(), result["mAUPRC"] * 2 / 5, rtol=1e-12
+    )
     nothing = metrics.retrieval_metrics(embeddings, np.arange(5), ks=(1,))
     self.assertEqual((nothing["mAUPRC"], nothing["recall@1"]), (0.0, 0.0))
     self.assertEqual((nothing["num_queries"], nothing["num_skipped"]), (0, 5))
-    precision, recall, _ = metrics.mean_pr_curve(embeddings, np.array([0, 0, 1, 2, 3]), thresholds=3)
+    precision, recall, _ = metrics.mean_pr_curve(
+      embeddings, np.array([0, 0, 1, 2, 3]), thresholds=3
+    )
     self.assertTrue(np.isfinite(precision).all())
     self.assertEqual(recall[0], 1.0)  # the mean over two queries, not over five
 
@@ -190,14 +242,18 @@ class RetrievalMetricsTest(chex.TestCase):
     result = metrics.retrieval_metrics(embeddings, labels, ks=(1, 9, 10, 1000))
     self.assertEqual(result["ks_beyond_gallery"], [10, 1000])  # 9 candidates
     self.assertEqual((result["recall@10"], result["recall@1000"]), (1.0, 1.0))
-    other = metrics.retrieval_metrics(embeddings, labels, ks=(10, 11), gallery=embeddings, gallery_labels=labels)
+    other = metrics.retrieval_metrics(
+      embeddings, labels, ks=(10, 11), gallery=embeddings, gallery_labels=labels
+    )
     self.assertEqual(other["ks_beyond_gallery"], [11])
     # No positive, and the last label is that of the query: nothing that fills a list up may count as a hit.
     labels = np.array([0, 0, 1, 2])
     lonely = metrics.retrieval_metrics(
       embeddings[2:4], labels[2:], ks=(1, 50), gallery=embeddings[:2], gallery_labels=labels[:2]
     )
-    self.assertEqual((lonely["recall@50"], lonely["num_queries"], lonely["num_skipped"]), (0.0, 0, 2))
+    self.assertEqual(
+      (lonely["recall@50"], lonely["num_queries"], lonely["num_skipped"]), (0.0, 0, 2)
+    )
     mixed = metrics.retrieval_metrics(embeddings[:4], labels, ks=(50,), per_query=True)
     self.assertEqual((mixed["recall@50"], mixed["num_queries"]), (1.0, 2))
 
@@ -206,10 +262,21 @@ class RetrievalMetricsTest(chex.TestCase):
     result = metrics.retrieval_metrics(jnp.asarray(embeddings), jnp.asarray(labels))
     self.assertEqual(
       set(result),
-      {"mAUPRC", "recall@1", "recall@10", "recall@100", "recall@1000", "num_queries", "num_skipped", "ks_beyond_gallery"},
+      {
+        "mAUPRC",
+        "recall@1",
+        "recall@10",
+        "recall@100",
+        "recall@1000",
+        "num_queries",
+        "num_skipped",
+        "ks_beyond_gallery",
+      },
     )
     for name, value in result.items():
-      self.assertIs(type(value), int if name.startswith("num") else list if name.startswith("ks") else float)
+      self.assertIs(
+        type(value), int if name.startswith("num") else list if name.startswith("ks") else float
+      )
     # Any scale, any dtype.
     scaled = metrics.retrieval_metrics(embeddings.astype(np.float64) * 4, labels)
     self.assertEqual(scaled["mAUPRC"], result["mAUPRC"])
@@ -225,7 +292,9 @@ class RetrievalMetricsTest(chex.TestCase):
     where = np.ones((20, 20), bool) if separate else ~np.eye(20, dtype=bool)
     same = labels[:, None] == labels[None, :]
     got = metrics.auprc(reference.similarities(embeddings, embeddings), same, where=where)
-    np.testing.assert_allclose(got, np.nan_to_num(result["ap_per_query"]), rtol=1e-5)  # 0 for a skipped query
+    np.testing.assert_allclose(
+      got, np.nan_to_num(result["ap_per_query"]), rtol=1e-5
+    )  # 0 for a skipped query
 
 
 class ScaleTest(chex.TestCase):
@@ -240,7 +309,9 @@ class ScaleTest(chex.TestCase):
     got = metrics.retrieval_metrics(embeddings, labels, ks=(1,), per_query=True)
     scores, others = embeddings @ embeddings.T, ~np.eye(len(labels), dtype=bool)
     want = [
-      sklearn.metrics.average_precision_score((labels == labels[i])[others[i]], scores[i][others[i]])
+      sklearn.metrics.average_precision_score(
+        (labels == labels[i])[others[i]], scores[i][others[i]]
+      )
       for i in range(len(labels))
     ]
     np.testing.assert_allclose(got["ap_per_query"], want, rtol=1e-6)
@@ -310,11 +381,19 @@ class ScaleTest(chex.TestCase):
     rng = np.random.default_rng(0)
     embeddings, labels, ids = rng.normal(size=(30, 4)), rng.integers(0, 12, 30), np.arange(30)
     want = metrics.retrieval_metrics(embeddings, labels, ks=(1, 40))
-    shared = {"gallery": embeddings, "gallery_labels": labels, "gallery_ids": ids, "per_query": True}
+    shared = {
+      "gallery": embeddings,
+      "gallery_labels": labels,
+      "gallery_ids": ids,
+      "per_query": True,
+    }
     parts = [
-      metrics.retrieval_metrics(embeddings[part], labels[part], query_ids=part, **shared) for part in np.array_split(ids, 4)
+      metrics.retrieval_metrics(embeddings[part], labels[part], query_ids=part, **shared)
+      for part in np.array_split(ids, 4)
     ]
-    ap, above = (np.concatenate([part[key] for part in parts]) for key in ("ap_per_query", "negatives_above"))
+    ap, above = (
+      np.concatenate([part[key] for part in parts]) for key in ("ap_per_query", "negatives_above")
+    )
     self.assertEqual(metrics.summarise_ranks(ap, above, ks=(1, 40), num_candidates=29), want)
     with self.assertRaisesRegex(ValueError, "ks must be at least 1"):
       metrics.summarise_ranks(ap, above, ks=(0,), num_candidates=29)

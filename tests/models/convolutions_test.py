@@ -48,13 +48,18 @@ def _value_and_pull_back(function, *args):
 def _assert_close(got, want, tolerance):
   """Relative to the largest entry."""
   np.testing.assert_allclose(
-    np.asarray(got, np.float64), np.asarray(want, np.float64), rtol=0, atol=tolerance * np.abs(want).max()
+    np.asarray(got, np.float64),
+    np.asarray(want, np.float64),
+    rtol=0,
+    atol=tolerance * np.abs(want).max(),
   )
 
 
 class ConvolveTest(chex.TestCase):
   @parameterized.named_parameters(*_LAYERS)
-  def test_value_and_gradients_float32(self, height, width, channels_in, channels_out, size, stride):
+  def test_value_and_gradients_float32(
+    self, height, width, channels_in, channels_out, size, stride
+  ):
     arrays = _arrays(height, width, channels_in, channels_out, size)
     got = _value_and_pull_back(functools.partial(convolutions.convolve, stride=stride), *arrays)
     want = _value_and_pull_back(functools.partial(convolutions.by_xla, stride=stride), *arrays)
@@ -63,7 +68,9 @@ class ConvolveTest(chex.TestCase):
       _assert_close(one, other, 1e-5)
 
   @parameterized.named_parameters(*_LAYERS)
-  def test_value_and_gradients_float64(self, height, width, channels_in, channels_out, size, stride):
+  def test_value_and_gradients_float64(
+    self, height, width, channels_in, channels_out, size, stride
+  ):
     with jax.enable_x64(True):
       arrays = _arrays(height, width, channels_in, channels_out, size, np.float64)
       got = _value_and_pull_back(functools.partial(convolutions.convolve, stride=stride), *arrays)
@@ -121,7 +128,9 @@ def _variables(images):
   net = _net(freeze_bn=False)
   old = jax.jit(net.init)(jax.random.key(0), images[:1])
   _, moved = jax.jit(functools.partial(net.apply, train=True, mutable=["batch_stats"]))(old, images)
-  stats = jax.tree.map(lambda new, start: 10 * (new - 0.9 * start), moved["batch_stats"], old["batch_stats"])
+  stats = jax.tree.map(
+    lambda new, start: 10 * (new - 0.9 * start), moved["batch_stats"], old["batch_stats"]
+  )
   return {"params": old["params"], "batch_stats": stats}
 
 
@@ -156,13 +165,21 @@ def test_resnet50_has_the_gradient_of_xlas_convolutions():
 @pytest.mark.parametrize("quantity", ["flops", "temp"])
 def test_cost_of_a_step_is_linear_in_the_batch(quantity):
   net = EmbeddingNet(ResNet((1, 1), True, width=16), embedding_dim=8)
-  variables = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.uint8))
+  variables = jax.eval_shape(
+    net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.uint8)
+  )
 
   def cost(count):
     images = jax.ShapeDtypeStruct((count, 64, 64, 3), jnp.uint8)
-    step = jax.grad(lambda params, stats, x: jnp.sum(net.apply({"params": params, "batch_stats": stats}, x)[:, 0]))
+    step = jax.grad(
+      lambda params, stats, x: jnp.sum(net.apply({"params": params, "batch_stats": stats}, x)[:, 0])
+    )
     compiled = jax.jit(step).lower(variables["params"], variables["batch_stats"], images).compile()
-    return compiled.cost_analysis()["flops"] if quantity == "flops" else compiled.memory_analysis().temp_size_in_bytes
+    return (
+      compiled.cost_analysis()["flops"]
+      if quantity == "flops"
+      else compiled.memory_analysis().temp_size_in_bytes
+    )
 
   small, middle, large = cost(16), cost(32), cost(64)
   # The same again for each image: a constant part (the kernels') is allowed, more than linear growth is not.

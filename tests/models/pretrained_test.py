@@ -37,7 +37,9 @@ def _network(arch="resnet18", embedding_dim=512, width=64):
 
 def _like(net):
   """The abstract variables of a network."""
-  shapes = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), np.uint8))
+  shapes = jax.eval_shape(
+    net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), np.uint8)
+  )
   return {"params": shapes["params"], "batch_stats": shapes["batch_stats"]}
 
 
@@ -47,7 +49,9 @@ def _torch(weights):
 
 def _save(weights, path):
   if path.suffix == ".safetensors":
-    safetensors.save_file({name: np.ascontiguousarray(array) for name, array in weights.items()}, path)
+    safetensors.save_file(
+      {name: np.ascontiguousarray(array) for name, array in weights.items()}, path
+    )
   else:
     torch.save(_torch(weights), path)
   return str(path)
@@ -102,14 +106,22 @@ def test_every_form_gives_the_same_network(weights, tmp_path, kind):
   if kind == "converted":
     (tmp_path / "converted").mkdir()
     (tmp_path / "converted" / "log").write_text("")  # F66: no obstacle
-    done = runs.call("experiments.convert_weights", f"--input={source}", f"--output={tmp_path / 'converted'}")
+    done = runs.call(
+      "experiments.convert_weights", f"--input={source}", f"--output={tmp_path / 'converted'}"
+    )
     assert done.returncode == 0, done.stderr
-    assert f"--config.model.name=resnet18 --config.model.init_from={tmp_path / 'converted'}" in done.stdout
+    assert (
+      f"--config.model.name=resnet18 --config.model.init_from={tmp_path / 'converted'}"
+      in done.stdout
+    )
     assert "absl" not in done.stderr
     source = tmp_path / "converted"
     again = runs.call("experiments.convert_weights", "--input=x.pth", f"--output={source}")
     assert again.returncode == 1
-    assert "holds variables, which this program would overwrite or take for its own: choose a new" in again.stderr
+    assert (
+      "holds variables, which this program would overwrite or take for its own: choose a new"
+      in again.stderr
+    )
   assert _digest(checkpoints.load_network(str(source), _like(_network()))) == _digest(want)
 
 
@@ -117,8 +129,12 @@ def test_a_head_of_another_size_stays_the_networks_own(weights, tmp_path):
   like = _like(_network(embedding_dim=16))
   got = checkpoints.load_network(_save(weights, tmp_path / "w.safetensors"), like)
   assert got["params"]["head"]["kernel"] is like["params"]["head"]["kernel"]
-  np.testing.assert_array_equal(got["params"]["backbone"]["bn1"]["bn"]["scale"], weights["bn1.weight"])
-  np.testing.assert_array_equal(got["batch_stats"]["backbone"]["bn1"]["bn"]["var"], weights["bn1.running_var"])
+  np.testing.assert_array_equal(
+    got["params"]["backbone"]["bn1"]["bn"]["scale"], weights["bn1.weight"]
+  )
+  np.testing.assert_array_equal(
+    got["batch_stats"]["backbone"]["bn1"]["bn"]["var"], weights["bn1.running_var"]
+  )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +162,10 @@ def _names(blocks, convolutions):
       for i in range(1, convolutions + 1):
         names += [f"{prefix}.conv{i}.weight", *(f"{prefix}.bn{i}.{leaf}" for leaf in norm)]
       if block == 0 and (layer > 1 or convolutions == 3):
-        names += [f"{prefix}.downsample.0.weight", *(f"{prefix}.downsample.1.{leaf}" for leaf in norm)]
+        names += [
+          f"{prefix}.downsample.0.weight",
+          *(f"{prefix}.downsample.1.{leaf}" for leaf in norm),
+        ]
   return [*names, "fc.weight", "fc.bias"]
 
 
@@ -214,11 +233,18 @@ def test_a_file_without_a_state_dict_is_named(tmp_path):
 
 
 def test_weights_of_another_network_are_not_converted(weights, tmp_path):
-  for name, content in (("other", {"a": np.zeros(3, np.float32)}), ("part", {"conv1.weight": weights["conv1.weight"]})):
+  for name, content in (
+    ("other", {"a": np.zeros(3, np.float32)}),
+    ("part", {"conv1.weight": weights["conv1.weight"]}),
+  ):
     source = _save(content, tmp_path / f"{name}.safetensors")
-    done = runs.call("experiments.convert_weights", f"--input={source}", f"--output={tmp_path / name}")
+    done = runs.call(
+      "experiments.convert_weights", f"--input={source}", f"--output={tmp_path / name}"
+    )
     assert done.returncode == 1
-    assert done.stderr.startswith(f"Error: {source} holds the weights of none of resnet8, resnet18,")
+    assert done.stderr.startswith(
+      f"Error: {source} holds the weights of none of resnet8, resnet18,"
+    )
     assert not (tmp_path / name).exists()
   done = runs.call("experiments.convert_weights", f"--input={source}")
   assert done.stderr.startswith("Error: missing --output. For example:")
@@ -252,5 +278,8 @@ def test_names_on_the_hub(monkeypatch, weights, tmp_path):
   monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
   got = pretrained.read("hf://timm/resnet18.a1_in1k")
   pretrained.read("hf://timm/resnet18.a1_in1k/other.safetensors")
-  assert asked == [("timm/resnet18.a1_in1k", "model.safetensors"), ("timm/resnet18.a1_in1k", "other.safetensors")]
+  assert asked == [
+    ("timm/resnet18.a1_in1k", "model.safetensors"),
+    ("timm/resnet18.a1_in1k", "other.safetensors"),
+  ]
   np.testing.assert_array_equal(got["conv1.weight"], weights["conv1.weight"])

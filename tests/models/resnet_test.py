@@ -61,7 +61,9 @@ def _raw_pixels(normalised):
 
 def _head(net, variables, images):
   """Output of the linear head, before the normalisation."""
-  _, state = net.apply(variables, images, capture_intermediates=lambda module, _: module.name == "head")
+  _, state = net.apply(
+    variables, images, capture_intermediates=lambda module, _: module.name == "head"
+  )
   return state["intermediates"]["head"]["__call__"][0]
 
 
@@ -97,14 +99,22 @@ class ArchitectureTest(chex.TestCase):
     ("224", "resnet50", (224, 224), {}, (7, 7, 2048)),
     ("odd", "resnet18", (97, 131), {}, (4, 5, 512)),
     ("small_stem", "resnet8", (32, 32), {"stem": "small", "width": 8}, (8, 8, 32)),
-    ("small_stem_stride_2", "resnet8", (33, 32), {"stem": "small", "stem_stride": 2, "width": 8}, (5, 4, 32)),
+    (
+      "small_stem_stride_2",
+      "resnet8",
+      (33, 32),
+      {"stem": "small", "stem_stride": 2, "width": 8},
+      (5, 4, 32),
+    ),
   )
   def test_shapes(self, arch, size, settings, last_map):
     net = _net(arch, **settings)
     stages, _ = RESNETS[arch]
     last = f"layer{len(stages)}_{stages[-1] - 1}"
     images = jax.ShapeDtypeStruct((2, *size, 3), jnp.uint8)
-    embeddings, state = jax.eval_shape(functools.partial(net.apply, capture_intermediates=True), _shapes(net, size), images)
+    embeddings, state = jax.eval_shape(
+      functools.partial(net.apply, capture_intermediates=True), _shapes(net, size), images
+    )
     inner = state["intermediates"]["backbone"]
     self.assertEqual(embeddings.shape, (2, 512))
     self.assertEqual(embeddings.dtype, jnp.float32)
@@ -148,9 +158,15 @@ class TorchvisionParityTest(chex.TestCase):
     net = _net(arch)
     variables = jax.tree.map(jnp.float32, _golden_variables(arch))
     images = jnp.float32(_raw_pixels(torchvision_rule.images(224, 224)))
-    grads = self._gradients(arch, lambda params: _head(net, {**variables, "params": params}, images), variables)
+    grads = self._gradients(
+      arch, lambda params: _head(net, {**variables, "params": params}, images), variables
+    )
     # Sums over millions of entries of both signs keep too few digits in float32.
-    _assert_close([np.linalg.norm(grad) for grad in grads], authors.archive("resnet")[f"{arch}/224x224/grad_norm"], 1e-4)
+    _assert_close(
+      [np.linalg.norm(grad) for grad in grads],
+      authors.archive("resnet")[f"{arch}/224x224/grad_norm"],
+      1e-4,
+    )
 
   @parameterized.parameters(*_ARCHS)
   @pytest.mark.slow
@@ -165,16 +181,27 @@ class TorchvisionParityTest(chex.TestCase):
         return features @ params["head"]["kernel"] + params["head"]["bias"][None]
 
       grads = self._gradients(arch, head, variables)
-    _assert_close([np.linalg.norm(grad) for grad in grads], authors.archive("resnet")[f"{arch}/224x224/grad_norm"], 1e-10)
-    _assert_close([np.sum(grad) for grad in grads], authors.archive("resnet")[f"{arch}/224x224/grad_sum"], 1e-10)
+    _assert_close(
+      [np.linalg.norm(grad) for grad in grads],
+      authors.archive("resnet")[f"{arch}/224x224/grad_norm"],
+      1e-10,
+    )
+    _assert_close(
+      [np.sum(grad) for grad in grads], authors.archive("resnet")[f"{arch}/224x224/grad_sum"], 1e-10
+    )
 
   def _gradients(self, arch, head, variables):
     """Gradients of sum(head * c), in the order of the golden file."""
-    grads = jax.jit(jax.grad(lambda params: jnp.sum(head(params) * torchvision_rule.cotangent())))(variables["params"])
+    grads = jax.jit(jax.grad(lambda params: jnp.sum(head(params) * torchvision_rule.cotangent())))(
+      variables["params"]
+    )
     names = _json(f"{arch}/224x224/grad_names")
     self.assertLen(names, len(jax.tree.leaves(grads)))
     paths = [pretrained._flax_path(name)[1] for name in names]
-    return [np.float64(functools.reduce(lambda node, key: node[key], path, grads)).ravel() for path in paths]
+    return [
+      np.float64(functools.reduce(lambda node, key: node[key], path, grads)).ravel()
+      for path in paths
+    ]
 
 
 @functools.partial(jax.jit, static_argnames=("freeze_bn",))
@@ -215,7 +242,9 @@ class BatchNormTest(chex.TestCase):
 
   def test_unfrozen_statistics_all_move(self):
     before, after = tiny_nets.variables(), _forward(tiny_nets.variables(), tiny_nets.images(6))[1]
-    for old, new in zip(jax.tree.leaves(before["batch_stats"]), jax.tree.leaves(after["batch_stats"]), strict=True):
+    for old, new in zip(
+      jax.tree.leaves(before["batch_stats"]), jax.tree.leaves(after["batch_stats"]), strict=True
+    ):
       self.assertTrue(np.all(old != new))
 
   def test_a_batch_without_a_valid_image_moves_no_statistics(self):
@@ -229,10 +258,14 @@ class BatchNormTest(chex.TestCase):
     _, moved = _forward(variables, images)
     pixels = jnp.float32((images / 255.0 - embedding.IMAGE_MEAN) / embedding.IMAGE_STD)
     kernel = variables["params"]["backbone"]["conv1"]["kernel"]
-    out = nn.Conv(4, (3, 3), padding=1, use_bias=False).apply({"params": {"kernel": kernel}}, pixels)
+    out = nn.Conv(4, (3, 3), padding=1, use_bias=False).apply(
+      {"params": {"kernel": kernel}}, pixels
+    )
     old = variables["batch_stats"]["backbone"]["bn1"]["bn"]["mean"]
     got = moved["batch_stats"]["backbone"]["bn1"]["bn"]["mean"]
-    np.testing.assert_allclose(got, 0.9 * old + 0.1 * jnp.mean(out, (0, 1, 2)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+      got, 0.9 * old + 0.1 * jnp.mean(out, (0, 1, 2)), rtol=1e-5, atol=1e-6
+    )
 
   def test_masked_images_do_not_enter_the_statistics(self):
     images, where = tiny_nets.images(6), np.array([1, 1, 0, 1, 0, 1], bool)
@@ -257,7 +290,13 @@ class BatchNormTest(chex.TestCase):
     mask = np.ones(8, bool) if where is None else np.array(where, bool)
 
     def forward(variables, images, mask):
-      return net.apply(variables, images, train=True, where=None if where is None else mask, mutable=["batch_stats"])
+      return net.apply(
+        variables,
+        images,
+        train=True,
+        where=None if where is None else mask,
+        mutable=["batch_stats"],
+      )
 
     per_device = (mapping.replicate(variables), mapping.split(images), mapping.split(mask))
     got, moved = mapping.on_devices(forward, "pmap")(*per_device)

@@ -21,7 +21,12 @@ from soprc_jax.training import parallel, workdir
 # JSON of other shapes.
 OTHER = (b"[]", b"{}", b"null", b"3", b'"x"', b"NaN", b'{"val": 3}', b"[[]]")
 # A run of the binary study: two evaluations, five test examples.
-GOOD = {"val": np.zeros((1, 2)), "losses": np.zeros((1, 2)), "scores": np.zeros((1, 5)), "best": np.zeros(1)}
+GOOD = {
+  "val": np.zeros((1, 2)),
+  "losses": np.zeros((1, 2)),
+  "scores": np.zeros((1, 5)),
+  "best": np.zeros(1),
+}
 NAME = plans.RunName("triplet", 0.01, 0)
 PLAN = plans.Plan(("triplet",), (0.01,), (0,), "", False, (0.01,))
 ROW = comparison.Row("triplet", 0.01, {0.01: 0.5}, (NAME,))
@@ -37,19 +42,28 @@ class TestComparison:
   @pytest.mark.parametrize("content", broken_json.BROKEN + OTHER)
   def test_results_of_a_run(self, tmp_path, content):
     _in_run(tmp_path, "results.json", content)
-    with pytest.raises(ValueError, match=r"triplet-lr0.01-seed0.results.json is damaged (.|\n)*the same command goes on"):
+    with pytest.raises(
+      ValueError,
+      match=r"triplet-lr0.01-seed0.results.json is damaged (.|\n)*the same command goes on",
+    ):
       comparison.metric(tmp_path, NAME, "test", "recall@1")
 
   def test_results_of_another_evaluation(self, tmp_path):
     _in_run(tmp_path, "results.json", b'{"val": {"mAUPRC": 0.5}, "test": {"mAUPRC": 0.5}}')
     assert comparison.metric(tmp_path, NAME, "test", "mAUPRC") == 0.5
-    with pytest.raises(ValueError, match=r"triplet-lr0.01-seed0 are damaged or of another .*: test.recall@1 is missing"):
+    with pytest.raises(
+      ValueError,
+      match=r"triplet-lr0.01-seed0 are damaged or of another .*: test.recall@1 is missing",
+    ):
       comparison.metric(tmp_path, NAME, "test", "recall@1")
 
   @pytest.mark.parametrize("content", broken_json.BROKEN + OTHER)
   def test_note(self, tmp_path, content):
     (tmp_path / "comparison.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"comparison.json is damaged (.|\n)*: restore it from a copy, or choose another"):
+    with pytest.raises(
+      ValueError,
+      match=r"comparison.json is damaged (.|\n)*: restore it from a copy, or choose another",
+    ):
       comparison.claim({}, {}, tmp_path)
 
   @pytest.mark.parametrize("content", [*broken_json.BROKEN, *OTHER, b"no costs", b"too few"])
@@ -70,12 +84,20 @@ class TestComparison:
     assert not caplog.text
 
   @pytest.mark.parametrize(
-    "arrays", [{}, {"recall": [0.5, 0.1]}, {"recall": [0.5], "precision": [0.1, 0.2]}, {"recall": [1], "precision": [1]}]
+    "arrays",
+    [
+      {},
+      {"recall": [0.5, 0.1]},
+      {"recall": [0.5], "precision": [0.1, 0.2]},
+      {"recall": [1], "precision": [1]},
+    ],
   )
   def test_pr_curve(self, tmp_path, arrays):
     _in_run(tmp_path, workdir.PR_CURVE, b"")
     np.savez(tmp_path / NAME.folder() / workdir.PR_CURVE, **arrays)
-    with pytest.raises(ValueError, match=r"pr_curve.npz is damaged .*: remove .*seed0, and the run is made again"):
+    with pytest.raises(
+      ValueError, match=r"pr_curve.npz is damaged .*: remove .*seed0, and the run is made again"
+    ):
       tables.mean_pr_curve(tmp_path, ROW)
 
   @pytest.mark.parametrize("content", broken_json.BROKEN + OTHER)
@@ -92,7 +114,8 @@ class TestComparison:
     assert (list(steps), list(values)) == ([1, 2], [0.25, 0.25])
     _in_run(tmp_path, workdir.METRICS, line % 1 + content + b"\n" + line % 2, other)
     with pytest.raises(
-      ValueError, match=r"seed1.metrics.jsonl has val_mAUPRC at 1 steps, .* Remove .*seed1, and the run is"
+      ValueError,
+      match=r"seed1.metrics.jsonl has val_mAUPRC at 1 steps, .* Remove .*seed1, and the run is",
     ):
       tables.mean_convergence(tmp_path, row)
 
@@ -102,7 +125,10 @@ class TestComparison:
   def test_log_of_other_values(self, tmp_path):
     _in_run(tmp_path, "results.json", b"{}")
     _in_run(tmp_path, workdir.METRICS, b'{"step": 1, "val_mAUPRC": "high"}\n')
-    with pytest.raises(ValueError, match=r"metrics.jsonl is damaged \(\[0\].val_mAUPRC must be a number, it is 'high'\)"):
+    with pytest.raises(
+      ValueError,
+      match=r"metrics.jsonl is damaged \(\[0\].val_mAUPRC must be a number, it is 'high'\)",
+    ):
       tables.mean_convergence(tmp_path, ROW)
 
   @pytest.mark.parametrize("content", broken_json.BROKEN + OTHER)
@@ -113,23 +139,32 @@ class TestComparison:
 
 
 class TestStability:
-  SETTING = stability.Setting(steps=(2,), num_positives=8, num_negatives=8, batch_positives=2, batch_negatives=2)
+  SETTING = stability.Setting(
+    steps=(2,), num_positives=8, num_negatives=8, batch_positives=2, batch_negatives=2
+  )
   EFFORT = stability_sweeps.Effort(4, 1, 0)
 
   def _content(self):
     shapes = ((1, 4), (1, 4), (1, 1), (1, 4), (4,), (4,), (4,))
-    values = {key: np.zeros(shape).tolist() for key, shape in zip(stability.Measured._fields, shapes, strict=True)}
+    values = {
+      key: np.zeros(shape).tolist()
+      for key, shape in zip(stability.Measured._fields, shapes, strict=True)
+    }
     about = {**self.EFFORT._asdict(), "model": stability_sweeps._model()}
     return {"about": about, "measured": {stability_sweeps.name(self.SETTING): values}}
 
   def _run(self, folder):
-    return stability_sweeps.run(folder / "stability.json", [self.SETTING], self.EFFORT, told=lambda line: None)
+    return stability_sweeps.run(
+      folder / "stability.json", [self.SETTING], self.EFFORT, told=lambda line: None
+    )
 
   def test_whole(self, tmp_path):
     (tmp_path / "stability.json").write_text(json.dumps(self._content()))
     assert self._run(tmp_path)[stability_sweeps.name(self.SETTING)].gap.shape == (1, 1)
 
-  @pytest.mark.parametrize("content", [*broken_json.BROKEN, *OTHER, b'{"about": {}}', b'{"about": {}, "measured": []}'])
+  @pytest.mark.parametrize(
+    "content", [*broken_json.BROKEN, *OTHER, b'{"about": {}}', b'{"about": {}, "measured": []}']
+  )
   def test_broken(self, tmp_path, content):
     (tmp_path / "stability.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"stability.json is damaged"):
@@ -137,7 +172,13 @@ class TestStability:
 
   @pytest.mark.parametrize(
     ("key", "value"),
-    [("gap", []), ("gap", [[1, 2]]), ("gradient", "x"), ("gap", [["x"]]), ("epsilon_positive", [[1], [2, 3]])],
+    [
+      ("gap", []),
+      ("gap", [[1, 2]]),
+      ("gradient", "x"),
+      ("gap", [["x"]]),
+      ("epsilon_positive", [[1], [2, 3]]),
+    ],
   )
   def test_values_of_another_shape(self, tmp_path, key, value):
     content = self._content()
@@ -153,7 +194,10 @@ class TestStability:
       name: {
         "estimation": [
           {"share": 0.5, "batch_size": 9}
-          | {kind: {one: {"mean": 0.1, "std": 0.1} for one in ("SOPRC", "AP")} for kind in ("zero_one", "surrogate")}
+          | {
+            kind: {one: {"mean": 0.1, "std": 0.1} for one in ("SOPRC", "AP")}
+            for kind in ("zero_one", "surrogate")
+          }
         ],
         "interpolation": [{"num_positives": 3, "of_mean": 0.5, "of_one": 0.5}],
       }
@@ -175,7 +219,13 @@ class TestBinary:
 
   @pytest.mark.parametrize(
     "changes",
-    [{}, {"val": np.zeros((1, 3))}, {"scores": np.zeros(5)}, {"best": np.array(["x"])}, {"best": np.array([{}], object)}],
+    [
+      {},
+      {"val": np.zeros((1, 3))},
+      {"scores": np.zeros(5)},
+      {"best": np.array(["x"])},
+      {"best": np.array([{}], object)},
+    ],
   )
   def test_run(self, tmp_path, config, changes):
     path = tmp_path / "run.npz"
@@ -189,12 +239,15 @@ class TestBinary:
   @pytest.mark.parametrize("content", [b"", b"PK", b"PK\x03\x04" + b"\0" * 99])
   def test_run_that_is_no_archive(self, tmp_path, config, content):
     (tmp_path / "run.npz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"run.npz is damaged(.|\n)*: remove it, and the run is made again"):
+    with pytest.raises(
+      ValueError, match=r"run.npz is damaged(.|\n)*: remove it, and the run is made again"
+    ):
       binary_runs._load(tmp_path / "run.npz", config, 5)
 
 
 @pytest.mark.parametrize(
-  "content", [content for content in broken_json.BROKEN + OTHER if content not in (b"{}", b'{"val": 3}')]
+  "content",
+  [content for content in broken_json.BROKEN + OTHER if content not in (b"{}", b'{"val": 3}')],
 )
 def test_config_of_a_run(tmp_path, content):
   (tmp_path / "config.json").write_bytes(content)
@@ -202,7 +255,9 @@ def test_config_of_a_run(tmp_path, content):
     workdir.read_config(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b'{"date": "2026-01-01", "machine": "another machine"}', *broken_json.BROKEN, *OTHER])
+@pytest.mark.parametrize(
+  "content", [b'{"date": "2026-01-01", "machine": "another machine"}', *broken_json.BROKEN, *OTHER]
+)
 def test_figures_of_an_earlier_benchmark_are_kept(tmp_path, content):
   (tmp_path / "benchmark.json").write_bytes(content)
   assert benchmark._told(tmp_path / "benchmark.json") in (

@@ -12,8 +12,14 @@ from soprc_jax.reports import page
 class TestTemplates:
   def test_text_and_attributes_are_escaped(self):
     attack = """"'><script>"""
-    assert pages.Page(page.markup('<a href="{}">{}</a>', attack, attack)).elements == [("a", {"href": attack})]
-    found = pages.Page(page.table(attack, ["", attack], [[attack, attack], [page.name(attack), page.name(attack, 5)]]))
+    assert pages.Page(page.markup('<a href="{}">{}</a>', attack, attack)).elements == [
+      ("a", {"href": attack})
+    ]
+    found = pages.Page(
+      page.table(
+        attack, ["", attack], [[attack, attack], [page.name(attack), page.name(attack, 5)]]
+      )
+    )
     assert found.text == " ".join([attack] * 5) + " \"'..."
     assert not {tag for tag, _ in found.elements} & {"a", "script"}
     assert found.all("span") == [{"class": "name"}, {"class": "name", "title": attack}]
@@ -21,7 +27,9 @@ class TestTemplates:
 
   def test_elements_are_not_escaped_twice(self):
     assert page.markup("<p>{}</p>", page.markup("<b>{}</b>", "x")) == "<p><b>x</b></p>"
-    assert "<td><b>&lt;</b></td>" in page.table("t", ["", ""], [["x", page.markup("<b>{}</b>", "<")]])
+    assert "<td><b>&lt;</b></td>" in page.table(
+      "t", ["", ""], [["x", page.markup("<b>{}</b>", "<")]]
+    )
 
   def test_what_no_document_may_hold_is_shown(self):
     name = os.fsdecode(b"\xff\x00") + "é"

@@ -40,7 +40,9 @@ class TestRanking:
         others = np.arange(40) != query
         positives = np.flatnonzero(others & (labels == label))
         each += (
-          [np.mean([np.mean(labels[others & (scores >= scores[p])] == label) for p in positives])] if len(positives) else []
+          [np.mean([np.mean(labels[others & (scores >= scores[p])] == label) for p in positives])]
+          if len(positives)
+          else []
         )
       assert size == (labels == label).sum()
       np.testing.assert_allclose(value, np.mean(each) if each else np.nan)
@@ -51,7 +53,9 @@ class TestRanking:
     angles = np.radians([0, 0.1, 0.2, 0.3, 90, 91, 120, 121, 120.5])
     labels = np.array([1, 2, 1, 2, 3, 3, 4, 4, 3])
     embeddings = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
-    pairs = ranking.look_alikes(labels, ranking.nearest(embeddings, labels, k=3), count=5, examples=2)
+    pairs = ranking.look_alikes(
+      labels, ranking.nearest(embeddings, labels, k=3), count=5, examples=2
+    )
     assert [pair.labels for pair in pairs] == [(3, 4), (1, 2)]
     assert (pairs[1].errors, pairs[1].places) == (4, 4)  # the nearest of each is of the other class
     # Queries of 3 have two places: 4 is in the second of two of them, and in both of the stray one. Those of 4 have one, where the stray one is.
@@ -62,7 +66,12 @@ class TestRanking:
 
   def test_no_errors_no_look_alikes(self):
     labels = np.repeat(np.arange(3), 3)
-    assert ranking.look_alikes(labels, ranking.nearest(np.eye(3)[labels], labels, k=10), count=5, examples=2) == []
+    assert (
+      ranking.look_alikes(
+        labels, ranking.nearest(np.eye(3)[labels], labels, k=10), count=5, examples=2
+      )
+      == []
+    )
 
   def test_worst_queries_are_of_different_classes(self):
     labels, ap = np.array([5, 5, 7, 8, 8]), np.array([0.1, 0.1, np.nan, 0.05, 0.9])

@@ -21,7 +21,16 @@ from experiments.report import writing
 from soprc_jax.data import sources
 from soprc_jax.reports import page, panel, run_charts, run_tables
 from soprc_jax.reports import run as run_report
-from soprc_jax.training import build, checkpoints, classes, evaluation, methods, results, v_history, workdir
+from soprc_jax.training import (
+  build,
+  checkpoints,
+  classes,
+  evaluation,
+  methods,
+  results,
+  v_history,
+  workdir,
+)
 
 _CHROMIUM = pathlib.Path("/usr/bin/chromium")
 _ARGUMENTS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
@@ -89,7 +98,11 @@ def finished(tmp_path_factory):
     store.save(state, classes.describe(data.splits, data_source=config.data.source))
     store.close()
   history = [
-    {"step": step, "classes": [_v(step, 0, pages.NAMES[0]), _v(step, 3, "x", visits=2 * int(step > 3))]} for step in (3, 6)
+    {
+      "step": step,
+      "classes": [_v(step, 0, pages.NAMES[0]), _v(step, 3, "x", visits=2 * int(step > 3))],
+    }
+    for step in (3, 6)
   ]
   (folder / v_history.FILE).write_text("".join(json.dumps(line) + "\n" for line in history))
   return folder
@@ -103,7 +116,9 @@ def whole_page(finished):
 @pytest.fixture
 def folder(finished, tmp_path):
   """A copy without data and checkpoints, to change: its report needs no embedding."""
-  shutil.copytree(finished, tmp_path / "run", ignore=shutil.ignore_patterns(checkpoints.BEST, checkpoints.NEWEST))
+  shutil.copytree(
+    finished, tmp_path / "run", ignore=shutil.ignore_patterns(checkpoints.BEST, checkpoints.NEWEST)
+  )
   return tmp_path / "run"
 
 
@@ -130,8 +145,13 @@ class TestPageOfARun:
   def test_stands_alone_and_runs_nothing(self, whole_page):
     found = pages.Page(whole_page)
     assert found.all("script") + found.all("link") + found.all("iframe") == []
-    assert all(image["src"].startswith(("data:image/png;base64,", "data:image/jpeg;base64,")) for image in found.all("img"))
-    assert not [key for _, attributes in found.elements for key in attributes if key.startswith("on")]
+    assert all(
+      image["src"].startswith(("data:image/png;base64,", "data:image/jpeg;base64,"))
+      for image in found.all("img")
+    )
+    assert not [
+      key for _, attributes in found.elements for key in attributes if key.startswith("on")
+    ]
     assert "http" not in whole_page
     assert "url(" not in whole_page
 
@@ -154,8 +174,13 @@ class TestPageOfARun:
 
   def test_results_are_those_of_the_run(self, finished, whole_page):
     there = json.loads((finished / workdir.RESULTS).read_text())
-    assert _cells(whole_page, "mAUPRC") == [f"{there[split]['mAUPRC']:.4f}" for split in ("val", "test")]
-    assert _cells(whole_page, "queries without a positive, skipped") == ["-", str(there["test"]["num_skipped"])]
+    assert _cells(whole_page, "mAUPRC") == [
+      f"{there[split]['mAUPRC']:.4f}" for split in ("val", "test")
+    ]
+    assert _cells(whole_page, "queries without a positive, skipped") == [
+      "-",
+      str(there["test"]["num_skipped"]),
+    ]
     assert "have changed since" not in whole_page
     assert "paper: SmoothAP" not in whole_page  # it has no numbers for these data
     assert "Do not compare val with test" in whole_page
@@ -218,7 +243,9 @@ class TestPageOfARun:
     # One class more, and the split is another one: what was trained on might be shown as unseen.
     trees.write(tmp_path / "moved" / "new" / "0.png", 1, 0)
     trees.write(tmp_path / "moved" / "new" / "1.png", 1, 1)
-    assert "not those that the run was trained on" in run_report.make(tmp_path / "run", data_root=tmp_path / "moved")
+    assert "not those that the run was trained on" in run_report.make(
+      tmp_path / "run", data_root=tmp_path / "moved"
+    )
 
 
 class TestRunsOfOtherKinds:
@@ -241,7 +268,9 @@ class TestRunsOfOtherKinds:
     seen = {"count": 4, "examples": ["<b>", "cat", "dog"]}
     _change(folder / workdir.RESULTS, lambda content: content.update(seen_classes=seen))
     text = run_report.make(folder)
-    assert "Not a test of unseen classes: 4 of the classes that are tested on were trained on" in text
+    assert (
+      "Not a test of unseen classes: 4 of the classes that are tested on were trained on" in text
+    )
     assert "<b>" not in text
     assert "all queries are of classes not seen in training" not in text
     _change(folder / workdir.RESULTS, lambda content: content.update(seen_classes={"count": "4"}))
@@ -252,7 +281,8 @@ class TestRunsOfOtherKinds:
     _change(folder / workdir.CONFIG, lambda content: content["data"].update(trainval=True))
     _change(folder / workdir.RESULTS, lambda content: content.update(val={}))
     lines = [
-      {key: value for key, value in line.items() if not key.startswith("val_")} for line in workdir.read_metrics(folder)
+      {key: value for key, value in line.items() if not key.startswith("val_")}
+      for line in workdir.read_metrics(folder)
     ]
     (folder / workdir.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = pages.Page(run_report.make(folder)).text
@@ -264,7 +294,11 @@ class TestRunsOfOtherKinds:
       for k in ("recall@5", "mAUPRC"):
         content["test"][k] = 0.7
       content["test_small"] = dict(content["test"])
-      content["test_one_per_class"] = content["test"] | {"mAUPRC_std": 0.01, "num_repeats": 10, "ks_beyond_gallery": [100]}
+      content["test_one_per_class"] = content["test"] | {
+        "mAUPRC_std": 0.01,
+        "num_repeats": 10,
+        "ks_beyond_gallery": [100],
+      }
 
     _change(folder / workdir.RESULTS, change)
     _change(folder / workdir.CONFIG, lambda content: content["data"].update(source="vehicle_id"))
@@ -290,7 +324,14 @@ class TestRunsOfOtherKinds:
 
   def test_long_runs_stay_small(self, folder):
     lines = [
-      {"step": step, "loss": 1.0, "prior": 0.1, "learning_rate": 0.1, "seconds": 0.1, "data_wait": 0.0}
+      {
+        "step": step,
+        "loss": 1.0,
+        "prior": 0.1,
+        "learning_rate": 0.1,
+        "seconds": 0.1,
+        "data_wait": 0.0,
+      }
       for step in range(1, 20_001)
     ]
     (folder / workdir.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -330,7 +371,9 @@ class TestRefusals:
 
   def test_run_in_progress(self, folder):
     (folder / workdir.RESULTS).unlink()
-    self._refused(folder, r"has not finished \(results.json is missing; its log has 6 of 6 steps\): go on with")
+    self._refused(
+      folder, r"has not finished \(results.json is missing; its log has 6 of 6 steps\): go on with"
+    )
 
   def test_comparison_in_progress(self, tmp_path):
     (tmp_path / "comparison.json").write_text("{}")
@@ -387,7 +430,9 @@ class TestRefusals:
 def _comparison(folder, *, with_runs=True):
   """A finished comparison of two methods over two seeds; SmoothAP broke down at one."""
   shared = run_tables.defaults("default")
-  config = {key: shared[key] for key in ("data", "train", "model", "eval")} | {"data": shared["data"] | {"source": "sop"}}
+  config = {key: shared[key] for key in ("data", "train", "model", "eval")} | {
+    "data": shared["data"] | {"source": "sop"}
+  }
   entries = []
   for method, values in (("soprc", [0.6, 0.7]), ("smooth_ap", [0.5, None])):
     names = [f"{method}-lr0.1-seed{seed}" for seed in (0, 1)]
@@ -408,14 +453,30 @@ def _comparison(folder, *, with_runs=True):
     for name, value in zip(names, values, strict=True):
       if with_runs and value is not None:
         (folder / name).mkdir(parents=True)
-        (folder / name / workdir.METRICS).write_text(json.dumps({"step": 2, "val_mAUPRC": value}) + "\n")
-        np.savez(folder / name / workdir.PR_CURVE, precision=[0.1, 1.0], recall=[1.0, 0.0], thresholds=[-1.0, 1.0])
-        workdir.write_results(
-          folder / name, {"val": {"mAUPRC": value}, "test": {"mAUPRC": value}, "versions": results.software()}
+        (folder / name / workdir.METRICS).write_text(
+          json.dumps({"step": 2, "val_mAUPRC": value}) + "\n"
         )
-        (folder / name / workdir.CONFIG).write_text(json.dumps(shared | {"loss": shared["loss"] | {"name": method}}))
+        np.savez(
+          folder / name / workdir.PR_CURVE,
+          precision=[0.1, 1.0],
+          recall=[1.0, 0.0],
+          thresholds=[-1.0, 1.0],
+        )
+        workdir.write_results(
+          folder / name,
+          {"val": {"mAUPRC": value}, "test": {"mAUPRC": value}, "versions": results.software()},
+        )
+        (folder / name / workdir.CONFIG).write_text(
+          json.dumps(shared | {"loss": shared["loss"] | {"name": method}})
+        )
   plan = {"seeds": [0, 1], "rates": [0.1, 0.2], "init_from": "", "methods": ["soprc", "smooth_ap"]}
-  content = {"plan": plan, "trained_on": ["1 x cpu"], "costs_on": "1 x cpu", "config": config, "methods": entries}
+  content = {
+    "plan": plan,
+    "trained_on": ["1 x cpu"],
+    "costs_on": "1 x cpu",
+    "config": config,
+    "methods": entries,
+  }
   (folder / "table.json").write_text(json.dumps(content, default=list))
   return folder
 
@@ -472,7 +533,10 @@ class TestPageOfAComparison:
     for change, message in (
       (lambda content: content["methods"][1]["test"].pop("recall@1"), "other metrics or seeds"),
       (lambda content: content["methods"][1].pop("step_seconds"), "step_seconds is missing"),
-      (lambda content: content["methods"][0].update(runs=["a", "b"]), "are not those of its rate and seeds"),
+      (
+        lambda content: content["methods"][0].update(runs=["a", "b"]),
+        "are not those of its rate and seeds",
+      ),
     ):
       _change(path, change)
       with pytest.raises(ValueError, match=message):
@@ -486,7 +550,10 @@ def test_f64_names_in_a_page_stay_on_their_line():
   example = sources.Example(np.zeros((2, 2, 3), np.uint8), 0, name, name)
   assert f'alt="class {shown}, image {shown}"' in panel._thumbnail(example)
   lines = [{"step": 1, "classes": [_v(1, 0, name), _v(1, 1, shown)]}]
-  assert list(run_charts.v_by_class(lines)) == [f"{shown} (row 0)", f"{shown} (row 1)"]  # what looks the same has its row
+  assert list(run_charts.v_by_class(lines)) == [
+    f"{shown} (row 0)",
+    f"{shown} (row 1)",
+  ]  # what looks the same has its row
 
 
 # What a reader would trip over, in the page's own words.
@@ -561,7 +628,11 @@ def test_in_a_browser(browser, whole_page, tmp_path, kind):
   path.write_text(text.replace("<details>", "<details open>"), encoding="utf-8")
   for scheme in ("light", "dark"):
     for width in (1280, 390, 360):
-      opened, said, asked = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme), [], []
+      opened, said, asked = (
+        browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme),
+        [],
+        [],
+      )
       opened.on("console", lambda message, said=said: said.append(message.text))
       opened.on("pageerror", lambda error, said=said: said.append(str(error)))
       opened.on("dialog", lambda dialog, said=said: said.append(dialog.message))

@@ -31,7 +31,9 @@ def of_test(loaded):
 
 
 def _of_images(loaded, path):
-  return embed.of_images(loaded, image_inputs.find(path, flag="--images", on_broken=loaded.config.data.on_broken))
+  return embed.of_images(
+    loaded, image_inputs.find(path, flag="--images", on_broken=loaded.config.data.on_broken)
+  )
 
 
 def test_a_split_is_embedded_as_evaluation_does(made, loaded, of_test):
@@ -45,7 +47,9 @@ def test_a_split_is_embedded_as_evaluation_does(made, loaded, of_test):
   assert of_test.class_names.tolist() == [example.class_name for example in examples]
   assert (of_test.step, of_test.split, of_test.workdir) == (3, "test", str(made[1]))
   assert json.loads(of_test.model)["embedding_dim"] == 8
-  assert len(np.unique(of_test.embeddings, axis=0)) == len(want.labels)  # else the tests below would show nothing
+  assert len(np.unique(of_test.embeddings, axis=0)) == len(
+    want.labels
+  )  # else the tests below would show nothing
 
 
 def test_a_folder_without_classes(made, loaded, of_test, tmp_path, caplog, monkeypatch):
@@ -70,7 +74,11 @@ def test_a_folder_without_classes(made, loaded, of_test, tmp_path, caplog, monke
 def test_a_list(made, loaded, of_test, tmp_path, kind):
   paths = [str(made[0] / of_test.ids[0]), "here.png"]
   shutil.copy(made[0] / of_test.ids[1], tmp_path / "here.png")
-  lines = {"csv": ["path,label", f"{paths[0]},ä", f"{paths[1]},"], "csv_path": ["path", *paths], "txt": ["", *paths]}[kind]
+  lines = {
+    "csv": ["path,label", f"{paths[0]},ä", f"{paths[1]},"],
+    "csv_path": ["path", *paths],
+    "txt": ["", *paths],
+  }[kind]
   place = tmp_path / f"list.{kind[:3]}"
   place.write_text("\n".join(lines) + "\n")
   found = _of_images(loaded, str(place))
@@ -171,14 +179,21 @@ def test_f61_f64_programs_take_the_home_folder_and_print_names_on_one_line(made,
 def test_embed_search_and_export_from_the_command_line(made, tmp_path):
   root, run = made
   vectors, sheet = tmp_path / "v.npz", tmp_path / "s.png"
-  done = runs.call("experiments.embed", f"--workdir={run}", f"--images={root}", f"--output={vectors}")
+  done = runs.call(
+    "experiments.embed", f"--workdir={run}", f"--images={root}", f"--output={vectors}"
+  )
   assert done.returncode == 0, done.stderr
   assert done.stdout.startswith("40 images as vectors of 8 numbers, by step 3 of")
   told = done.stdout.splitlines()[-1].split()
   assert told[:3] == ["python", "-m", "experiments.search"]
   query = root / "class_007" / "1.png"
   command = [word.replace("PHOTO.jpg", str(query)) for word in told[3:]]
-  command += [f"--query={root / 'class_003'}", "--format=json", f"--contact_sheet={sheet}", "--top=3"]
+  command += [
+    f"--query={root / 'class_003'}",
+    "--format=json",
+    f"--contact_sheet={sheet}",
+    "--top=3",
+  ]
   done = runs.call("experiments.search", *command)
   assert done.returncode == 0, done.stderr
   found = json.loads(done.stdout)["queries"]
@@ -188,8 +203,13 @@ def test_embed_search_and_export_from_the_command_line(made, tmp_path):
   with Image.open(sheet) as picture:
     assert picture.width > 4 * 144
   done = runs.call(
-    "experiments.export", f"--workdir={run}", "--format=safetensors", f"--output={tmp_path / 'n.safetensors'}"
+    "experiments.export",
+    f"--workdir={run}",
+    "--format=safetensors",
+    f"--output={tmp_path / 'n.safetensors'}",
   )
   assert done.returncode == 1
-  assert done.stderr.startswith("Error: this network is no ResNet of torchvision (model.name is resnet8")
+  assert done.stderr.startswith(
+    "Error: this network is no ResNet of torchvision (model.name is resnet8"
+  )
   assert sorted(entry.name for entry in tmp_path.iterdir()) == ["s.png", "v.npz"]

@@ -18,7 +18,9 @@ from soprc_jax.serving import export, image_inputs, network
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
   """A network with all kinds of layers, the max pool among them."""
-  folder = networks.make(tmp_path_factory.mktemp("run") / "run", **{"model.stem": "imagenet", "eval.image_size": 40})
+  folder = networks.make(
+    tmp_path_factory.mktemp("run") / "run", **{"model.stem": "imagenet", "eval.image_size": 40}
+  )
   return network.load(folder)
 
 
@@ -41,7 +43,11 @@ def test_stablehlo(loaded, want, tmp_path):
   described = export.write(tmp_path / "net.stablehlo", loaded, "stablehlo")
   content = json.loads(described.read_text())
   assert described.name == "net.stablehlo.json"
-  assert content["input"] == {"shape": ["b", 40, 40, 3], "dtype": "uint8", "values": "RGB, 0 to 255"}
+  assert content["input"] == {
+    "shape": ["b", 40, 40, 3],
+    "dtype": "uint8",
+    "values": "RGB, 0 to 255",
+  }
   assert content["output"]["shape"] == ["b", 8]
   assert content["platforms"] == ["cpu", "cuda", "tpu"]
   assert content["network"]["digest"] == loaded.digest
@@ -57,9 +63,14 @@ def test_stablehlo(loaded, want, tmp_path):
   with pytest.raises(ValueError, match="uint8"):
     exported.call(np.float32(_pixels(1)))
   # Convolutions stay convolutions, which other compilers and devices have their own code for.
-  text, num_layers = exported.mlir_module(), sum(leaf.ndim == 4 for leaf in jax.tree.leaves(loaded.variables["params"]))
+  text, num_layers = (
+    exported.mlir_module(),
+    sum(leaf.ndim == 4 for leaf in jax.tree.leaves(loaded.variables["params"])),
+  )
   assert text.count("stablehlo.convolution") >= num_layers
-  assert text.count("stablehlo.convolution") == num_layers * text.count("stablehlo.dot_general")  # that is the head
+  assert text.count("stablehlo.convolution") == num_layers * text.count(
+    "stablehlo.dot_general"
+  )  # that is the head
 
 
 def test_an_output_that_exists_is_refused(loaded, tmp_path):
@@ -74,16 +85,27 @@ def test_an_output_that_exists_is_refused(loaded, tmp_path):
 def _torchvision(arch, tmp_path, **values):
   """(weights of torchvision's rule, the network that they are)."""
   entries = json.loads(str(authors.archive("resnet")[f"{arch}/state_dict"]))
-  weights = {name: np.float32(array) for name, array in torchvision_rule.state_dict(entries).items()}
-  settings = {"model.name": arch, "model.width": 64, "model.stem": "imagenet", "model.embedding_dim": 512} | values
+  weights = {
+    name: np.float32(array) for name, array in torchvision_rule.state_dict(entries).items()
+  }
+  settings = {
+    "model.name": arch,
+    "model.width": 64,
+    "model.stem": "imagenet",
+    "model.embedding_dim": 512,
+  } | values
   variables = pretrained.to_flax(weights)
-  return weights, network.Network(networks.config(**settings), tmp_path, variables, 1, network.digest(variables))
+  return weights, network.Network(
+    networks.config(**settings), tmp_path, variables, 1, network.digest(variables)
+  )
 
 
 @pytest.mark.parametrize("arch", ["resnet18", "resnet50"])
 def test_safetensors_are_torchvisions_weights(arch, tmp_path):
   weights, loaded = _torchvision(arch, tmp_path)
-  content = json.loads(export.write(tmp_path / "net.safetensors", loaded, "safetensors").read_text())
+  content = json.loads(
+    export.write(tmp_path / "net.safetensors", loaded, "safetensors").read_text()
+  )
   got = pretrained.read(str(tmp_path / "net.safetensors"))
   assert set(got) == set(weights)
   for name, array in weights.items():
@@ -117,7 +139,10 @@ def test_safetensors_in_torchvision(tmp_path):
 @pytest.mark.parametrize(
   ("values", "message"),
   [
-    ({"model.name": "resnet8"}, "model.name is resnet8, none of resnet18, resnet34, resnet50, resnet101"),
+    (
+      {"model.name": "resnet8"},
+      "model.name is resnet8, none of resnet18, resnet34, resnet50, resnet101",
+    ),
     ({"model.width": 32}, "model.width is 32, not 64"),
     ({"model.stem": "small"}, "model.stem is small, not imagenet"),
   ],
@@ -125,7 +150,9 @@ def test_safetensors_in_torchvision(tmp_path):
 def test_networks_that_torchvision_does_not_have_are_refused(tmp_path, values, message):
   settings = {"model.name": "resnet18", "model.width": 64, "model.stem": "imagenet"} | values
   loaded = network.Network(networks.config(**settings), tmp_path, {}, 1, "")
-  with pytest.raises(ValueError, match=f"no ResNet of torchvision .{message}.: --format=stablehlo takes any network"):
+  with pytest.raises(
+    ValueError, match=f"no ResNet of torchvision .{message}.: --format=stablehlo takes any network"
+  ):
     export.write(tmp_path / "net.safetensors", loaded, "safetensors")
   assert list(tmp_path.iterdir()) == []
 
@@ -146,5 +173,7 @@ def test_onnx(loaded, want, tmp_path):
 
 def test_what_onnx_needs_is_told(loaded, tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "jax2onnx", None)
-  with pytest.raises(ValueError, match=r"needs the package jax2onnx \(pip install -e '\.\[onnx\]'\)"):
+  with pytest.raises(
+    ValueError, match=r"needs the package jax2onnx \(pip install -e '\.\[onnx\]'\)"
+  ):
     export.write(tmp_path / "net.onnx", loaded, "onnx")

@@ -59,7 +59,8 @@ def test_f52_only_regular_files_of_a_folder_are_images(made, tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-  ("name", "why"), [("pipe.jpg", "a named pipe"), ("zero.jpg", "a device"), ("dead.jpg", "a link to nothing")]
+  ("name", "why"),
+  [("pipe.jpg", "a named pipe"), ("zero.jpg", "a device"), ("dead.jpg", "a link to nothing")],
 )
 def test_f52_what_is_named_must_be_a_regular_file(tmp_path, name, why):
   os.mkfifo(tmp_path / "pipe.jpg")
@@ -68,7 +69,9 @@ def test_f52_what_is_named_must_be_a_regular_file(tmp_path, name, why):
   with pytest.raises(FileNotFoundError, match=rf"{name}: this is no regular file \({why}\)"):
     image_inputs.find(str(tmp_path / name), flag="--images", on_broken="skip")
   (tmp_path / "list.txt").write_text(name)
-  with pytest.raises(FileNotFoundError, match=rf"list\.txt:1: there is no file '{name}' in .*{why}\)"):
+  with pytest.raises(
+    FileNotFoundError, match=rf"list\.txt:1: there is no file '{name}' in .*{why}\)"
+  ):
     image_inputs.find(str(tmp_path / "list.txt"), flag="--images")
 
 
@@ -85,13 +88,28 @@ def test_f61_the_home_folder_before_an_image_or_a_list(made, tmp_path, monkeypat
 def test_f61_a_name_that_only_looks_like_a_home_folder(made, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   shutil.copy(made[0] / "class_000" / "0.png", "~lock.png")
-  assert decoding.as_picture(image_inputs.find("~lock.png", flag="--images")[0].image).size == (24, 30)
-  with pytest.raises(FileNotFoundError, match=r"--images=~nobody here/x\.png: there is no such file"):
+  assert decoding.as_picture(image_inputs.find("~lock.png", flag="--images")[0].image).size == (
+    24,
+    30,
+  )
+  with pytest.raises(
+    FileNotFoundError, match=r"--images=~nobody here/x\.png: there is no such file"
+  ):
     image_inputs.find("~nobody here/x.png", flag="--images")
 
 
 @pytest.mark.parametrize(
-  "name", ["a\u2028b.png", "a\x0cb.png", "a\x85b.png", "a\rb.png", " a.png", "a.png ", "\u00a0a.png", "a\x1b[31m.png"]
+  "name",
+  [
+    "a\u2028b.png",
+    "a\x0cb.png",
+    "a\x85b.png",
+    "a\rb.png",
+    " a.png",
+    "a.png ",
+    "\u00a0a.png",
+    "a\x1b[31m.png",
+  ],
 )
 def test_f64_names_in_a_list_are_taken_as_they_stand(made, tmp_path, name):
   shutil.copy(made[0] / "class_000" / "0.png", tmp_path / name)
@@ -107,10 +125,16 @@ def test_f64_the_file_that_exists_wins_over_its_name_without_blanks(tmp_path):
   for name in (" a.png", "a.png", "b.png"):
     (tmp_path / name).write_bytes(b"")
   (tmp_path / "list.txt").write_text(" a.png\na.png\n\tb.png \n")
-  assert image_inputs.find(str(tmp_path / "list.txt"), flag="--images").paths == [" a.png", "a.png", "b.png"]
+  assert image_inputs.find(str(tmp_path / "list.txt"), flag="--images").paths == [
+    " a.png",
+    "a.png",
+    "b.png",
+  ]
 
 
-@pytest.mark.parametrize("other", ["./a.png", "sub/../a.png", "linked/a.png", "{}/a.png", ".//a.png"])
+@pytest.mark.parametrize(
+  "other", ["./a.png", "sub/../a.png", "linked/a.png", "{}/a.png", ".//a.png"]
+)
 @pytest.mark.parametrize("kind", ["txt", "csv"])
 def test_f65_one_image_by_two_spellings(tmp_path, kind, other):
   (tmp_path / "sub").mkdir()
@@ -136,9 +160,17 @@ def test_f43_labels_of_a_list_of_images(tmp_path, caplog):
   labels = ["cat", " cat", "caf\u00e9", "cafe\u0301\u00a0", " "]
   for i in range(len(labels)):
     (tmp_path / f"{i}.png").write_bytes(b"")
-  (tmp_path / "list.csv").write_text("path, label\n" + "\n".join(f"{i}.png,{one}" for i, one in enumerate(labels)))
+  (tmp_path / "list.csv").write_text(
+    "path, label\n" + "\n".join(f"{i}.png,{one}" for i, one in enumerate(labels))
+  )
   found = image_inputs.find(str(tmp_path / "list.csv"), flag="--images")
-  assert [found[i].class_name for i in range(len(found))] == ["cat", "cat", "caf\u00e9", "caf\u00e9", ""]
+  assert [found[i].class_name for i in range(len(found))] == [
+    "cat",
+    "cat",
+    "caf\u00e9",
+    "caf\u00e9",
+    "",
+  ]
   assert "4 names of classes are the same" in caplog.text
 
 
@@ -147,8 +179,15 @@ def test_queries_are_files_folders_and_patterns(tmp_path, monkeypatch):
   (tmp_path / "d" / "e").mkdir(parents=True)
   for name in ("a[1].png", "b.jpg", "c.txt", "d/x.png", "d/e/y.webp"):
     (tmp_path / name).write_bytes(b"")
-  assert image_inputs.queries(["a[1].png"], flag="--query") == ["a[1].png"]  # a file of that name is no pattern
-  assert image_inputs.queries(["d", "*.*", "d/x.png"], flag="--query") == ["d/e/y.webp", "d/x.png", "a[1].png", "b.jpg"]
+  assert image_inputs.queries(["a[1].png"], flag="--query") == [
+    "a[1].png"
+  ]  # a file of that name is no pattern
+  assert image_inputs.queries(["d", "*.*", "d/x.png"], flag="--query") == [
+    "d/e/y.webp",
+    "d/x.png",
+    "a[1].png",
+    "b.jpg",
+  ]
   assert image_inputs.queries(["**/*.png"], flag="--query") == ["a[1].png", "d/x.png"]
   for given, message in (
     ("", "--query=: an image file is wanted"),
@@ -171,7 +210,9 @@ def test_f52_only_regular_files_are_queries(tmp_path, monkeypatch, caplog):
     assert image_inputs.queries([given], flag="--query") == ["d/a.jpg"]
     assert f"no regular files or linked folders: {2 if given == 'd' else 3}, e.g." in caplog.text
   for name, why in (("pipe", "a named pipe"), ("zero", "a device")):
-    with pytest.raises(FileNotFoundError, match=rf"--query=d/{name}\.jpg: this is no regular file \({why}\)"):
+    with pytest.raises(
+      FileNotFoundError, match=rf"--query=d/{name}\.jpg: this is no regular file \({why}\)"
+    ):
       image_inputs.queries([f"d/{name}.jpg"], flag="--query")
 
 
@@ -180,11 +221,15 @@ def test_f63_a_query_that_leads_nowhere_is_named(tmp_path, monkeypatch):
   (tmp_path / "dead.jpg").symlink_to("nowhere")
   (tmp_path / "loop.jpg").symlink_to("loop.jpg")
   for name, why in (("dead.jpg", "a link to nothing"), ("loop.jpg", "a circular link")):
-    with pytest.raises(FileNotFoundError, match=rf"--query={name}: this is no regular file \({why}\)"):
+    with pytest.raises(
+      FileNotFoundError, match=rf"--query={name}: this is no regular file \({why}\)"
+    ):
       image_inputs.queries([name], flag="--query")
   found = image_inputs.queries(["."], flag="--query")
   assert found == ["./dead.jpg", "./loop.jpg"]
-  with pytest.raises(ValueError, match=r"dead\.jpg: this file cannot be read \(a link to nothing\)"):
+  with pytest.raises(
+    ValueError, match=r"dead\.jpg: this file cannot be read \(a link to nothing\)"
+  ):
     search.check_queries(found)
 
 
@@ -193,7 +238,9 @@ def test_f61_queries_below_the_home_folder(tmp_path, monkeypatch):
   (tmp_path / "a.png").write_bytes(b"")
   for given in ("~/a.png", "~/*.png", "~"):
     assert image_inputs.queries([given], flag="--query") == [str(tmp_path / "a.png")]
-  with pytest.raises(FileNotFoundError, match=r"--query=~no_such_user/a\.png: there is no such file"):
+  with pytest.raises(
+    FileNotFoundError, match=r"--query=~no_such_user/a\.png: there is no such file"
+  ):
     image_inputs.queries(["~no_such_user/a.png"], flag="--query")
 
 
@@ -202,5 +249,12 @@ def test_f65_a_query_that_is_given_twice_is_one(tmp_path, monkeypatch):
   (tmp_path / "d" / "e").mkdir(parents=True)
   (tmp_path / "d" / "a.png").write_bytes(b"")
   (tmp_path / "d" / "b.png").symlink_to("a.png")  # another name, and so another image
-  given = ["d", "./d/", "d/e/../a.png", str(tmp_path / "d" / "a.png"), "d/*.png", str(tmp_path / "d")]
+  given = [
+    "d",
+    "./d/",
+    "d/e/../a.png",
+    str(tmp_path / "d" / "a.png"),
+    "d/*.png",
+    str(tmp_path / "d"),
+  ]
   assert image_inputs.queries(given, flag="--query") == ["d/a.png", "d/b.png"]

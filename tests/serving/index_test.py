@@ -53,7 +53,10 @@ def test_the_file_is_read_by_numpy_alone_and_read_back(of_test, tmp_path):
     ({"ids": None}, "ids is missing"),
     ({"ids": np.arange(3)}, "ids must be text of 1 axes, it is int64"),
     ({"ids": np.array(["a"])}, "ids has 1 entries for 16 embeddings"),
-    ({"embeddings": np.zeros((16, 8))}, r"embeddings must be float32 of 2 axes, it is float64 \[16, 8\]"),
+    (
+      {"embeddings": np.zeros((16, 8))},
+      r"embeddings must be float32 of 2 axes, it is float64 \[16, 8\]",
+    ),
     ({"embeddings": np.zeros((0, 8), np.float32)}, "embeddings is empty"),
     ({"embeddings": np.full((16, 8), np.nan, np.float32)}, "embedding 0 has norm nan"),
     ({"embeddings": np.full((16, 8), 3e38, np.float32)}, "embedding 0 has norm inf"),
@@ -65,7 +68,9 @@ def test_the_file_is_read_by_numpy_alone_and_read_back(of_test, tmp_path):
 )
 def test_damaged_files_are_named(of_test, tmp_path, changes, message):
   path = tmp_path / "v.npz"
-  arrays = {"format": np.array(index.FORMAT)} | {name: np.asarray(value) for name, value in of_test._asdict().items()}
+  arrays = {"format": np.array(index.FORMAT)} | {
+    name: np.asarray(value) for name, value in of_test._asdict().items()
+  }
   np.savez(path, **{name: value for name, value in (arrays | changes).items() if value is not None})
   with pytest.raises(ValueError, match=message) as error:
     index.read(path)
@@ -80,11 +85,20 @@ def test_files_that_are_no_archives_are_named(of_test, tmp_path):
   one = (tmp_path / "one.npy").read_bytes()
   flipped = bytearray(content)
   flipped[200] ^= 255
-  encrypted = content.replace(b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01").replace(
-    b"PK\x01\x02-\x03-\x00\x00", b"PK\x01\x02-\x03-\x00\x01"
-  )
+  encrypted = content.replace(
+    b"PK\x01\x02\x14\x03\x14\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x01"
+  ).replace(b"PK\x01\x02-\x03-\x00\x00", b"PK\x01\x02-\x03-\x00\x01")
   assert encrypted != content
-  for bad in (b"", b"PK", b"<html>", content[: len(content) // 2], one, bytes(flipped), encrypted, b"\x80\x04K\x01."):
+  for bad in (
+    b"",
+    b"PK",
+    b"<html>",
+    content[: len(content) // 2],
+    one,
+    bytes(flipped),
+    encrypted,
+    b"\x80\x04K\x01.",
+  ):
     path = tmp_path / "bad.npz"
     path.write_bytes(bad)
     with pytest.raises(ValueError, match=r"--index=\S+bad\.npz is no index") as error:
@@ -100,7 +114,8 @@ def test_an_index_of_another_network_is_refused(tmp_path):
   good = indexes.make(np.eye(3), model=here.architecture)
   index.check_network(good, here, path=tmp_path)
   with pytest.raises(
-    ValueError, match=r"step 7 of runs/x, here it is another network, that of step 9 of \S+: similarities"
+    ValueError,
+    match=r"step 7 of runs/x, here it is another network, that of step 9 of \S+: similarities",
   ):
     index.check_network(good._replace(digest="e"), here, path=tmp_path)
   with pytest.raises(ValueError, match=r"with eval\.image_size 32, here it is 16"):

@@ -56,12 +56,16 @@ def test_it_embeds_as_the_program_does(made, model):
 
 def test_search(made, model, paths, tmp_path):
   file = tmp_path / "index.npz"
-  made_index = embed.make_index(model.network, embed.split_source(model.network, "all"), split="all", root=str(made[0]))
+  made_index = embed.make_index(
+    model.network, embed.split_source(model.network, "all"), split="all", root=str(made[0])
+  )
   index.write(file, made_index)
   for gallery in (made_index, file, str(file)):
     rows = model.search(paths, gallery, top=3)
     assert [len(row) for row in rows] == [3] * 5
-    assert [pathlib.Path(row[0].id).name for row in rows] == [path.name for path in paths]  # each finds itself
+    assert [pathlib.Path(row[0].id).name for row in rows] == [
+      path.name for path in paths
+    ]  # each finds itself
     assert rows[0][0].similarity == pytest.approx(1, abs=1e-5)
   (row,) = model.search(paths[0], paths, top=100)
   assert len(row) == 5
@@ -85,7 +89,9 @@ def test_converted_weights(paths, tmp_path, outputs, width):
   """A backbone embeds by its features; so does a classifier of ImageNet; another head is an embedding."""
   stages, bottleneck = RESNETS["resnet18"]
   net = EmbeddingNet(ResNet(stages, bottleneck), embedding_dim=outputs or 0)
-  shapes = jax.eval_shape(net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), np.uint8))
+  shapes = jax.eval_shape(
+    net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), np.uint8)
+  )
   variables = networks.drawn({"params": shapes["params"], "batch_stats": shapes["batch_stats"]})
   checkpoints.save_variables(tmp_path / "weights", variables)
   found = soprc_jax.load(tmp_path / "weights")
@@ -103,9 +109,21 @@ def test_converted_weights(paths, tmp_path, outputs, width):
     ([], ValueError, "images is empty"),
     ("nothing", FileNotFoundError, "images=nothing"),
     (["gone.png"], FileNotFoundError, "gone.png is missing"),
-    (np.zeros((2, 8, 8, 3), np.float32), ValueError, r"images\[0\] must be a uint8 RGB array .* got float32"),
-    (np.zeros((8, 8), np.uint8), ValueError, r"images\[0\] must be a uint8 RGB array .* got uint8\[8\]"),
-    ([np.zeros((8, 8, 3), np.uint8), "a.png"], ValueError, r"images\[1\] must be .* or a path, as all others; got str"),
+    (
+      np.zeros((2, 8, 8, 3), np.float32),
+      ValueError,
+      r"images\[0\] must be a uint8 RGB array .* got float32",
+    ),
+    (
+      np.zeros((8, 8), np.uint8),
+      ValueError,
+      r"images\[0\] must be a uint8 RGB array .* got uint8\[8\]",
+    ),
+    (
+      [np.zeros((8, 8, 3), np.uint8), "a.png"],
+      ValueError,
+      r"images\[1\] must be .* or a path, as all others; got str",
+    ),
     ([np.zeros((0, 8, 3), np.uint8)], ValueError, r"got uint8\[0, 8, 3\]"),
   ],
 )

@@ -33,11 +33,18 @@ def test_the_digest_knows_every_array(loaded):
 
 def test_the_config_is_that_of_the_run(made, loaded, tmp_path):
   assert loaded.config.to_dict() == networks.config(made[0]).to_dict()
-  assert network.load(made[1], networks.config(tmp_path)).config.data.root == str(tmp_path)  # other images
-  with pytest.raises(ValueError, match=r"not the config of the run(.|\n)*model\.embedding_dim: 8 there, 4 here"):
+  assert network.load(made[1], networks.config(tmp_path)).config.data.root == str(
+    tmp_path
+  )  # other images
+  with pytest.raises(
+    ValueError, match=r"not the config of the run(.|\n)*model\.embedding_dim: 8 there, 4 here"
+  ):
     network.load(made[1], networks.config(**{"model.embedding_dim": 4}))
   with pytest.raises(ValueError, match="holds no run"):
     network.load(tmp_path)
   (tmp_path / "config.json").write_text('{"model": {"width": "wide"}}')
-  with pytest.raises(ValueError, match=r"config\.json: this is no config of a run|config\.json: the config does not work"):
+  with pytest.raises(
+    ValueError,
+    match=r"config\.json: this is no config of a run|config\.json: the config does not work",
+  ):
     network.load(tmp_path)

@@ -19,7 +19,9 @@ def _unit(vectors):
 def _crowd(rng, width=33):
   """Vectors of which many are equal, and many so near to each other that float32 products cannot tell them apart."""
   base = rng.normal(size=(12, width))
-  near = base[rng.integers(12, size=400)] + rng.normal(size=(400, width)) * 10.0 ** rng.integers(-9, -3, size=(400, 1))
+  near = base[rng.integers(12, size=400)] + rng.normal(size=(400, width)) * 10.0 ** rng.integers(
+    -9, -3, size=(400, 1)
+  )
   return _unit(np.concatenate([base[rng.integers(12, size=300)], near])[rng.permutation(700)])
 
 
@@ -37,7 +39,11 @@ def test_the_nearest_in_their_order(monkeypatch, backend, top):
   rng = np.random.default_rng(top)
   gallery = _crowd(rng)
   queries = np.concatenate(
-    [gallery[rng.integers(700, size=5)], _unit(rng.normal(size=(2, 33))), np.zeros((1, 33), np.float32)]
+    [
+      gallery[rng.integers(700, size=5)],
+      _unit(rng.normal(size=(2, 33))),
+      np.zeros((1, 33), np.float32),
+    ]
   )
   found = search.nearest(indexes.make(gallery), queries, top=top, backend=backend)
   for query, neighbours in zip(queries, found, strict=True):
@@ -77,7 +83,9 @@ def test_f63_a_query_that_vanishes_is_named(tmp_path):
 
 def test_f64_a_table_keeps_every_name_on_its_line():
   names = ["a\nb", "\x1b[31mred", "c\u2028d\u202e", "r\udcff", "gr\u00f6\u00dfe \u6587 \u200dx"]
-  gallery = indexes.make(np.eye(5), class_names=names)._replace(ids=np.array([f"photos/{name}.png" for name in names]))
+  gallery = indexes.make(np.eye(5), class_names=names)._replace(
+    ids=np.array([f"photos/{name}.png" for name in names])
+  )
   found = indexes.found(gallery, [[1, 0.9, 0.8, 0.7, 0.6]], top=5)
   lines = search.table(found[0], classes=True).split("\n")
   shown = [r"a\nb", r"\x1b[31mred", r"c\u2028d\u202e", r"r\udcff", "gr\u00f6\u00dfe \u6587 \u200dx"]
@@ -106,7 +114,10 @@ def test_table_and_json():
     "    1.0000  long name  photos/2.png",
     "    0.8000             photos/1.png",
   ]
-  assert search.table(found[0], classes=False).splitlines()[:2] == ["similarity  image", "    1.0000  photos/0.png"]
+  assert search.table(found[0], classes=False).splitlines()[:2] == [
+    "similarity  image",
+    "    1.0000  photos/0.png",
+  ]
   text = search.to_json(gallery, ["q.png", "r\udcff.png"], found)
   assert text.isascii()
   content = json.loads(text)

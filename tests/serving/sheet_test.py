@@ -15,7 +15,9 @@ def test_contact_sheet(tmp_path):
   colours = [(200, 30, 30), (30, 200, 30), (30, 30, 200)]
   for i, (size, colour) in enumerate(zip([(40, 40), (80, 20), (20, 80)], colours)):
     Image.new("RGB", size, colour).save(tmp_path / "photos" / f"{i}.png")
-  gallery = indexes.make([[1, 0], [0.6, 0.8], [0, 1]], class_names=["größe", "", "z" * 80], root=str(tmp_path))
+  gallery = indexes.make(
+    [[1, 0], [0.6, 0.8], [0, 1]], class_names=["größe", "", "z" * 80], root=str(tmp_path)
+  )
   paths = [str(tmp_path / "photos" / f"{i}.png") for i in (2, 0)]
   found = indexes.found(gallery, [[0, 1], [1, 0]], top=3)
   drawn = sheet.draw(gallery, paths, found, sheet.loader(gallery, None))
@@ -26,11 +28,19 @@ def test_contact_sheet(tmp_path):
       top = gap + row * sheet._ROW
       assert drawn.getpixel((left + tile // 2, top + tile // 2)) == colours[one]
       # Their own shape: the wide and the tall one have paper at their edges.
-      assert drawn.getpixel((left + 3, top + tile // 2)) == (colours[one] if one < 2 else (255, 255, 255))
-      assert drawn.getpixel((left + tile // 2, top + 3)) == (colours[one] if one != 1 else (255, 255, 255))
-      label = np.asarray(drawn.crop((left, top + tile + 3, left + tile, top + tile + 3 * sheet._LINE + 3)))
+      assert drawn.getpixel((left + 3, top + tile // 2)) == (
+        colours[one] if one < 2 else (255, 255, 255)
+      )
+      assert drawn.getpixel((left + tile // 2, top + 3)) == (
+        colours[one] if one != 1 else (255, 255, 255)
+      )
+      label = np.asarray(
+        drawn.crop((left, top + tile + 3, left + tile, top + tile + 3 * sheet._LINE + 3))
+      )
       assert 0.01 < np.mean(label < 128) < 0.3  # there is text, and it is dark on light
-      beside = np.asarray(drawn.crop((left + tile + 1, top + tile + 3, left + tile + gap - 2, top + tile + 60)))
+      beside = np.asarray(
+        drawn.crop((left + tile + 1, top + tile + 3, left + tile + gap - 2, top + tile + 60))
+      )
       assert column == 0 or beside.min() == 255  # and it stays below its picture
   with pytest.raises(ValueError, match=r"must end in \.png"):
     sheet.write(tmp_path / "sheet.jpg", drawn)

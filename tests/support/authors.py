@@ -28,7 +28,9 @@ def num_steps(name, case):
 def arrays(name, case, step=None):
   """The arrays under ``case<i>/`` (and ``step<t>/``), with the embeddings that a shared batch leaves out."""
   prefix = f"case{case}/" + ("" if step is None else f"step{step}/")
-  found = {key[len(prefix) :]: array for key, array in archive(name).items() if key.startswith(prefix)}
+  found = {
+    key[len(prefix) :]: array for key, array in archive(name).items() if key.startswith(prefix)
+  }
   found.setdefault("emb", archive("batch_large")["emb"])
   return found
 
@@ -46,8 +48,13 @@ def assert_matches(golden, value, gradient, dtype, prefix="", *, radial=True):
 
   ``radial=False``: the parts of the gradient along the embeddings themselves, which a normalisation removes, are not compared.
   """
-  suffix, value_tol, gradient_tol = ("_f32", 1e-4, 1e-4) if dtype == jnp.float32 else ("", 1e-9, 1e-7)
-  loss, expected = golden[prefix + "loss64"], golden[prefix + "grad64"] * float(golden.get("true_scale", 1.0))
+  suffix, value_tol, gradient_tol = (
+    ("_f32", 1e-4, 1e-4) if dtype == jnp.float32 else ("", 1e-9, 1e-7)
+  )
+  loss, expected = (
+    golden[prefix + "loss64"],
+    golden[prefix + "grad64"] * float(golden.get("true_scale", 1.0)),
+  )
   if golden["loss_stable" + suffix]:
     np.testing.assert_allclose(
       value, loss, rtol=0, atol=value_tol * max(1.0, abs(float(loss)))

@@ -11,6 +11,8 @@ def soprc(config, setting):
 
   def compute(inputs):
     outputs = inner.compute(inputs)
-    return outputs._replace(loss=outputs.loss * jnp.where(jnp.any(steps == inputs.step), jnp.nan, 1.0))
+    return outputs._replace(
+      loss=outputs.loss * jnp.where(jnp.any(steps == inputs.step), jnp.nan, 1.0)
+    )
 
   return inner._replace(compute=compute)

@@ -56,7 +56,9 @@ def stop_at(flags, moment, folder, *, number=signal.SIGKILL):
       stderr=subprocess.STDOUT,
       start_new_session=True,
     )
-    while process.poll() is None and phases.read_text().split("\n").count(moment.phase) < moment.nth:
+    while (
+      process.poll() is None and phases.read_text().split("\n").count(moment.phase) < moment.nth
+    ):
       time.sleep(0.002)
     if process.poll() is None:
       time.sleep(moment.delay)
@@ -69,10 +71,23 @@ def stop_at(flags, moment, folder, *, number=signal.SIGKILL):
 def left(folder):
   """What a stopped run has left: steps of its checkpoints, half-written ones, lines in its log."""
   newest, log = folder / checkpoints.NEWEST, folder / "metrics.jsonl"
-  names = [path.name for kind in (newest, folder / checkpoints.BEST) if kind.is_dir() for path in kind.iterdir()]
-  whole = sorted(int(path.name) for path in newest.glob("*") if path.name.isdigit()) if newest.is_dir() else []
+  names = [
+    path.name
+    for kind in (newest, folder / checkpoints.BEST)
+    if kind.is_dir()
+    for path in kind.iterdir()
+  ]
+  whole = (
+    sorted(int(path.name) for path in newest.glob("*") if path.name.isdigit())
+    if newest.is_dir()
+    else []
+  )
   lines = len(log.read_text().splitlines()) if log.exists() else 0
-  return {"checkpoints": whole, "half": [name for name in names if not name.isdigit()], "lines": lines}
+  return {
+    "checkpoints": whole,
+    "half": [name for name in names if not name.isdigit()],
+    "lines": lines,
+  }
 
 
 def assert_same_run(folder, other):
@@ -81,7 +96,11 @@ def assert_same_run(folder, other):
   got, want = runs.states(folder), runs.states(other)
   assert got.keys() == want.keys()
   assert any(".v" in path for path in want)
-  differ = [path for path in want if got[path].dtype != want[path].dtype or got[path].tobytes() != want[path].tobytes()]
+  differ = [
+    path
+    for path in want
+    if got[path].dtype != want[path].dtype or got[path].tobytes() != want[path].tobytes()
+  ]
   assert differ == []
   results, wanted = (json.loads((path / "results.json").read_text()) for path in (folder, other))
   for key in ("steps", "tested_step", "val", "test", "config"):

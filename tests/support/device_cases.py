@@ -75,7 +75,9 @@ def losses(name, *, mapped):
 
     def loss_fn(kernel):
       vectors = jnp.matmul(batch["features"], kernel, precision=jax.lax.Precision.HIGHEST)
-      inputs = loss_protocol.Inputs(embedding.l2_normalize(vectors), batch["label"], batch["where"], count, (carried,))
+      inputs = loss_protocol.Inputs(
+        embedding.l2_normalize(vectors), batch["label"], batch["where"], count, (carried,)
+      )
       outputs = objective.compute(inputs)
       return outputs.loss, outputs.update_args
 
@@ -86,7 +88,11 @@ def losses(name, *, mapped):
     return (jnp.roll(kernel, 1, axis=0), carried, count + 1), {"loss": loss, "gradient": gradient}
 
   rng = np.random.default_rng(1)
-  state = (jnp.float32(rng.normal(size=(_FEATURES, _DIM))), objective.tracker.init(None), jnp.zeros([], jnp.int32))
+  state = (
+    jnp.float32(rng.normal(size=(_FEATURES, _DIM))),
+    objective.tracker.init(None),
+    jnp.zeros([], jnp.int32),
+  )
   values = {}
   run = _runner(step, state, mapped)
   for i, batch in enumerate(batches(2, 3)):
@@ -118,7 +124,9 @@ def training(name, *, mapped):
     microbatch=values.get("train.microbatch", 0) // (parallel.num_devices() if mapped else 1),
   )
   variables = _variables()
-  state = step_lib.TrainState(step=jnp.zeros([], jnp.int32), **variables, opt_state=tx.init(variables["params"]))
+  state = step_lib.TrainState(
+    step=jnp.zeros([], jnp.int32), **variables, opt_state=tx.init(variables["params"])
+  )
   run = _runner(step, state, mapped)
   rng = np.random.default_rng(3)
   for batch in batches(4, STEPS):
@@ -144,10 +152,20 @@ class _Images:
 
 def evaluated():
   """Embeddings and metrics of 27 images, by all devices and processes."""
-  config = _config({"eval.image_size": _SIZE, "eval.batch_size": 8, "eval.ks": (1, 3, 26, 27), "eval.one_per_class": 2})
+  config = _config(
+    {
+      "eval.image_size": _SIZE,
+      "eval.batch_size": 8,
+      "eval.ks": (1, 3, 26, 27),
+      "eval.one_per_class": 2,
+    }
+  )
   variables = parallel.replicate(_variables())
   embedded = evaluation.make_embed(_model(True, None), config)(variables, _Images())
-  found = {"all": evaluation.evaluate(embedded, config), "one_per_class": evaluation.one_per_class(embedded, config)}
+  found = {
+    "all": evaluation.evaluate(embedded, config),
+    "one_per_class": evaluation.one_per_class(embedded, config),
+  }
   return {"embeddings": embedded.embeddings, "metrics": np.array(json.dumps(found))}
 
 
@@ -180,7 +198,9 @@ def _runner(step, state, mapped):
 
 @functools.cache
 def _variables():
-  return dict(jax.jit(_model(True, None).init)(jax.random.key(0), jnp.zeros((1, _SIZE, _SIZE, 3), jnp.uint8)))
+  return dict(
+    jax.jit(_model(True, None).init)(jax.random.key(0), jnp.zeros((1, _SIZE, _SIZE, 3), jnp.uint8))
+  )
 
 
 def _model(freeze_bn, axis_name):
@@ -201,13 +221,18 @@ def _name_and_config(values):
 
 def _setting(axis_name, dim):
   counts = np.arange(CLASSES) + 5
-  return loss_protocol.Setting(counts, num_steps=STEPS, max_positives=7, axis_name=axis_name, embedding_dim=dim, seed=0)
+  return loss_protocol.Setting(
+    counts, num_steps=STEPS, max_positives=7, axis_name=axis_name, embedding_dim=dim, seed=0
+  )
 
 
 def main(path, *address):
   if address:
     parallel.join_processes(address[0], int(address[1]), int(address[2]))
-    own = {"weights": np.float32([0.1, parallel.process_index()]), "step": np.int32(parallel.process_index())}
+    own = {
+      "weights": np.float32([0.1, parallel.process_index()]),
+      "step": np.int32(parallel.process_index()),
+    }
     shared = parallel.from_main(own)
     assert shared["weights"].tolist() == np.float32([0.1, 0]).tolist(), shared
     assert shared["step"] == 0, shared

@@ -8,7 +8,9 @@ def data(seed, size, classes, distinct=None):
   rng = np.random.default_rng(seed)
   rows = rng.normal(size=(distinct or size, 6))
   rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-  return rows[rng.integers(0, len(rows), size)] if distinct else rows, rng.integers(0, classes, size)
+  return rows[rng.integers(0, len(rows), size)] if distinct else rows, rng.integers(
+    0, classes, size
+  )
 
 
 def around_a_midpoint(rng, size, width):

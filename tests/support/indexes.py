@@ -8,7 +8,11 @@ from soprc_jax.serving import index, search
 def make(embeddings, *, class_names=None, **values):
   count = len(embeddings)
   names = np.array([f"photos/{i}.png" for i in range(count)])
-  fields = {"ids": names, "class_names": np.array(class_names or [""] * count), "labels": np.empty(0, np.int64)}
+  fields = {
+    "ids": names,
+    "class_names": np.array(class_names or [""] * count),
+    "labels": np.empty(0, np.int64),
+  }
   fields |= {
     "positions": np.arange(count),
     "broken_ids": np.empty(0, np.str_),

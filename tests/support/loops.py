@@ -61,8 +61,14 @@ def smooth_ap(embeddings, labels, tau=0.01, include_self=True):
   def one(relevant, negatives):
     ap = 0.0
     for k in range(len(relevant)):
-      in_class = 1 + sum(sigmoid((relevant[j] - relevant[k]) / tau) for j in range(len(relevant)) if j != k)
-      ap += in_class / (in_class + sum(sigmoid((s - relevant[k]) / tau) for s in negatives)) / len(relevant)
+      in_class = 1 + sum(
+        sigmoid((relevant[j] - relevant[k]) / tau) for j in range(len(relevant)) if j != k
+      )
+      ap += (
+        in_class
+        / (in_class + sum(sigmoid((s - relevant[k]) / tau) for s in negatives))
+        / len(relevant)
+      )
     return 1 - ap
 
   return _mean(one(*found) for found in _lists(embeddings, labels, include_self))
@@ -75,8 +81,12 @@ def _histogram(positions, num_bins, clip):
 
 
 def _binned_ap(relevant, negatives, num_bins, clip):
-  h, h_all = (_histogram(x, num_bins, clip) for x in (relevant, np.concatenate([relevant, negatives])))
-  precision = np.divide(np.cumsum(h), np.cumsum(h_all), out=np.zeros(num_bins), where=np.cumsum(h_all) > 0)
+  h, h_all = (
+    _histogram(x, num_bins, clip) for x in (relevant, np.concatenate([relevant, negatives]))
+  )
+  precision = np.divide(
+    np.cumsum(h), np.cumsum(h_all), out=np.zeros(num_bins), where=np.cumsum(h_all) > 0
+  )
   return np.sum(precision * h) / len(relevant)
 
 
@@ -104,7 +114,9 @@ def auroc(embeddings, labels, surrogate="huber", tau=0.1, include_self=True):
   }
   f = functions[surrogate]
   found = _lists(embeddings, labels, include_self)
-  return _mean(np.mean([f(p - n) for p in relevant for n in negatives]) for relevant, negatives in found)
+  return _mean(
+    np.mean([f(p - n) for p in relevant for n in negatives]) for relevant, negatives in found
+  )
 
 
 def xbm_of_one_batch(embeddings, labels, negative_margin=0.5):

@@ -21,7 +21,9 @@ def on_devices(function, kind):
 
   mesh, spec = jax.sharding.Mesh(np.array(devices), (AXIS,)), jax.sharding.PartitionSpec(AXIS)
   # check_vma=True would sum the gradients of replicated parameters by itself.
-  return jax.jit(jax.shard_map(one_block, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+  return jax.jit(
+    jax.shard_map(one_block, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+  )
 
 
 def split(array):

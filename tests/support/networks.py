@@ -13,7 +13,12 @@ NUM_CLASSES = 20
 
 def config(root="", **values):
   """The resolved config of a small network on a folder of 20 classes or more."""
-  small = {"data.source": "folder", "data.root": str(root), "data.train_share": 0.5, "data.val_share": 0.1}
+  small = {
+    "data.source": "folder",
+    "data.root": str(root),
+    "data.train_share": 0.5,
+    "data.val_share": 0.1,
+  }
   small |= {"eval.batch_size": 2, "model.embedding_dim": 8, "log.progress": False}
   return runs.tiny_config(**(small | values))
 
@@ -38,10 +43,16 @@ def with_images(tmp_path_factory):
 def drawn(abstract, seed=0):
   """Variables of a network with random values, from their shapes."""
   rng = np.random.default_rng(seed)
-  return jax.tree_util.tree_map_with_path(lambda path, leaf: _draw(path[-1].key, leaf, rng), abstract)
+  return jax.tree_util.tree_map_with_path(
+    lambda path, leaf: _draw(path[-1].key, leaf, rng), abstract
+  )
 
 
 def _draw(name, leaf, rng):
   if name == "kernel":
     return np.float32(rng.normal(size=leaf.shape) * np.sqrt(2 / np.prod(leaf.shape[:-1])))
-  return np.float32(rng.uniform(0.5, 1.5, leaf.shape) if name in ("scale", "var") else rng.normal(size=leaf.shape) / 10)
+  return np.float32(
+    rng.uniform(0.5, 1.5, leaf.shape)
+    if name in ("scale", "var")
+    else rng.normal(size=leaf.shape) / 10
+  )

@@ -3,7 +3,15 @@
 import html.parser
 
 # Names of classes and files are anybody's.
-NAMES = ("<script>alert(1)<", '"><img src=x onerror=alert(1)>', "Äpfel & Birnen", "日本語", "عربي", "a" * 120, "it's")
+NAMES = (
+  "<script>alert(1)<",
+  '"><img src=x onerror=alert(1)>',
+  "Äpfel & Birnen",
+  "日本語",
+  "عربي",
+  "a" * 120,
+  "it's",
+)
 
 
 class Page(html.parser.HTMLParser):

@@ -35,4 +35,6 @@ def labels(layout, seed=0):
 
 
 def class_sampler(layout, *, batch_size=16, per_class=4, seed=0, **settings):
-  return sampler.ClassSampler(labels(layout), batch_size=batch_size, per_class=per_class, seed=seed, **settings)
+  return sampler.ClassSampler(
+    labels(layout), batch_size=batch_size, per_class=per_class, seed=seed, **settings
+  )

@@ -61,7 +61,9 @@ def interpolate(scores, num_points, bounds=None, grid="midpoints"):
 
 def true_positive_rates(scores, others, self_weight, tau2):
   """T of every score (Eq. 8, erratum 3)."""
-  rates = np.array([np.mean(sigmoid(score - np.asarray(others, np.float64), tau2)) for score in scores])
+  rates = np.array(
+    [np.mean(sigmoid(score - np.asarray(others, np.float64), tau2)) for score in scores]
+  )
   return (1 - self_weight) * rates + self_weight
 
 
@@ -80,7 +82,9 @@ def soprc(positives, negatives, v, prior, tau1=0.1, tau2=0.001, self_weight=None
   if not len(positives) or not len(negatives):
     return 0.0
   self_weight = 1 / (len(v) + 1) if self_weight is None else self_weight
-  return list_risk(positives, negatives, true_positive_rates(positives, v, self_weight, tau2), prior, tau1)
+  return list_risk(
+    positives, negatives, true_positive_rates(positives, v, self_weight, tau2), prior, tau1
+  )
 
 
 def average_precision_loss(positives, negatives, tau1=0.1, tau2=0.001, self_weight=None):
@@ -97,7 +101,9 @@ def average_precision_loss(positives, negatives, tau1=0.1, tau2=0.001, self_weig
   return float(np.mean(terms))
 
 
-def semi_variance(positive_lists, negative_lists, lambda1, lambda2, average_over="selected", pool="batch"):
+def semi_variance(
+  positive_lists, negative_lists, lambda1, lambda2, average_over="selected", pool="batch"
+):
   """Eq. 9 of a batch of lists; lists without a positive or a negative are left out."""
   pairs = [(p, n) for p, n in zip(positive_lists, negative_lists, strict=True) if len(p) and len(n)]
   if not pairs:
@@ -133,7 +139,9 @@ def auprc(scores, labels, prior=None):
 def similarities(queries, gallery):
   """The rule of `retrieval_metrics`: float64 sums in one order for all pairs, rounded to float32 unless an entry is float64."""
   products = np.asarray(queries, np.float64)[:, None] * np.asarray(gallery, np.float64)
-  is_short = all(part.dtype.itemsize <= 4 and part.dtype.kind not in "biu" for part in (queries, gallery))
+  is_short = all(
+    part.dtype.itemsize <= 4 and part.dtype.kind not in "biu" for part in (queries, gallery)
+  )
   return products.sum(axis=-1).astype(np.float32 if is_short else np.float64)
 
 

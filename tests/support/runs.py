@@ -43,7 +43,9 @@ TINY = {
 def tiny_config(*, steps=18, warmup_steps=6, **values):
   """The resolved config of a tiny run on glyphs; keys with dots set others."""
   config = runpy.run_path(GLYPHS)["get_config"]("")
-  config.update_from_flattened_dict(TINY | {"train.steps": steps, "warmup.steps": warmup_steps} | values)
+  config.update_from_flattened_dict(
+    TINY | {"train.steps": steps, "warmup.steps": warmup_steps} | values
+  )
   return config_lib.resolve(config)
 
 
@@ -57,7 +59,11 @@ def tiny_comparison(**values):
 def tiny_flags(folder, *, steps=18, warmup_steps=6, **values):
   """The flags of the same run."""
   values = TINY | {"train.steps": steps, "warmup.steps": warmup_steps} | values
-  return [f"--config={GLYPHS}", f"--workdir={folder}", *(f"--config.{key}={value}" for key, value in values.items())]
+  return [
+    f"--config={GLYPHS}",
+    f"--workdir={folder}",
+    *(f"--config.{key}={value}" for key, value in values.items()),
+  ]
 
 
 def environment(devices=1, **extra):
@@ -146,7 +152,10 @@ def start_and_kill(flags, due, *, devices=1):
 def metrics(folder):
   """The lines of metrics.jsonl without the wall-clock fields, and those of v.jsonl, as text, so that a single bit shows."""
   lines = [*workdir.read_metrics(folder), *workdir.read_lines(folder / v_history.FILE)]
-  return [repr({name: value for name, value in line.items() if name not in run_log.CLOCK_FIELDS}) for line in lines]
+  return [
+    repr({name: value for name, value in line.items() if name not in run_log.CLOCK_FIELDS})
+    for line in lines
+  ]
 
 
 def states(folder, **values):

@@ -74,7 +74,9 @@ def _on_images(function, **options):
 
   def loss_fn(shared, features, others, axis_name):
     labels, where = others
-    return function(_embed(shared["kernel"], features[0]), labels, where=where, axis_name=axis_name, **options)
+    return function(
+      _embed(shared["kernel"], features[0]), labels, where=where, axis_name=axis_name, **options
+    )
 
   return _of_loss(loss_fn)
 
@@ -93,7 +95,9 @@ def _scores(num_positives, num_negatives, *, with_v=True):
 
 def _images():
   rng = np.random.default_rng(1)
-  kernel, features = (np.float32(rng.normal(size=shape)) for shape in ((_FEATURES, _DIM), (_IMAGES, _FEATURES)))
+  kernel, features = (
+    np.float32(rng.normal(size=shape)) for shape in ((_FEATURES, _DIM), (_IMAGES, _FEATURES))
+  )
   labels, where = rng.integers(0, _CLASSES, _IMAGES).astype(np.int32), rng.random(_IMAGES) < 0.9
   return {"kernel": kernel}, ((features,), (labels, where))
 
@@ -112,16 +116,27 @@ def _retrieval_lists(shared, parts, axis_name):
 def _soprc_of_images(embeddings, labels, *, where, axis_name):
   """Embeddings to lists to v to loss, as in a training step."""
   tracker = soprc_jax.score_ema(_CLASSES, _POINTS, 0.1, axis_name=axis_name)
-  found = soprc_jax.retrieval_lists(embeddings, labels, max_positives=3, where=where, axis_name=axis_name)
+  found = soprc_jax.retrieval_lists(
+    embeddings, labels, max_positives=3, where=where, axis_name=axis_name
+  )
   v = tracker.lookahead(tracker.init(None), found.positive_scores, labels, found.positive_where)
   masks = {"positive_where": found.positive_where, "negative_where": found.negative_where}
-  return soprc_jax.soprc_loss(found.positive_scores, found.negative_scores, v, prior=0.1, axis_name=axis_name, **masks)
+  return soprc_jax.soprc_loss(
+    found.positive_scores, found.negative_scores, v, prior=0.1, axis_name=axis_name, **masks
+  )
 
 
 def _retrieval_loss(embeddings, labels, *, where, axis_name):
   tracker = soprc_jax.score_ema(_CLASSES, _POINTS, 0.1, axis_name=axis_name)
-  arguments = {"tracker": tracker, "opt_state": tracker.init(None), "where": where, "axis_name": axis_name}
-  return soprc_jax.retrieval_loss(embeddings, labels, prior=0.1, max_positives=3, lambda1=1.0, lambda2=2.0, **arguments)[0]
+  arguments = {
+    "tracker": tracker,
+    "opt_state": tracker.init(None),
+    "where": where,
+    "axis_name": axis_name,
+  }
+  return soprc_jax.retrieval_loss(
+    embeddings, labels, prior=0.1, max_positives=3, lambda1=1.0, lambda2=2.0, **arguments
+  )[0]
 
 
 def _binary_loss(shared, parts, axis_name):
@@ -130,8 +145,15 @@ def _binary_loss(shared, parts, axis_name):
 
   def loss_fn(shared, scores, others, axis_name):
     labels, ids = others
-    arguments = {"tracker": tracker, "opt_state": tracker.init(None), "list_ids": ids, "axis_name": axis_name}
-    return soprc_jax.binary_loss(shared["scale"] * scores[0], labels, prior=0.1, lambda2=1.0, **arguments)[0]
+    arguments = {
+      "tracker": tracker,
+      "opt_state": tracker.init(None),
+      "list_ids": ids,
+      "axis_name": axis_name,
+    }
+    return soprc_jax.binary_loss(
+      shared["scale"] * scores[0], labels, prior=0.1, lambda2=1.0, **arguments
+    )[0]
 
   return _of_loss(loss_fn)(shared, parts, axis_name)
 
@@ -176,7 +198,9 @@ def _memory(make, loss_fn):
         return loss_fn(transform, state, embeddings, labels, where, axis_name), embeddings
 
       (loss, embeddings), gradient = jax.value_and_grad(value, has_aux=True)(shared["kernel"])
-      _, state = transform.update(None, state, embeddings=embeddings, labels=step_labels, where=where)
+      _, state = transform.update(
+        None, state, embeddings=embeddings, labels=step_labels, where=where
+      )
       found.append({"loss": loss, "gradient": gradient, "state": state})
     return {str(step): values for step, values in enumerate(found)}, {}
 
@@ -190,7 +214,9 @@ def _xbm(transform, state, embeddings, labels, where, axis_name):
 
 def _blackbox(transform, state, embeddings, labels, where, axis_name):
   stored = transform.current(state)
-  return losses.blackbox_ap_loss(embeddings, labels, memory=stored, where=where, axis_name=axis_name)
+  return losses.blackbox_ap_loss(
+    embeddings, labels, memory=stored, where=where, axis_name=axis_name
+  )
 
 
 CASES: dict[str, Case] = {
@@ -215,12 +241,20 @@ for _name, (_p, _n) in {"short": _SHORT, "long": _LONG}.items():
     f"soprc_loss tpr_gradient {_name}": Case(
       _on_scores(soprc_jax.soprc_loss, prior=0.1, tau2=0.05, tpr_gradient=True), *_scores(_p, _n)
     ),
-    f"ap_loss {_name}": Case(_on_scores(soprc_jax.ap_loss, tau2=0.05), *_scores(_p, _n, with_v=False)),
-    f"semi_variance {_name}": Case(_on_scores(soprc_jax.semi_variance), *_scores(_p, _n, with_v=False)),
+    f"ap_loss {_name}": Case(
+      _on_scores(soprc_jax.ap_loss, tau2=0.05), *_scores(_p, _n, with_v=False)
+    ),
+    f"semi_variance {_name}": Case(
+      _on_scores(soprc_jax.semi_variance), *_scores(_p, _n, with_v=False)
+    ),
   }
 CASES |= {
-  "soprc_loss sum": Case(_on_scores(soprc_jax.soprc_loss, prior=0.1, reduce_fn=jnp.sum), *_scores(*_SHORT)),
-  "semi_variance list": Case(_on_scores(soprc_jax.semi_variance, pool="list"), *_scores(*_SHORT, with_v=False)),
+  "soprc_loss sum": Case(
+    _on_scores(soprc_jax.soprc_loss, prior=0.1, reduce_fn=jnp.sum), *_scores(*_SHORT)
+  ),
+  "semi_variance list": Case(
+    _on_scores(soprc_jax.semi_variance, pool="list"), *_scores(*_SHORT, with_v=False)
+  ),
 }
 _OF_IMAGES = {
   "soprc_loss of images": (_soprc_of_images, {}),
@@ -259,7 +293,9 @@ for _name in (
 def _few_count_as_many():
   with (
     mock.patch.multiple(piecewise, _MIN_THRESHOLDS=1, _MIN_VALUES=1, _MIN_PAIRS=1),
-    mock.patch.multiple(blockwise, BLOCK_ENTRIES=2 * _IMAGES, _CACHED_ENTRIES=_IMAGES, _FEW_COLUMNS=1),
+    mock.patch.multiple(
+      blockwise, BLOCK_ENTRIES=2 * _IMAGES, _CACHED_ENTRIES=_IMAGES, _FEW_COLUMNS=1
+    ),
     mock.patch.object(lists, "_SMALL", 1),
   ):
     yield
@@ -268,7 +304,9 @@ def _few_count_as_many():
 def on_one_device(name):
   """Values by name, of the joined batch without any mapped axis."""
   case = CASES[name]
-  return _flat(name, jax.jit(lambda shared, parts: case.compute(shared, parts, None))(case.shared, case.parts))
+  return _flat(
+    name, jax.jit(lambda shared, parts: case.compute(shared, parts, None))(case.shared, case.parts)
+  )
 
 
 def on_devices(name, count):
@@ -280,7 +318,9 @@ def on_devices(name, count):
   def one_device(shared, parts):
     return case.compute(shared, parts, AXIS)
 
-  mapped = jax.shard_map(one_device, mesh=mesh, in_specs=(spec(), spec(AXIS)), out_specs=(spec(), spec(AXIS)))
+  mapped = jax.shard_map(
+    one_device, mesh=mesh, in_specs=(spec(), spec(AXIS)), out_specs=(spec(), spec(AXIS))
+  )
   with _few_count_as_many() if case.lowered else contextlib.nullcontext():
     return _flat(name, jax.jit(mapped)(case.shared, case.parts))
 

@@ -22,5 +22,8 @@ def images(count, seed=0):
 def variables():
   variables = jax.jit(tiny().init)(jax.random.key(0), images(1))
   # Running statistics other than 0 and 1, so that using them shows.
-  stats = jax.tree.map(lambda leaf: leaf + 0.1 + 0.1 * jnp.arange(leaf.size, dtype=leaf.dtype), variables["batch_stats"])
+  stats = jax.tree.map(
+    lambda leaf: leaf + 0.1 + 0.1 * jnp.arange(leaf.size, dtype=leaf.dtype),
+    variables["batch_stats"],
+  )
   return {"params": variables["params"], "batch_stats": stats}

@@ -28,21 +28,45 @@ _SETTINGS = {
 
 def make_config(**values):
   config = config_lib.default_config()
-  config.update_from_flattened_dict(_SETTINGS | {key.replace("__", "."): value for key, value in values.items()})
+  config.update_from_flattened_dict(
+    _SETTINGS | {key.replace("__", "."): value for key, value in values.items()}
+  )
   return config_lib.resolve(config)
 
 
 class Toy:
   """A step of a network of one block, on one device (compiled by jit) or on all (by pmap); compiled once for each setting."""
 
-  def __init__(self, *, devices=1, warmup=False, masked=False, freeze_bn=False, dtype="float32", microbatch=0, **values):
+  def __init__(
+    self,
+    *,
+    devices=1,
+    warmup=False,
+    masked=False,
+    freeze_bn=False,
+    dtype="float32",
+    microbatch=0,
+    **values,
+  ):
     config = make_config(**values)
     self.devices = devices
     axis_name = parallel.AXIS_NAME if devices > 1 else None
-    setting = objectives.Setting(np.full(CLASSES, 5), num_steps=30, max_positives=3, axis_name=axis_name)
+    setting = objectives.Setting(
+      np.full(CLASSES, 5), num_steps=30, max_positives=3, axis_name=axis_name
+    )
     main = objectives.make_objective(config.loss.name, config.loss, setting)
-    objective = objectives.make_objective(config.warmup.loss, config.loss, setting) if warmup else main
-    backbone = ResNet((1,), False, width=4, stem="small", freeze_bn=freeze_bn, dtype=jnp.dtype(dtype), axis_name=axis_name)
+    objective = (
+      objectives.make_objective(config.warmup.loss, config.loss, setting) if warmup else main
+    )
+    backbone = ResNet(
+      (1,),
+      False,
+      width=4,
+      stem="small",
+      freeze_bn=freeze_bn,
+      dtype=jnp.dtype(dtype),
+      axis_name=axis_name,
+    )
     self.model = EmbeddingNet(backbone, embedding_dim=8, dtype=jnp.dtype(dtype))
     self.tx = optax.chain(main.tracker, optimizers.make_optimizer(config))
     self.function = functools.partial(
@@ -60,7 +84,9 @@ class Toy:
 
   def initial(self):
     variables = drawn()
-    return step_lib.TrainState(step=jnp.zeros([], jnp.int32), **variables, opt_state=self.tx.init(variables["params"]))
+    return step_lib.TrainState(
+      step=jnp.zeros([], jnp.int32), **variables, opt_state=self.tx.init(variables["params"])
+    )
 
   def run(self, batches, state=None):
     """The state and the metrics of every step, as seen by every device if there are several."""
@@ -88,7 +114,11 @@ def make_batch(seed=0, where=None):
   """Four classes of four, each class a colour of its own under noise."""
   rng = np.random.default_rng(seed)
   labels = np.repeat(rng.permutation(CLASSES)[:4], 4)
-  colours = np.array([[0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 1, 1], [1, 0, 1], [1, 1, 0]])[:, None, None] * 140 + 58
+  colours = (
+    np.array([[0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 1, 1], [1, 0, 1], [1, 1, 0]])[:, None, None]
+    * 140
+    + 58
+  )
   images = np.uint8(colours[labels] + rng.integers(-57, 58, (BATCH, SIZE, SIZE, 3)))
   where = np.ones(BATCH, bool) if where is None else np.array(where, bool)
   return {"image": images, "label": labels.astype(np.int32), "where": where}

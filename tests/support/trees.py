@@ -37,7 +37,9 @@ def glyph_folder(root, num_classes, per_class):
   kept = np.concatenate([np.flatnonzero(everything.labels == code)[:per_class] for code in codes])
   for number, position in enumerate(kept):
     example = everything[position]
-    path = root / str(example.label) / f"{number:05d}_{example.id.split('/')[1]}.png"  # sorted by name: in the same order
+    path = (
+      root / str(example.label) / f"{number:05d}_{example.id.split('/')[1]}.png"
+    )  # sorted by name: in the same order
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(example.image[:, :, 0]).save(path)
   return glyphs.Glyphs(everything.images[kept], everything.labels[kept], everything._ids[kept])
@@ -49,7 +51,9 @@ def csv(root, num_classes, split=None):
   lines = ["path,label" + (",split" if split else "")]
   for label in range(num_classes):
     for index in range(PER_CLASS):
-      lines.append(f"class_{label:03d}/{index}.png,thing {label}" + (f",{split(label)}" if split else ""))
+      lines.append(
+        f"class_{label:03d}/{index}.png,thing {label}" + (f",{split(label)}" if split else "")
+      )
   (root / "images.csv").write_text("\n".join(lines) + "\n")
   return root / "images.csv"
 
@@ -57,7 +61,10 @@ def csv(root, num_classes, split=None):
 def sop(root, num_train, num_test):
   """Stanford Online Products: two lists with a header, class ids from 1, test classes behind the training classes."""
   number = 0
-  for name, labels in (("train", range(1, num_train + 1)), ("test", range(num_train + 1, num_train + num_test + 1))):
+  for name, labels in (
+    ("train", range(1, num_train + 1)),
+    ("test", range(num_train + 1, num_train + num_test + 1)),
+  ):
     lines = ["image_id class_id super_class_id path"]
     for label in labels:
       for index in range(PER_CLASS):
@@ -73,7 +80,10 @@ def inaturalist(root, num_train, num_test):
   """iNaturalist with the lists of SmoothAP: a path a line, the class is its last two folders."""
   lists = root / "Inat_dataset_splits"
   lists.mkdir(parents=True)
-  for name, labels in (("train", range(num_train)), ("test", range(num_train, num_train + num_test))):
+  for name, labels in (
+    ("train", range(num_train)),
+    ("test", range(num_train, num_train + num_test)),
+  ):
     lines = []
     for label in labels:
       for index in range(PER_CLASS):
@@ -130,7 +140,11 @@ def tfds(root, name, splits):
     for key, example in enumerate(examples):
       writer.write(key, features.encode_example(example))
     lengths, size = writer.finalize()
-    infos.append(splits_lib.SplitInfo(name=split, shard_lengths=lengths, num_bytes=size, filename_template=template))
+    infos.append(
+      splits_lib.SplitInfo(
+        name=split, shard_lengths=lengths, num_bytes=size, filename_template=template
+      )
+    )
   builder.info.set_splits(splits_lib.SplitDict(infos))
   builder.info.write_to_directory(folder)
   return root
@@ -148,20 +162,27 @@ def tfds_sop(root, num_train, num_test):
         yield {"class_id": label, "super_class_id/num": 0, "super_class_id": 0, "image": str(path)}
 
   test = range(11318, 11318 + num_test)
-  return tfds(root, "stanford_online_products", {"train": examples(range(num_train)), "test": examples(test)})
+  return tfds(
+    root, "stanford_online_products", {"train": examples(range(num_train)), "test": examples(test)}
+  )
 
 
 def tfds_inaturalist(root, num_train, num_test):
   """iNaturalist 2018 by its TFDS builder, with the lists of SmoothAP beside it."""
   inaturalist(root, num_train, num_test)
   # The labels of the builder play no role: the lists have the classes.
-  examples = [{"id": path.stem, "label": 5, "supercategory": 1, "image": str(path)} for path in sorted(root.rglob("*.jpg"))]
+  examples = [
+    {"id": path.stem, "label": 5, "supercategory": 1, "image": str(path)}
+    for path in sorted(root.rglob("*.jpg"))
+  ]
   return tfds(root, "i_naturalist2018", {"train": examples[::2], "validation": examples[1::2]})
 
 
 def _config(source, root, **values):
   config = config_lib.default_config().data
-  config.update({"source": source, "root": str(root), "train_share": 0.5, "val_share": 0.25} | values)
+  config.update(
+    {"source": source, "root": str(root), "train_share": 0.5, "val_share": 0.25} | values
+  )
   return config
 
 

@@ -16,7 +16,11 @@ class TestBuild:
     config = runs.tiny_config()
     data = build.make_data(config)
     classes = {name: set(split.labels.tolist()) for name, split in data.splits.items()}
-    assert not classes["train"] & classes["val"] | classes["train"] & classes["test"] | classes["val"] & classes["test"]
+    assert (
+      not classes["train"] & classes["val"]
+      | classes["train"] & classes["test"]
+      | classes["val"] & classes["test"]
+    )
     assert sorted(data.rows) == sorted(classes["train"])
     counts = data.class_counts()
     for label, row in list(data.rows.items())[:20]:
@@ -32,7 +36,8 @@ class TestBuild:
     net = EmbeddingNet(ResNet((1,), False, width=4, stem="small"), embedding_dim=8)
     tx = optimizers.make_optimizer(toys.make_config())
     one, same, other = (
-      step_lib.init_state(net, tx, key=jax.random.key(seed), image_size=toys.SIZE).params for seed in (0, 0, 1)
+      step_lib.init_state(net, tx, key=jax.random.key(seed), image_size=toys.SIZE).params
+      for seed in (0, 0, 1)
     )
     chex.assert_trees_all_equal(one, same)
     assert np.any(one["head"]["kernel"] != other["head"]["kernel"])

@@ -15,11 +15,16 @@ def _state(step=3, width=2, tracker=True, optimizer=None):
   """A state with every kind of tree that occurs: NamedTuples, tuples, empty states, scalars, several dtypes."""
   params = {
     "backbone": {"conv1": {"kernel": np.full((3, 3, 3, width), 0.1, np.float32)}},
-    "head": {"kernel": np.arange(width * 2, dtype=np.float32).reshape(width, 2) / 3, "bias": np.zeros(2, np.float32)},
+    "head": {
+      "kernel": np.arange(width * 2, dtype=np.float32).reshape(width, 2) / 3,
+      "bias": np.zeros(2, np.float32),
+    },
   }
   parts = [score_ema(num_lists=5, num_points=4, beta=0.1)] if tracker else []
   tx = optax.chain(
-    *parts, optax.chain(optax.add_decayed_weights(1e-4), optimizer or optax.scale_by_adam()), optax.identity()
+    *parts,
+    optax.chain(optax.add_decayed_weights(1e-4), optimizer or optax.scale_by_adam()),
+    optax.identity(),
   )
   opt_state = tx.init(params)
   rng = np.random.default_rng(step)
@@ -31,8 +36,14 @@ def _state(step=3, width=2, tracker=True, optimizer=None):
     return np.asarray(leaf) + np.int32(step)
 
   opt_state = jax.tree.map(fill, opt_state)
-  stats = {"backbone": {"bn1": {"bn": {"mean": np.ones(width, np.float32), "var": np.full(width, 1e-38, np.float32)}}}}
-  return TrainState(step=np.int32(step), params=jax.tree.map(fill, params), batch_stats=stats, opt_state=opt_state)
+  stats = {
+    "backbone": {
+      "bn1": {"bn": {"mean": np.ones(width, np.float32), "var": np.full(width, 1e-38, np.float32)}}
+    }
+  }
+  return TrainState(
+    step=np.int32(step), params=jax.tree.map(fill, params), batch_stats=stats, opt_state=opt_state
+  )
 
 
 def _assert_same(state, other):
@@ -61,7 +72,9 @@ class TestStore:
     _assert_same(state, saved)
     assert meta == {"labels": [[11318, 0], [-7, 1]]}
     # NamedTuples come back as what they are: the tracker finds its own state.
-    np.testing.assert_array_equal(tracking.find_state(state.opt_state).v, tracking.find_state(saved.opt_state).v)
+    np.testing.assert_array_equal(
+      tracking.find_state(state.opt_state).v, tracking.find_state(saved.opt_state).v
+    )
 
   def test_another_process_finds_it(self, tmp_path, store):
     store.save(_state(), {})
@@ -72,7 +85,9 @@ class TestStore:
 
   def test_half_precision_leaves_keep_their_dtype(self, store):
     def narrow(state):
-      return state.replace(params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), state.params))
+      return state.replace(
+        params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), state.params)
+      )
 
     store.save(narrow(_state()), {})
     _assert_same(store.restore(narrow(_state(step=0)))[0], narrow(_state()))
@@ -81,7 +96,9 @@ class TestStore:
     for step in (3, 6, 9, 12):
       store.save(_state(step), {})
     assert store.latest_step() == 12
-    assert sorted(int(path.name) for path in (tmp_path / "store").iterdir() if path.name.isdigit()) == [9, 12]
+    assert sorted(
+      int(path.name) for path in (tmp_path / "store").iterdir() if path.name.isdigit()
+    ) == [9, 12]
     _assert_same(store.restore(_state(step=0), step=9)[0], _state(9))
 
   def test_chosen_ones_are_removed(self, tmp_path):
@@ -165,7 +182,9 @@ class TestLoadNetwork:
     return tmp_path
 
   def test_takes_the_best_network_whatever_the_optimizer(self, other_run):
-    network = checkpoints.load_network(str(other_run), _network(0, tracker=False, optimizer=optax.trace(0.9)))
+    network = checkpoints.load_network(
+      str(other_run), _network(0, tracker=False, optimizer=optax.trace(0.9))
+    )
     assert set(network) == {"params", "batch_stats"}
     _assert_same(network["params"], _state(3).params)
     _assert_same(network["batch_stats"], _state(3).batch_stats)
@@ -219,7 +238,9 @@ class TestDamage:
   @pytest.mark.parametrize("part", _PARTS)
   def test_f17_the_one_before_takes_the_place_of_a_damaged_one(self, tmp_path, store, part, how):
     if (part, how) == ("digests.json", "deleted"):
-      pytest.skip("a checkpoint without digests is one that a kill has kept from them: as whole as Orbax says")
+      pytest.skip(
+        "a checkpoint without digests is one that a kill has kept from them: as whole as Orbax says"
+      )
     for step in (3, 6):
       store.save(_state(step), {"of": step})
     _damage(max((tmp_path / "store" / "6").glob(part), key=lambda path: path.stat().st_size), how)
@@ -237,7 +258,9 @@ class TestDamage:
     for step in (3, 6):
       store.save(_state(step), {})
       _damage(tmp_path / "store" / str(step) / "meta" / "metadata", "cut")
-    with pytest.raises(checkpoints.DamagedError, match=r"step 6 in .*is damaged \(meta/metadata has"):
+    with pytest.raises(
+      checkpoints.DamagedError, match=r"step 6 in .*is damaged \(meta/metadata has"
+    ):
       store.restore_intact(_state(step=0))
     assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["3", "6"]
 
@@ -245,8 +268,14 @@ class TestDamage:
     store = _open(tmp_path / checkpoints.BEST)
     store.save(_state(3), {})
     _damage(tmp_path / checkpoints.BEST / "3" / "training" / "manifest.ocdbt", "flipped")
-    for read in (lambda: store.restore(_state(0)), store.check, lambda: store.restore_network(_network(0))):
-      with pytest.raises(checkpoints.DamagedError, match=r"training/manifest\.ocdbt is not as it was written"):
+    for read in (
+      lambda: store.restore(_state(0)),
+      store.check,
+      lambda: store.restore_network(_network(0)),
+    ):
+      with pytest.raises(
+        checkpoints.DamagedError, match=r"training/manifest\.ocdbt is not as it was written"
+      ):
         read()
     store.close()
     with pytest.raises(checkpoints.DamagedError, match="is damaged"):

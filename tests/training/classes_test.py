@@ -18,7 +18,9 @@ from soprc_jax.training import config as config_lib
 
 def _config(root, source="folder", **values):
   config = runpy.run_path(str(runs.ROOT / "configs" / "folder.py"))["get_config"]("")
-  config.update_from_flattened_dict({"data.source": source, "data.root": str(root), "data.val_share": 0.25} | values)
+  config.update_from_flattened_dict(
+    {"data.source": source, "data.root": str(root), "data.val_share": 0.25} | values
+  )
   return config_lib.resolve(config)
 
 
@@ -64,7 +66,10 @@ class TestSeen:
   def test_f40_spellings_of_unicode_are_one_name(self):
     splits = {"train": _Named(["caf\u00e9", "x"])}
     trained = classes.trained_on(classes.describe(splits, data_source="folder"), where="")
-    assert classes.seen(trained, ["cafe\u0301"], data_source="csv") == {"count": 1, "examples": ["caf\u00e9"]}
+    assert classes.seen(trained, ["cafe\u0301"], data_source="csv") == {
+      "count": 1,
+      "examples": ["caf\u00e9"],
+    }
 
 
 class _Named:
@@ -84,7 +89,9 @@ def images(tmp_path_factory):
   """24 classes as a folder, a CSV of the same images, a copy elsewhere, and a run on the folder."""
   place = tmp_path_factory.mktemp("images")
   folder = trees.folder(place / "IMGS", 24)
-  rows = [f"{path.parent.name}/{path.name},{path.parent.name}" for path in sorted(folder.glob("*/*.png"))]
+  rows = [
+    f"{path.parent.name}/{path.name},{path.parent.name}" for path in sorted(folder.glob("*/*.png"))
+  ]
   (folder / "list.csv").write_text("\n".join(["path,label", *rows]) + "\n")
   shutil.copytree(folder, place / "other disk" / "copy")
   (place / "link").symlink_to(folder)
@@ -111,12 +118,15 @@ class TestStarts:
     monkeypatch.chdir(images)
     monkeypatch.setenv("HOME", str(images))
     trained = _names(_config(images / "IMGS"), "train")
-    config = _config(root.format(images), source, **{"model.init_from": str(images / "run"), "data.split_seed": 3})
+    config = _config(
+      root.format(images), source, **{"model.init_from": str(images / "run"), "data.split_seed": 3}
+    )
     both = sorted(trained & _names(config, "val", "test"))
     assert len(both) > 3
     shown = ", ".join(map(repr, both[:3]))
     with pytest.raises(
-      ValueError, match=f"^{len(both)} of the classes that are tested on were trained on: {shown} and {len(both) - 3} more "
+      ValueError,
+      match=f"^{len(both)} of the classes that are tested on were trained on: {shown} and {len(both) - 3} more ",
     ):
       build.check_unseen(config)
     assert build.check_unseen(config, allow_seen_classes=True) == {"": sorted(trained)}
@@ -138,26 +148,39 @@ class TestStarts:
       trained |= _names(config, "train")
       start = _run(tmp_path / str(seed), config)
     assert classes.trained_on(checkpoints.find_meta(start), where="") == {"": sorted(trained)}
-    first, last = (_names(_config(images / "IMGS", **{"data.split_seed": seed}), "train") for seed in (0, 2))
+    first, last = (
+      _names(_config(images / "IMGS", **{"data.split_seed": seed}), "train") for seed in (0, 2)
+    )
     assert first - last
     with pytest.raises(ValueError, match="were trained on"):
-      build.check_unseen(_config(images / "IMGS", **{"model.init_from": start, "data.split_seed": 2}))
+      build.check_unseen(
+        _config(images / "IMGS", **{"model.init_from": start, "data.split_seed": 2})
+      )
 
   def test_f40_with_trainval_the_classes_of_val_were_trained_on(self, images, tmp_path):
     start = _run(tmp_path / "run", _config(images / "IMGS", **{"data.trainval": True}))
     config = _config(images / "IMGS", **{"model.init_from": start})
     count = len(_names(config, "val"))
-    with pytest.raises(ValueError, match=f"^{count} of the classes that are tested on were trained on"):
+    with pytest.raises(
+      ValueError, match=f"^{count} of the classes that are tested on were trained on"
+    ):
       build.check_unseen(config)
     config = _config(images / "IMGS", **{"model.init_from": start, "data.trainval": True})
-    assert len(build.check_unseen(config)[""]) == count + len(_names(_config(images / "IMGS"), "train"))
+    assert len(build.check_unseen(config)[""]) == count + len(
+      _names(_config(images / "IMGS"), "train")
+    )
 
   def test_f40_a_smaller_test_list_counts(self, tmp_path):
     """A class that is in test_small only would be missed by a look at test."""
     splits = {name: _Named([name]) for name in ("train", "test", "test_small")}
-    start = _save(tmp_path / "run", classes.describe({"train": _Named(["test_small"])}, data_source="vehicle_id"))
+    start = _save(
+      tmp_path / "run",
+      classes.describe({"train": _Named(["test_small"])}, data_source="vehicle_id"),
+    )
     config = _config(tmp_path, "vehicle_id", **{"model.init_from": start})
-    with pytest.raises(ValueError, match=r"^1 of the classes that are tested on were trained on: 'test_small' "):
+    with pytest.raises(
+      ValueError, match=r"^1 of the classes that are tested on were trained on: 'test_small' "
+    ):
       build.check_unseen(config, splits)
 
   def test_f40_what_is_not_known_is_reported(self, images, tmp_path, caplog, monkeypatch):
@@ -215,12 +238,17 @@ class TestChanges:
     assert line == f"val: {before} images in the checkpoint, {before + 1} now; 1 added ('{name}')"
     (folder / image).unlink()
     (line,) = self._changes(meta, _config(folder), tmp_path)
-    assert line == f"val: {before} images in the checkpoint, {before} now; 1 added ('{name}'), 1 removed ('{image}')"
+    assert (
+      line
+      == f"val: {before} images in the checkpoint, {before} now; 1 added ('{name}'), 1 removed ('{image}')"
+    )
 
   def test_f44_a_class_more_moves_images_between_splits(self, folder, meta, tmp_path):
     shutil.copytree(folder / "class_000", folder / "zebra")
     lines = self._changes(meta, _config(folder), tmp_path)
-    assert any("4 added ('zebra/0.png', 'zebra/1.png', 'zebra/2.png', ...)" in line for line in lines)
+    assert any(
+      "4 added ('zebra/0.png', 'zebra/1.png', 'zebra/2.png', ...)" in line for line in lines
+    )
     assert any("moved to other splits ('class_0" in line for line in lines)
     assert any("moved here from other splits ('class_0" in line for line in lines)
 
@@ -229,7 +257,9 @@ class TestChanges:
     return meta["splits"][split]["images"]
 
   @pytest.mark.parametrize("damage", ["missing", "cut", "of other images", "no list", "no gzip"])
-  def test_f44_without_the_list_of_images_the_numbers_are_told(self, folder, meta, tmp_path, damage):
+  def test_f44_without_the_list_of_images_the_numbers_are_told(
+    self, folder, meta, tmp_path, damage
+  ):
     path = tmp_path / "run" / classes.IMAGES
     content = path.read_bytes()
     path.unlink()
@@ -263,8 +293,12 @@ class TestChanges:
     (tmp_path / "run").mkdir()
     classes.write_images(tmp_path / "run", splits)
     # Two images of one split change places: as many of each class as before.
-    other = [row.replace("thing 0", "thing 9") if row.startswith("class_000/0") else row for row in rows]
-    other = [row.replace("thing 1", "thing 0") if row.startswith("class_001/0") else row for row in other]
+    other = [
+      row.replace("thing 0", "thing 9") if row.startswith("class_000/0") else row for row in rows
+    ]
+    other = [
+      row.replace("thing 1", "thing 0") if row.startswith("class_001/0") else row for row in other
+    ]
     other = [row.replace("thing 9,train", "thing 1,train") for row in other]
     assert self._changes(meta, self._csv(folder, other), tmp_path) == [
       "train: 24 images in the checkpoint, 24 now; 2 of another class ('class_000/0.png': 'thing 0' is now 'thing 1', "
@@ -273,13 +307,17 @@ class TestChanges:
     # Rows in another order are the same images, but the batches of a seed are others.
     config = self._csv(folder, rows[::-1])
     splits = datasets.make_splits(config.data)
-    classes.check_unchanged(meta, classes.describe(splits, data_source="csv"), splits, tmp_path / "run")
+    classes.check_unchanged(
+      meta, classes.describe(splits, data_source="csv"), splits, tmp_path / "run"
+    )
     assert "The images of train, val, test are the same, but listed in another order" in caplog.text
 
   def test_f44_checkpoints_of_older_versions_have_classes_only(self, folder, meta, tmp_path):
     old = {key: meta[key] for key in ("labels", "class_names")}
     assert self._changes(old, _config(folder), tmp_path) == []
-    assert self._changes(old | {"class_names": {}}, _config(folder), tmp_path) == []  # of a benchmark
+    assert (
+      self._changes(old | {"class_names": {}}, _config(folder), tmp_path) == []
+    )  # of a benchmark
     first = old["class_names"][str(old["labels"][0][0])]
     (folder / first).rename(folder / f"{first}_other")
     (line,) = self._changes(old, _config(folder), tmp_path)
@@ -293,10 +331,15 @@ class TestChanges:
 
 @pytest.mark.parametrize("name", ["sop", "inaturalist"])
 def test_f40_list_files_and_tfds_name_the_same_classes(tmp_path, name):
-  roots = {source: getattr(trees, source)(tmp_path / source, 12, 3) for source in (name, f"tfds_{name}")}
-  found = {source: datasets.make_splits(_config(root, source).data) for source, root in roots.items()}
+  roots = {
+    source: getattr(trees, source)(tmp_path / source, 12, 3) for source in (name, f"tfds_{name}")
+  }
+  found = {
+    source: datasets.make_splits(_config(root, source).data) for source, root in roots.items()
+  }
   names = {
-    source: {split: sources.shown_classes(splits[split]) for split in ("train", "val")} for source, splits in found.items()
+    source: {split: sources.shown_classes(splits[split]) for split in ("train", "val")}
+    for source, splits in found.items()
   }
   here, there = ({name for split in splits.values() for name in split} for splits in names.values())
   assert here == there

@@ -34,7 +34,9 @@ def _with(config, values):
 
 
 def _resolved(**values):
-  return config_lib.resolve(_with(config_lib.default_config(), {key.replace("__", "."): v for key, v in values.items()}))
+  return config_lib.resolve(
+    _with(config_lib.default_config(), {key.replace("__", "."): v for key, v in values.items()})
+  )
 
 
 def _leaves(tree):
@@ -52,7 +54,9 @@ def _arguments():
 
 
 def _glyphs(argument):
-  return config_lib.resolve(runpy.run_path(str(runs.ROOT / "configs" / "glyphs.py"))["get_config"](argument))
+  return config_lib.resolve(
+    runpy.run_path(str(runs.ROOT / "configs" / "glyphs.py"))["get_config"](argument)
+  )
 
 
 class TestConfigFiles:
@@ -213,7 +217,9 @@ _BAD = [
 
 
 class TestCheck:
-  @pytest.mark.parametrize(("key", "value", "hint"), _BAD, ids=[f"{key}={value}" for key, value, _ in _BAD])
+  @pytest.mark.parametrize(
+    ("key", "value", "hint"), _BAD, ids=[f"{key}={value}" for key, value, _ in _BAD]
+  )
   def test_bad_value_is_named_with_what_is_allowed(self, key, value, hint):
     with pytest.raises(ValueError, match=key.replace(".", r"\.")) as error:
       config_lib.resolve(_with(config_lib.default_config(), {key: value}))
@@ -248,11 +254,17 @@ class TestCheck:
 
   def test_microbatches_want_frozen_batch_norm_in_every_phase_that_trains(self):
     assert _resolved(train__microbatch=32).train.microbatch == 32
-    assert _resolved(train__microbatch=224, model__freeze_bn=False).train.microbatch == 224  # one: the batch itself
-    assert _resolved(train__microbatch=32, warmup__steps=5, warmup__freeze_bn=True).train.microbatch == 32
+    assert (
+      _resolved(train__microbatch=224, model__freeze_bn=False).train.microbatch == 224
+    )  # one: the batch itself
+    assert (
+      _resolved(train__microbatch=32, warmup__steps=5, warmup__freeze_bn=True).train.microbatch
+      == 32
+    )
     for key, values in (("model", {}), ("warmup", {"warmup__steps": 5})):
       with pytest.raises(
-        ValueError, match=rf"train\.microbatch must be 0 with {key}\.freeze_bn=False: .*statistics.*Freeze it"
+        ValueError,
+        match=rf"train\.microbatch must be 0 with {key}\.freeze_bn=False: .*statistics.*Freeze it",
       ):
         _resolved(train__microbatch=32, **{f"{key}__freeze_bn": False}, **values)
 
@@ -262,7 +274,9 @@ class TestCheck:
     for key, value in _numbers(config_lib.default_config().to_dict()):
       if key.startswith("presets."):
         continue
-      config = _with(config_lib.default_config(), {key: math.nan if isinstance(value, float) else -3})
+      config = _with(
+        config_lib.default_config(), {key: math.nan if isinstance(value, float) else -3}
+      )
       try:
         config_lib.resolve(config)
         unchecked.append(key)
@@ -345,7 +359,9 @@ class TestPresets:
 
   def test_a_config_of_another_program(self):
     config = runpy.run_path(str(runs.ROOT / "configs" / "imbalanced.py"))["get_config"]("digits")
-    with pytest.raises(ValueError, match=r"the config has no checkpoint, log, .*for experiments\.train_binary"):
+    with pytest.raises(
+      ValueError, match=r"the config has no checkpoint, log, .*for experiments\.train_binary"
+    ):
       config_lib.resolve(config)
 
   def test_the_input_is_left_alone(self):
@@ -367,7 +383,9 @@ class TestSelfWeight:
     positive, negative = jnp.array([[0.9, 0.6]]), jnp.array([[0.55, 0.7]])
     v = jnp.linspace(0.5, 0.8, points)[None]
     losses = [
-      jax.jit(functools.partial(soprc_loss, prior=0.1, tau2=0.1, self_weight=weight))(positive, negative, v)
+      jax.jit(functools.partial(soprc_loss, prior=0.1, tau2=0.1, self_weight=weight))(
+        positive, negative, v
+      )
       for weight in (None, _resolved(loss__num_points=points).loss.self_weight)
     ]
     assert losses[0] == losses[1] > 0
@@ -385,13 +403,17 @@ class TestSelfWeight:
     config = binary_config.resolve(binary_config.default_config())
     old = json.loads(config_lib.to_json(config))
     assert old["loss"]["self_weight"] is None
-    workdir.write_atomically(tmp_path / workdir.CONFIG, json.dumps(old | {"loss": old["loss"] | {"self_weight": -1.0}}))
+    workdir.write_atomically(
+      tmp_path / workdir.CONFIG, json.dumps(old | {"loss": old["loss"] | {"self_weight": -1.0}})
+    )
     assert not workdir.check(tmp_path, config)
 
 
 class TestDifferences:
   def _dicts(self, **values):
-    return json.loads(config_lib.to_json(_resolved())), json.loads(config_lib.to_json(_resolved(**values)))
+    return json.loads(config_lib.to_json(_resolved())), json.loads(
+      config_lib.to_json(_resolved(**values))
+    )
 
   def test_same(self):
     assert config_lib.differences(*self._dicts()) == []
@@ -399,10 +421,16 @@ class TestDifferences:
   def test_each_key_that_differs_is_listed_with_both_values(self):
     here, there = self._dicts(optim__learning_rate=0.5, model__width=8, eval__ks=(1, 2))
     lines = config_lib.differences(here, there)
-    assert [line.split(":")[0] for line in lines] == ["eval.ks", "model.width", "optim.learning_rate"]
+    assert [line.split(":")[0] for line in lines] == [
+      "eval.ks",
+      "model.width",
+      "optim.learning_rate",
+    ]
     assert "0.5 there, 0.01 here" in lines[2]
 
-  @pytest.mark.parametrize(("key", "value"), [("data__workers", 3), ("data__prefetch", 9), ("log__progress", False)])
+  @pytest.mark.parametrize(
+    ("key", "value"), [("data__workers", 3), ("data__prefetch", 9), ("log__progress", False)]
+  )
   def test_keys_that_change_no_result_may_differ(self, key, value):
     assert config_lib.differences(*self._dicts(**{key: value})) == []
 
@@ -419,7 +447,11 @@ class TestDifferences:
       ["loss.lambda2", "loss.prior.start", "loss.preset", "optim.name"],
       ["loss.smooth_ap.tau", "loss.triplet.margin", "loss.custom.a"],
     ),
-    ("ap", ["loss.name", "loss.tau1", "loss.tpr_gradient"], ["loss.lambda2", "loss.prior.kind", "loss.beta"]),
+    (
+      "ap",
+      ["loss.name", "loss.tau1", "loss.tpr_gradient"],
+      ["loss.lambda2", "loss.prior.kind", "loss.beta"],
+    ),
     ("triplet", ["loss.triplet.margin"], ["loss.tau1", "loss.preset", "loss.smooth_ap.tau"]),
     ("configs.glyphs:get_config", ["loss.lambda2", "loss.custom.a"], []),
   ],
@@ -438,4 +470,6 @@ def test_keys_of_the_loss_of_the_warm_up_are_used():
   config.warmup.loss = "triplet"
   for steps in (0, 5):
     config.warmup.steps = steps
-    assert len(config_lib.unused_problems(config, ["loss.triplet.margin", "loss.xbm.memory_size"])) == (1 if steps else 2)
+    assert len(
+      config_lib.unused_problems(config, ["loss.triplet.margin", "loss.xbm.memory_size"])
+    ) == (1 if steps else 2)

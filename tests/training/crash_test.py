@@ -52,7 +52,9 @@ def test_killed_again_and_again(tmp_path, seed):
   """Several kills of one run, at random moments of random phases, until it is done."""
   rng, folder, kills = np.random.default_rng([99, seed]), tmp_path / "run", 0
   for _ in range(6):
-    moment = crashes.draw_moment(rng, rng.choice(["compiling", "syncing", "saving", "after saving", "evaluating"]))
+    moment = crashes.draw_moment(
+      rng, rng.choice(["compiling", "syncing", "saving", "after saving", "evaluating"])
+    )
     moment = moment._replace(
       nth=min(moment.nth, 2), delay=min(moment.delay, 2.0)
     )  # or a fast machine is done before the third
@@ -74,7 +76,10 @@ def test_asked_to_stop(tmp_path, phase, number, status):
   print(f"\n{signal.Signals(number).name} {moment}: left {left}; {output.splitlines()[-1]}")
   assert found == status, output
   assert "Traceback" not in output
-  assert f"Stopped by {signal.Signals(number).name} after step {left['checkpoints'][-1]} of 24" in output.splitlines()[-1]
+  assert (
+    f"Stopped by {signal.Signals(number).name} after step {left['checkpoints'][-1]} of 24"
+    in output.splitlines()[-1]
+  )
   assert left["lines"] == left["checkpoints"][-1]
   _finish(folder, message=f"Going on from step {left['checkpoints'][-1]} of 24")
 
@@ -84,7 +89,9 @@ def test_asked_to_stop_with_the_processes_that_load_images(tmp_path, number, sta
   """Ctrl-C in a terminal and some schedulers tell the whole group: those that load images too."""
   folder = tmp_path / "run"
   flags = runs.tiny_flags(folder, steps=500, **{"data.workers": 1})
-  found, output = crashes.stop_at(flags, crashes.Moment("after saving", 4, 0.5), folder, number=number)
+  found, output = crashes.stop_at(
+    flags, crashes.Moment("after saving", 4, 0.5), folder, number=number
+  )
   print(f"\n{signal.Signals(number).name}: left {crashes.left(folder)}; {output}")
   assert found == status, output
   assert "Traceback" not in output
@@ -96,10 +103,14 @@ def test_asked_to_stop_with_the_processes_that_load_images(tmp_path, number, sta
 @pytest.mark.parametrize("how", ["cut", "flipped", "deleted"])
 def test_the_newest_checkpoint_is_damaged(tmp_path, how):
   folder = tmp_path / "run"
-  status, output = crashes.stop_at(runs.tiny_flags(folder), crashes.Moment("after saving", 6, 0.0), folder)
+  status, output = crashes.stop_at(
+    runs.tiny_flags(folder), crashes.Moment("after saving", 6, 0.0), folder
+  )
   assert status == -signal.SIGKILL, output
   older, newer = crashes.left(folder)["checkpoints"][-2:]
-  path = max((folder / checkpoints.NEWEST / str(newer)).rglob("d/*"), key=lambda file: file.stat().st_size)
+  path = max(
+    (folder / checkpoints.NEWEST / str(newer)).rglob("d/*"), key=lambda file: file.stat().st_size
+  )
   content = bytearray(path.read_bytes())
   content[len(content) // 2] ^= 16
   if how == "deleted":
@@ -114,7 +125,10 @@ def test_the_second_run_in_a_folder_is_refused(tmp_path):
   folder = tmp_path / "run"
   flags = runs.tiny_flags(folder)
   with subprocess.Popen(
-    [sys.executable, "-m", _TRAIN, *flags], cwd=runs.ROOT, env=runs.environment(), stderr=subprocess.DEVNULL
+    [sys.executable, "-m", _TRAIN, *flags],
+    cwd=runs.ROOT,
+    env=runs.environment(),
+    stderr=subprocess.DEVNULL,
   ) as first:
     while not (folder / workdir.HOLDER).exists():
       assert first.poll() is None
@@ -132,7 +146,9 @@ def small_disk(tmp_path):
   """A file system of a few MiB of its own."""
   folder = tmp_path / "disk"
   folder.mkdir()
-  done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True, text=True)
+  done = subprocess.run(
+    ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", folder], capture_output=True, text=True
+  )
   if done.returncode:
     pytest.skip(f"no tmpfs can be mounted here: {done.stderr.strip()}")
   yield folder
@@ -148,7 +164,9 @@ def test_the_disk_is_full(small_disk, tmp_path, free_kib):
   disk = os.statvfs(small_disk)
   ballast.write_bytes(b"\0" * (disk.f_bavail * disk.f_frsize - free_kib * 1024))
   done = runs.call(_TRAIN, *runs.tiny_flags(folder), env=env)
-  print(f"\n{free_kib} KiB: left {crashes.left(folder) if folder.is_dir() else None}; {done.stderr.splitlines()[-1][:300]}")
+  print(
+    f"\n{free_kib} KiB: left {crashes.left(folder) if folder.is_dir() else None}; {done.stderr.splitlines()[-1][:300]}"
+  )
   assert done.returncode == 1, done.stderr
   assert "Traceback" not in done.stderr, done.stderr
   assert f"no space is left for the run in {folder}" in done.stderr.splitlines()[-1]
@@ -164,7 +182,9 @@ def _bound_by_permissions(flags):
     if shutil.which("setpriv") is None:
       pytest.skip("root, and no setpriv to give up its rights")
     command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
-  return subprocess.run(command, cwd=runs.ROOT, env=runs.environment(), capture_output=True, text=True)
+  return subprocess.run(
+    command, cwd=runs.ROOT, env=runs.environment(), capture_output=True, text=True
+  )
 
 
 def _assert_denied(done, path):
@@ -186,7 +206,9 @@ def test_no_permission_to_make_the_folder(tmp_path):
 def test_permission_to_write_is_gone(tmp_path, name):
   folder = tmp_path / "run"
   # The best network comes early: the first evaluation, step 3, lies ahead.
-  status, output = crashes.stop_at(runs.tiny_flags(folder), crashes.Moment("evaluating", 1, 0.0), folder)
+  status, output = crashes.stop_at(
+    runs.tiny_flags(folder), crashes.Moment("evaluating", 1, 0.0), folder
+  )
   assert status == -signal.SIGKILL, output
   path = folder / name
   if not path.exists():

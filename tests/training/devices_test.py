@@ -80,7 +80,9 @@ def test_f23_equals_one_device(processes, devices, subtests):
         # The momentum has the rounding of the last gradients, which the parameters average.
         _assert_close(found[key], wanted[key], 1e-2 if ".trace" in key else 1e-3, key)
   with subtests.test("evaluation"):
-    _assert_close(found["evaluation/embeddings"], wanted["evaluation/embeddings"], 1e-6, "embeddings")
+    _assert_close(
+      found["evaluation/embeddings"], wanted["evaluation/embeddings"], 1e-6, "embeddings"
+    )
     metrics = json.loads(str(found["evaluation/metrics"]))
     assert metrics == json.loads(str(wanted["evaluation/metrics"]))
     assert (metrics["all"]["num_queries"], metrics["all"]["num_skipped"]) == (27, 0)
@@ -109,13 +111,24 @@ def test_f05_padding_for_any_number_of_devices_repeats_no_image():
   """27 images in batches of 8, on 1, 2, 3 and 8 devices: the metrics are those of all 27 in one batch, each image once."""
   env = runs.environment(8)
   env["PYTHONPATH"] += f"{os.pathsep}{runs.ROOT / 'tests' / 'support'}"
-  done = subprocess.run([sys.executable, "-c", _COUNTS], env=env, capture_output=True, text=True, timeout=600, check=False)
+  done = subprocess.run(
+    [sys.executable, "-c", _COUNTS],
+    env=env,
+    capture_output=True,
+    text=True,
+    timeout=600,
+    check=False,
+  )
   assert done.returncode == 0, done.stderr
   images = device_cases._Images()
-  embeddings = np.asarray(device_cases._model(True, None).apply(device_cases._variables(), images._images))
+  embeddings = np.asarray(
+    device_cases._model(True, None).apply(device_cases._variables(), images._images)
+  )
   for count, found in runs.value(done.stdout).items():
     np.testing.assert_allclose(found["embeddings"], embeddings, atol=1e-5, err_msg=count)
-    want = metrics.retrieval_metrics(np.float32(found["embeddings"]), images.labels, ks=(1, 3, 26, 27))
+    want = metrics.retrieval_metrics(
+      np.float32(found["embeddings"]), images.labels, ks=(1, 3, 26, 27)
+    )
     assert found["all"] == want | {"num_broken": 0}, count
     assert want["mAUPRC"] <= 1
     assert (want["num_queries"], want["num_skipped"]) == (27, 0)
@@ -126,7 +139,9 @@ def _assert_close(got, want, tolerance, name):
   if not np.issubdtype(want.dtype, np.floating):
     np.testing.assert_array_equal(got, want, err_msg=name)
     return
-  np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * np.abs(want).max(initial=0), err_msg=name)
+  np.testing.assert_allclose(
+    got, want, rtol=0, atol=tolerance * np.abs(want).max(initial=0), err_msg=name
+  )
 
 
 def test_microbatches_train_as_the_whole_batch_does():
@@ -134,4 +149,9 @@ def test_microbatches_train_as_the_whole_batch_does():
   keys = [key for key in want if key.startswith("training/microbatches.")]
   assert len(keys) > 20
   for key in keys:
-    _assert_close(want[key], want[key.replace("/microbatches.", "/frozen.")], 1e-2 if ".trace" in key else 1e-3, key)
+    _assert_close(
+      want[key],
+      want[key.replace("/microbatches.", "/frozen.")],
+      1e-2 if ".trace" in key else 1e-3,
+      key,
+    )

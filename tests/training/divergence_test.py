@@ -31,7 +31,9 @@ def _config(**values):
 @functools.cache
 def _like():
   config = _config()
-  return build.abstract_state(config, build.make_parts(config, build.make_data(config).class_counts()))
+  return build.abstract_state(
+    config, build.make_parts(config, build.make_data(config).class_counts())
+  )
 
 
 def _state(folder, step):
@@ -73,11 +75,14 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monk
   # What is kept: the state before the step, untouched by it and by the step that was under way behind it; and its batch.
   report = json.loads((folder / "diverged" / "4" / "report.json").read_text())
   assert (report["step"], report["loss"], report["nonfinite"][:1]) == (4, "nan", ["loss"])
-  _assert_same(_state(folder / "diverged" / "4" / "state", 3), _state(folder / checkpoints.NEWEST, 3))
+  _assert_same(
+    _state(folder / "diverged" / "4" / "state", 3), _state(folder / checkpoints.NEWEST, 3)
+  )
   data = build.make_data(config)
   batch = build.make_batches(config, data)[3]
   with pytest.raises(
-    ValueError, match=r"a folder alone may not run it: if it is yours, add --own_loss=broken_losses:soprc$"
+    ValueError,
+    match=r"a folder alone may not run it: if it is yours, add --own_loss=broken_losses:soprc$",
   ):
     replay.load(folder)
   found = replay.load(folder, trusted=["broken_losses:soprc"])
@@ -99,12 +104,16 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monk
   assert sum("Skipped step" in message for message in caplog.messages) == 3
   assert replay.steps(folder) == [4, 8]
   _assert_same(_state(folder / checkpoints.NEWEST, 4), _state(folder / checkpoints.NEWEST, 3))
-  _assert_same(_state(folder / "diverged" / "8" / "state", 7), _state(folder / checkpoints.NEWEST, 5))
+  _assert_same(
+    _state(folder / "diverged" / "8" / "state", 7), _state(folder / checkpoints.NEWEST, 5)
+  )
 
   # A pre-emption while that goes on, and the rest of it.
   with monkeypatch.context() as patch:
     patch.setattr(workdir.MetricsLog, "write", _write_and_terminate_at(8))
-    with pytest.raises(interrupts.InterruptedRunError, match="Stopped by SIGTERM after step 9 of 10") as stopped:
+    with pytest.raises(
+      interrupts.InterruptedRunError, match="Stopped by SIGTERM after step 9 of 10"
+    ) as stopped:
       loop.train(_config(**{"train.on_nonfinite": "skip", "train.max_skipped": 3}), folder)
   assert stopped.value.exit_status == 143
   assert (folder / checkpoints.NEWEST / "9").is_dir()

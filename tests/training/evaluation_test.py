@@ -16,7 +16,9 @@ class _Source:
 
   def __init__(self, count):
     self.labels = np.arange(count) // 5
-    self._images = np.random.default_rng(0).integers(0, 256, (count, toys.SIZE, toys.SIZE, 3), np.uint8)
+    self._images = np.random.default_rng(0).integers(
+      0, 256, (count, toys.SIZE, toys.SIZE, 3), np.uint8
+    )
 
   def __len__(self):
     return len(self.labels)
@@ -33,10 +35,16 @@ def _eval_config(**values):
 
 class TestEvaluation:
   @pytest.mark.parametrize("batch_size", [3, 26, 100])
-  def test_f31_padding_and_batch_size_change_nothing_and_compile_once(self, batch_size, monkeypatch):
+  def test_f31_padding_and_batch_size_change_nothing_and_compile_once(
+    self, batch_size, monkeypatch
+  ):
     source, toy, traced = _Source(26), toys.make(), []
     embed_step = step_lib.embed_step
-    monkeypatch.setattr(step_lib, "embed_step", lambda *args, **options: traced.append(1) or embed_step(*args, **options))
+    monkeypatch.setattr(
+      step_lib,
+      "embed_step",
+      lambda *args, **options: traced.append(1) or embed_step(*args, **options),
+    )
     embed = evaluation.make_embed(toy.model, _eval_config(batch_size=batch_size))
     got = embed(parallel.replicate(toys.drawn()), source)
     assert len(traced) == 1  # the last batch, of 2 or of all 26, has the shape of the others

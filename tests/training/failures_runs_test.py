@@ -69,10 +69,15 @@ def finished(tmp_path_factory):
 
 
 def test_f11_the_number_of_small_classes_is_logged_with_the_policy(finished):
-  counts = np.unique(build.make_data(_config(finished[0] / "data")).splits["train"].labels, return_counts=True)[1]
+  counts = np.unique(
+    build.make_data(_config(finished[0] / "data")).splits["train"].labels, return_counts=True
+  )[1]
   small = np.sum(counts < 4)
   assert 0 < small < 4
-  assert f"{small} training classes have fewer than 4 images: policy data.small_classes=mask." in finished[1]
+  assert (
+    f"{small} training classes have fewer than 4 images: policy data.small_classes=mask."
+    in finished[1]
+  )
 
 
 def test_f10_the_rows_of_the_labels_are_in_the_checkpoint(finished):
@@ -97,15 +102,24 @@ def test_f33_classes_that_have_moved_to_other_rows_are_refused(finished, change,
     moved = tmp_path / name  # one class fewer: other labels in train
   path.rename(moved)
   try:
-    with pytest.raises(ValueError, match=r"the data are not those that the run in .* was trained on"):
+    with pytest.raises(
+      ValueError, match=r"the data are not those that the run in .* was trained on"
+    ):
       loop.train(_config(folder / "data"), folder / "run")
     # And evaluation: a class fewer, and others of the training classes would be test classes.
-    with pytest.raises(ValueError, match=r"the data are not those that the run in .* was trained on"):
-      evaluation.evaluate_workdir(_config(folder / "data"), folder / "run", split="test", newest=True)
+    with pytest.raises(
+      ValueError, match=r"the data are not those that the run in .* was trained on"
+    ):
+      evaluation.evaluate_workdir(
+        _config(folder / "data"), folder / "run", split="test", newest=True
+      )
   finally:
     moved.rename(path)
   assert (
-    evaluation.evaluate_workdir(_config(folder / "data"), folder / "run", split="test", newest=True)["checkpoint_step"] == 5
+    evaluation.evaluate_workdir(
+      _config(folder / "data"), folder / "run", split="test", newest=True
+    )["checkpoint_step"]
+    == 5
   )
 
 
@@ -126,7 +140,9 @@ def test_f44_an_image_less_is_reported_on_resuming_and_evaluating(finished, spli
     with pytest.raises(ValueError, match=message):
       loop.train(_config(folder / "data"), folder / "run")
     with pytest.raises(ValueError, match=message):
-      evaluation.evaluate_workdir(_config(folder / "data"), folder / "run", split="test", newest=True)
+      evaluation.evaluate_workdir(
+        _config(folder / "data"), folder / "run", split="test", newest=True
+      )
   finally:
     path.write_bytes(content)
   assert loop.train(_config(folder / "data"), folder / "run")["tested_step"] == 5
@@ -172,14 +188,18 @@ def test_f44_a_moved_folder_resumes_bit_for_bit(finished, resumed):
   assert _meta(resumed) == _meta(there)
 
 
-def test_f40_evaluating_elsewhere_needs_classes_that_were_not_trained_on(finished, tmp_path, caplog, monkeypatch):
+def test_f40_evaluating_elsewhere_needs_classes_that_were_not_trained_on(
+  finished, tmp_path, caplog, monkeypatch
+):
   """In a copy with one class less, the split is another one."""
   monkeypatch.setattr(logging.getLogger("soprc_jax"), "propagate", True)
   folder, _ = finished
   shutil.copytree(folder / "data", tmp_path / "data")
   shutil.rmtree(tmp_path / "data" / "class_000")
   config = _config(tmp_path / "data")
-  trained = {_meta(folder / "run")["class_names"][str(label)] for label, _ in _meta(folder / "run")["labels"]}
+  trained = {
+    _meta(folder / "run")["class_names"][str(label)] for label, _ in _meta(folder / "run")["labels"]
+  }
   both = sorted(trained & set(sources.shown_classes(build.make_data(config).splits["test"])))
   assert len(both) > 3
   first = ", ".join(map(repr, both[:3]))
@@ -187,12 +207,16 @@ def test_f40_evaluating_elsewhere_needs_classes_that_were_not_trained_on(finishe
   for split in ("test", "all"):
     with pytest.raises(ValueError, match=message if split == "test" else "were trained on"):
       evaluation.evaluate_workdir(config, folder / "run", split=split, newest=True)
-  values = evaluation.evaluate_workdir(config, folder / "run", split="test", newest=True, allow_seen_classes=True)
+  values = evaluation.evaluate_workdir(
+    config, folder / "run", split="test", newest=True, allow_seen_classes=True
+  )
   assert values["seen_classes"] == {"count": len(both), "examples": both[:3]}
   assert "Evaluating on other data than those that the run in" in caplog.text
   # Whoever names the training classes of the run itself knows that they are not unseen.
   for split in ("train", "all"):
-    values = evaluation.evaluate_workdir(_config(folder / "data"), folder / "run", split=split, newest=True)
+    values = evaluation.evaluate_workdir(
+      _config(folder / "data"), folder / "run", split=split, newest=True
+    )
     assert "seen_classes" not in values
 
 
@@ -215,11 +239,15 @@ class TestStartFromSeenClasses:
     there = _meta(finished[0] / "run")
     trained = {there["class_names"][str(label)] for label, _ in there["labels"]}
     splits = build.make_data(_from_seen(finished)).splits
-    both = sorted(trained & {name for key in ("val", "test") for name in sources.shown_classes(splits[key])})
+    both = sorted(
+      trained & {name for key in ("val", "test") for name in sources.shown_classes(splits[key])}
+    )
     return {"count": len(both), "examples": both[:3]}
 
   def test_f40_training_from_them_is_an_error(self, finished, tmp_path):
-    with pytest.raises(ValueError, match="of the classes that are tested on were trained on: 'class_"):
+    with pytest.raises(
+      ValueError, match="of the classes that are tested on were trained on: 'class_"
+    ):
       loop.train(_from_seen(finished), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -228,7 +256,10 @@ class TestStartFromSeenClasses:
     assert note["count"] > 3
     assert json.loads((fine_tuned / workdir.RESULTS).read_text())["seen_classes"] == note
     page = run_report.make(fine_tuned)
-    assert f"Not a test of unseen classes: {note['count']} of the classes that are tested on were trained on" in page
+    assert (
+      f"Not a test of unseen classes: {note['count']} of the classes that are tested on were trained on"
+      in page
+    )
     assert all(name in page for name in note["examples"])
     assert "all queries are of classes not seen in training" not in page
     assert "seen_classes" not in json.loads((finished[0] / "run" / workdir.RESULTS).read_text())
@@ -242,7 +273,9 @@ class TestStartFromSeenClasses:
     config = _from_seen(finished)
     with pytest.raises(ValueError, match="were trained on"):
       evaluation.evaluate_workdir(config, fine_tuned, split="test", newest=True)
-    values = evaluation.evaluate_workdir(config, fine_tuned, split="test", newest=True, allow_seen_classes=True)
+    values = evaluation.evaluate_workdir(
+      config, fine_tuned, split="test", newest=True, allow_seen_classes=True
+    )
     assert 3 < values["seen_classes"]["count"] < self._note(finished)["count"]
 
   def test_f40_searching_in_a_test_split_needs_the_flag(self, finished, fine_tuned):
@@ -263,7 +296,9 @@ class TestStartFromSeenClasses:
     trained = build.check_unseen(config, allow_seen_classes=True)
     own = {
       seed: set(
-        sources.shown_classes(build.make_data(_config(folder / "data", **{"data.split_seed": seed})).splits["train"])
+        sources.shown_classes(
+          build.make_data(_config(folder / "data", **{"data.split_seed": seed})).splits["train"]
+        )
       )
       for seed in (0, 7)
     }
@@ -276,7 +311,11 @@ class TestStartFromSeenClasses:
     assert "Unknown command line flag" in runs.call(f"experiments.{module}", "--allow_seen").stderr
 
   def test_f40_the_command_without_the_flag(self, finished, tmp_path):
-    values = _TINY | {"data.root": finished[0] / "data", "data.split_seed": 1, "model.init_from": finished[0] / "run"}
+    values = _TINY | {
+      "data.root": finished[0] / "data",
+      "data.split_seed": 1,
+      "model.init_from": finished[0] / "run",
+    }
     flags = [f"--config.{key}={value}" for key, value in values.items()]
     config = f"--config={runs.ROOT / 'configs' / 'folder.py'}"
     done = runs.call("experiments.train", config, *flags, f"--workdir={tmp_path / 'run'}")
@@ -294,7 +333,9 @@ def test_f19_a_relative_workdir_is_that_of_the_current_folder(finished, monkeypa
 
 
 def _meta(folder):
-  step = max(int(path.name) for path in (folder / checkpoints.NEWEST).iterdir() if path.name.isdigit())
+  step = max(
+    int(path.name) for path in (folder / checkpoints.NEWEST).iterdir() if path.name.isdigit()
+  )
   return json.loads((folder / checkpoints.NEWEST / str(step) / "meta" / "metadata").read_text())
 
 
@@ -302,4 +343,6 @@ def test_f15_going_on_after_a_milestone_takes_the_rate_of_the_step(finished, res
   """Stopped behind a milestone and started again: the rate that is logged, and the one that is taken, is that of the step."""
   assert runs.metrics(resumed) == runs.metrics(finished[0] / "run")
   lines = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
-  np.testing.assert_allclose([line["learning_rate"] for line in lines], [0.02, 0.02, 0.002, 0.002, 0.0002], rtol=1e-5)
+  np.testing.assert_allclose(
+    [line["learning_rate"] for line in lines], [0.02, 0.02, 0.002, 0.002, 0.0002], rtol=1e-5
+  )

@@ -23,7 +23,9 @@ from soprc_jax.training import config_keys
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = {"retrieval": config_lib, "binary": binary_config}
 DEFAULTS = {name: module.default_config().to_dict() for name, module in CONFIGS.items()}
-FILLED = {name: module.resolve(module.default_config()).to_dict() for name, module in CONFIGS.items()}
+FILLED = {
+  name: module.resolve(module.default_config()).to_dict() for name, module in CONFIGS.items()
+}
 # Of each wrong type, and of each wrong size.
 WRONG = ("x", None, True, -2.5, 10**400, ("a",), {"a": 1})
 
@@ -78,7 +80,12 @@ def _check(name, changes):
 class TestResolve:
   @pytest.mark.parametrize("name", CONFIGS)
   def test_every_key_with_values_of_every_wrong_kind(self, name):
-    taken = {(key, i) for key in _keys(DEFAULTS[name]) for i, value in enumerate(WRONG) if _check(name, {key: value})}
+    taken = {
+      (key, i)
+      for key in _keys(DEFAULTS[name])
+      for i, value in enumerate(WRONG)
+      if _check(name, {key: value})
+    }
     # Texts in text keys, True in flags, and so on: most of it is refused.
     assert len(taken) < 0.4 * len(WRONG) * len(list(_keys(DEFAULTS[name])))
 
@@ -92,7 +99,9 @@ class TestResolve:
     st.text(max_size=3),
     st.binary(max_size=2),
     st.complex_numbers(),
-    st.lists(st.one_of(st.integers(), st.floats(), st.text(max_size=2), st.none()), max_size=3).map(tuple),
+    st.lists(st.one_of(st.integers(), st.floats(), st.text(max_size=2), st.none()), max_size=3).map(
+      tuple
+    ),
     st.lists(st.integers(1, 20), max_size=3),
     st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers(), max_size=2),
   )
@@ -108,7 +117,9 @@ class TestResolve:
   def test_numbers_and_names_of_the_right_kind(self, name, data):
     """As above, but mostly beyond the check of types."""
     found = config_keys.leaves(DEFAULTS[name])
-    like = {key: value for key, value in found if not isinstance(value, (str, dict)) and value is not None}
+    like = {
+      key: value for key, value in found if not isinstance(value, (str, dict)) and value is not None
+    }
     kinds = {
       bool: st.booleans(),
       int: st.integers(0, 300),
@@ -123,18 +134,29 @@ class TestResolve:
     with config.unlocked():
       config.train.stepz = 3
       del config.eval.ks
-    with pytest.raises(ValueError, match=r"eval.ks is missing\n  train.stepz is unknown; keys here: .*steps"):
+    with pytest.raises(
+      ValueError, match=r"eval.ks is missing\n  train.stepz is unknown; keys here: .*steps"
+    ):
       config_lib.resolve(config)
 
   @pytest.mark.parametrize(
     ("changes", "message"),
     [
-      ({"optim.milestones": (10, 10)}, "optim.milestones must be steps >= 1 that ascend"),  # one decay would be lost
+      (
+        {"optim.milestones": (10, 10)},
+        "optim.milestones must be steps >= 1 that ascend",
+      ),  # one decay would be lost
       ({"eval.ks": (1, 10, 1)}, "eval.ks must be different numbers >= 1"),
       ({"data.workers": 10**6}, "data.workers must be >= 0 and <= 1024"),
       ({"model.embedding_dim": 10**9}, "model.embedding_dim must be >= 1 and <= 1048576"),
-      ({"loss.tau2": 1e-40}, "loss.tau2 must be a number; it must be 0, or of a size from 1e-30 to 1e\\+30"),
-      ({"data.augmentation": "crop", "data.resize": 0}, "data.resize, .* must be at least 224, the crop; got 0"),
+      (
+        {"loss.tau2": 1e-40},
+        "loss.tau2 must be a number; it must be 0, or of a size from 1e-30 to 1e\\+30",
+      ),
+      (
+        {"data.augmentation": "crop", "data.resize": 0},
+        "data.resize, .* must be at least 224, the crop; got 0",
+      ),
       ({"train": 3}, "train must be a group of keys: batch_size"),
       ({"train.steps": {"a": 1}}, "train.steps must be a single value"),
       ({"loss.custom": {"a": object()}}, "loss.custom.a must be a finite number"),
@@ -157,10 +179,17 @@ class TestResolve:
       st.none() | st.integers() | st.floats() | st.text() | st.just([])
     )
     config, told = _tried(config_lib.from_json, tree)
-    assert told or (not config_keys.type_problems(config.to_dict(), FILLED["retrieval"]) and "more" not in node)
+    assert told or (
+      not config_keys.type_problems(config.to_dict(), FILLED["retrieval"]) and "more" not in node
+    )
 
   def test_options_of_a_loss_of_ones_own_may_be_negative(self):
-    assert config_lib.resolve(_changed("retrieval", {"loss.custom": {"a": -3, "b": (1.5, "x")}})).loss.custom.a == -3
+    assert (
+      config_lib.resolve(
+        _changed("retrieval", {"loss.custom": {"a": -3, "b": (1.5, "x")}})
+      ).loss.custom.a
+      == -3
+    )
 
   @hypothesis.given(key=st.sampled_from(sorted(plans.default_settings())), value=VALUES)
   def test_plan(self, key, value):
@@ -201,7 +230,21 @@ for line in sys.stdin:
     print("value of the test: " + pipe.read())
   os.wait()
 """
-_TYPED = ("3.5", "perhaps", "(1,'a')", "(1,", "1e999", "{}", "", "'", "[1]", "9" * 5000, "None", "é\\", "(" * 300)
+_TYPED = (
+  "3.5",
+  "perhaps",
+  "(1,'a')",
+  "(1,",
+  "1e999",
+  "{}",
+  "",
+  "'",
+  "[1]",
+  "9" * 5000,
+  "None",
+  "é\\",
+  "(" * 300,
+)
 _OVERRIDDEN = (
   "train.steps",
   "eval.ks",
@@ -227,7 +270,11 @@ _FILES = {
 
 class TestCommandLine:
   def test_overrides_and_config_files(self, tmp_path):
-    calls = [["--config=configs/glyphs.py", f"--config.{key}={value}"] for key in _OVERRIDDEN for value in _TYPED]
+    calls = [
+      ["--config=configs/glyphs.py", f"--config.{key}={value}"]
+      for key in _OVERRIDDEN
+      for value in _TYPED
+    ]
     for i, content in enumerate(_FILES):
       (tmp_path / f"{i}.py").write_text(content)
     calls += [[f"--config={tmp_path}/{i}.py"] for i in range(len(_FILES))]
@@ -241,7 +288,11 @@ class TestCommandLine:
       timeout=300,
       check=True,
     )
-    answers = [json.loads(line.removeprefix(runs.MARK)) for line in done.stdout.splitlines() if line.startswith(runs.MARK)]
+    answers = [
+      json.loads(line.removeprefix(runs.MARK))
+      for line in done.stdout.splitlines()
+      if line.startswith(runs.MARK)
+    ]
     assert len(answers) == len(calls)
     for call, answer in zip(calls, answers, strict=True):
       if answer != "taken":

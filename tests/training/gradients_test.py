@@ -23,7 +23,9 @@ _LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(56), 4))
 def _loss(embeddings, labels):
   found = lists.retrieval_lists(embeddings, labels, max_positives=3)
   masks = {"positive_where": found.positive_where, "negative_where": found.negative_where}
-  return estimators.ap_loss(found.positive_scores, found.negative_scores, **masks), {"scores": found.positive_scores}
+  return estimators.ap_loss(found.positive_scores, found.negative_scores, **masks), {
+    "scores": found.positive_scores
+  }
 
 
 @functools.cache
@@ -91,14 +93,20 @@ def _temporaries(batch_size, microbatch, *, side=224):
     axis_name=parallel.AXIS_NAME,
     microbatch=microbatch,
   )
-  state = jax.eval_shape(lambda: step_lib.init_state(model, tx, key=jax.random.key(0), image_size=side))
+  state = jax.eval_shape(
+    lambda: step_lib.init_state(model, tx, key=jax.random.key(0), image_size=side)
+  )
   batch = {
     "image": jax.ShapeDtypeStruct((batch_size, side, side, 3), np.uint8),
     "label": jax.ShapeDtypeStruct((batch_size,), np.int32),
     "where": jax.ShapeDtypeStruct((batch_size,), bool),
   }
-  mapped = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), (state, batch))
-  compiled = jax.pmap(step, axis_name=parallel.AXIS_NAME, devices=jax.devices()[:1], donate_argnums=0).lower(*mapped)
+  mapped = jax.tree.map(
+    lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), (state, batch)
+  )
+  compiled = jax.pmap(
+    step, axis_name=parallel.AXIS_NAME, devices=jax.devices()[:1], donate_argnums=0
+  ).lower(*mapped)
   return compiled.compile().memory_analysis().temp_size_in_bytes
 
 

@@ -88,9 +88,13 @@ with interrupts.Requests():
 """
 
 
-@pytest.mark.parametrize(("name", "status"), [("SIGTERM", -signal.SIGTERM), ("SIGINT", -signal.SIGINT)])
+@pytest.mark.parametrize(
+  ("name", "status"), [("SIGTERM", -signal.SIGTERM), ("SIGINT", -signal.SIGINT)]
+)
 def test_the_second_stops_at_once(name, status):
-  done = subprocess.run([sys.executable, "-c", _TWICE.format(name=name)], cwd=runs.ROOT, capture_output=True, timeout=50)
+  done = subprocess.run(
+    [sys.executable, "-c", _TWICE.format(name=name)], cwd=runs.ROOT, capture_output=True, timeout=50
+  )
   assert done.returncode in (status, 1)  # Python tells Ctrl-C by its own traceback
   assert b"stopping after this step" in done.stderr
 

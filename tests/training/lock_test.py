@@ -21,7 +21,9 @@ with workdir.hold(pathlib.Path(sys.argv[1])):
 
 def _holder(folder):
   """Another process that holds the workdir."""
-  process = subprocess.Popen([sys.executable, "-c", _HOLDER, folder], cwd=runs.ROOT, stdout=subprocess.PIPE, text=True)
+  process = subprocess.Popen(
+    [sys.executable, "-c", _HOLDER, folder], cwd=runs.ROOT, stdout=subprocess.PIPE, text=True
+  )
   assert any(line == "held\n" for line in process.stdout)  # libraries may print before it
   return process
 
@@ -30,7 +32,9 @@ def test_a_link_is_not_followed(tmp_path):
   (tmp_path / "mine").write_text("mine")
   (tmp_path / workdir.LOCK).symlink_to(tmp_path / "mine")
   with (
-    pytest.raises(ValueError, match=r"\.lock is a link, which the lock of a run never is: remove it"),
+    pytest.raises(
+      ValueError, match=r"\.lock is a link, which the lock of a run never is: remove it"
+    ),
     workdir.hold(tmp_path),
   ):
     pass
@@ -42,7 +46,9 @@ def test_a_link_is_not_followed(tmp_path):
 def test_what_is_no_file_is_refused(tmp_path, name, kind):
   (os.mkdir if kind == "a folder" else os.mkfifo)(tmp_path / name)
   with (
-    pytest.raises(ValueError, match=rf"{name} is {kind}, which the lock of a run never is: remove it"),
+    pytest.raises(
+      ValueError, match=rf"{name} is {kind}, which the lock of a run never is: remove it"
+    ),
     workdir.hold(tmp_path),
   ):
     pass
@@ -51,7 +57,10 @@ def test_what_is_no_file_is_refused(tmp_path, name, kind):
 def test_the_second_is_refused_until_the_first_is_gone_however_it_went(tmp_path):
   process = _holder(tmp_path)
   try:
-    with pytest.raises(ValueError, match=f"is in use by process {process.pid} on .*, since 20"), workdir.hold(tmp_path):
+    with (
+      pytest.raises(ValueError, match=f"is in use by process {process.pid} on .*, since 20"),
+      workdir.hold(tmp_path),
+    ):
       pass
   finally:
     process.kill()

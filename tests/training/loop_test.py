@@ -12,7 +12,15 @@ import pytest
 import runs
 
 from soprc_jax.data import pipeline
-from soprc_jax.training import checkpoints, evaluation, interrupts, loop, optimizers, parallel, run_log
+from soprc_jax.training import (
+  checkpoints,
+  evaluation,
+  interrupts,
+  loop,
+  optimizers,
+  parallel,
+  run_log,
+)
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -38,7 +46,9 @@ class TestRun:
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert ["soprc" in line for line in lines] == [False] * 3 + [True] * 5
     schedule = optimizers.make_schedule(run[0])
-    np.testing.assert_allclose([line["learning_rate"] for line in lines], [schedule(step) for step in range(8)])
+    np.testing.assert_allclose(
+      [line["learning_rate"] for line in lines], [schedule(step) for step in range(8)]
+    )
     assert lines[3]["v_weight"] == 0  # the warm-up left v alone
     assert [line["step"] for line in lines if "val_mAUPRC" in line] == [3, 6, 8]
 
@@ -79,7 +89,11 @@ def test_what_was_best_beyond_the_newest_checkpoint_is_forgotten(tmp_path, monke
 
   def train(*values):
     left = list(values)
-    monkeypatch.setattr(evaluation, "evaluate", lambda *args: evaluate(*args) | {"mAUPRC": left.pop(0) if left else 0.0})
+    monkeypatch.setattr(
+      evaluation,
+      "evaluate",
+      lambda *args: evaluate(*args) | {"mAUPRC": left.pop(0) if left else 0.0},
+    )
     return loop.train(config, folder)
 
   def dies(log, line):
@@ -106,7 +120,9 @@ def test_an_evaluation_is_cut_short_by_a_pre_emption_and_done_later(run, tmp_pat
   def stopped(after, owner, name, due=lambda *args: True):
     with monkeypatch.context() as patch:
       patch.setattr(owner, name, _and_terminate(getattr(owner, name), due))
-      with pytest.raises(interrupts.InterruptedRunError, match=f"Stopped by SIGTERM after step {after} of 8"):
+      with pytest.raises(
+        interrupts.InterruptedRunError, match=f"Stopped by SIGTERM after step {after} of 8"
+      ):
         loop.train(config, folder)
     assert (folder / newest / str(after)).is_dir()
     last = list(workdir_lib.read_metrics(folder))[-1]
@@ -133,8 +149,12 @@ def test_an_evaluation_is_cut_short_by_a_pre_emption_and_done_later(run, tmp_pat
   stopped(8, workdir_lib.MetricsLog, "write", lambda log, line: line["step"] == 7)
   # A signal when the last step is done.
   with monkeypatch.context() as patch:
-    patch.setattr(run_log.Records, "complete", _and_terminate(run_log.Records.complete, lambda *args: True))
-    with pytest.raises(interrupts.InterruptedRunError, match="Stopped by SIGTERM after step 8 of 8"):
+    patch.setattr(
+      run_log.Records, "complete", _and_terminate(run_log.Records.complete, lambda *args: True)
+    )
+    with pytest.raises(
+      interrupts.InterruptedRunError, match="Stopped by SIGTERM after step 8 of 8"
+    ):
       loop.train(config, folder)
   assert not (folder / workdir_lib.RESULTS).exists()
   loop.train(config, folder)

@@ -44,6 +44,11 @@ class TestGuard:
     assert not bool(step_lib.any_nonfinite({}))
 
   def test_codes_name_their_parts(self):
-    flags = {name: jnp.array(name in ("gradient", "carried state")) for name in step_lib.NONFINITE_PARTS}
-    assert step_lib.nonfinite_names(float(step_lib.nonfinite_code(flags, None))) == ["gradient", "carried state"]
+    flags = {
+      name: jnp.array(name in ("gradient", "carried state")) for name in step_lib.NONFINITE_PARTS
+    }
+    assert step_lib.nonfinite_names(float(step_lib.nonfinite_code(flags, None))) == [
+      "gradient",
+      "carried state",
+    ]
     assert step_lib.nonfinite_names(0.0) == []

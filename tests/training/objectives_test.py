@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from soprc_jax import interpolate_scores, losses, retrieval_lists, semi_variance, soprc_loss, tracking
+from soprc_jax import (
+  interpolate_scores,
+  losses,
+  retrieval_lists,
+  semi_variance,
+  soprc_loss,
+  tracking,
+)
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import objectives
 
@@ -24,7 +31,9 @@ def _loss_config(**values):
 
 
 def _setting(num_steps=10):
-  return objectives.Setting(class_counts=_COUNTS, num_steps=num_steps, max_positives=2, axis_name=None, embedding_dim=_DIM)
+  return objectives.Setting(
+    class_counts=_COUNTS, num_steps=num_steps, max_positives=2, axis_name=None, embedding_dim=_DIM
+  )
 
 
 def _embeddings(seed=0):
@@ -60,7 +69,9 @@ class LogLinearTest(chex.TestCase):
 
   def test_ends_of_several_queries(self):
     ends = jnp.array([0.1, 0.001])
-    np.testing.assert_allclose(objectives.log_linear(0.4, ends, 10)(5), np.sqrt(0.4 * np.array([0.1, 0.001])), rtol=1e-5)
+    np.testing.assert_allclose(
+      objectives.log_linear(0.4, ends, 10)(5), np.sqrt(0.4 * np.array([0.1, 0.001])), rtol=1e-5
+    )
 
   def test_phase_of_no_steps_is_finite(self):
     self.assertTrue(np.isfinite(objectives.log_linear(0.4, 0.1, 0)(0)))
@@ -80,7 +91,11 @@ class AnnealTest(parameterized.TestCase):
 
   def test_the_prior_has_shape_and_length_of_the_config(self):
     config = _loss_config(
-      prior__kind="constant", prior__value=0.1, prior__start=0.5, prior__shape="linear", prior__until=0.5
+      prior__kind="constant",
+      prior__value=0.1,
+      prior__start=0.5,
+      prior__shape="linear",
+      prior__until=0.5,
     )
     prior = objectives.make_prior(config.prior, _setting(num_steps=8))
     got = [float(prior(jnp.int32(step), jnp.array(_LABELS), _found())[0]) for step in (0, 2, 4, 8)]
@@ -90,7 +105,9 @@ class AnnealTest(parameterized.TestCase):
 class PriorTest(chex.TestCase):
   def _prior(self, step=0, where=None, **values):
     config = _loss_config(**{f"prior__{key}": value for key, value in values.items()}).prior
-    return objectives.make_prior(config, _setting())(jnp.int32(step), jnp.array(_LABELS), _found(where))
+    return objectives.make_prior(config, _setting())(
+      jnp.int32(step), jnp.array(_LABELS), _found(where)
+    )
 
   def test_f34_frequency_is_the_share_of_the_query_positives(self):
     # c - 1 positives among the N - 1 other training images, N = 20.
@@ -98,10 +115,14 @@ class PriorTest(chex.TestCase):
     np.testing.assert_allclose(self._prior(kind="frequency"), want, rtol=1e-6)
 
   def test_scaled_by_the_largest_class(self):
-    np.testing.assert_allclose(self._prior(kind="scaled", value=0.1), 0.1 * _COUNTS[_LABELS] / 8, rtol=1e-6)
+    np.testing.assert_allclose(
+      self._prior(kind="scaled", value=0.1), 0.1 * _COUNTS[_LABELS] / 8, rtol=1e-6
+    )
 
   def test_constant(self):
-    np.testing.assert_allclose(self._prior(kind="constant", value=0.03), np.full(_ROWS, 0.03), rtol=1e-6)
+    np.testing.assert_allclose(
+      self._prior(kind="constant", value=0.03), np.full(_ROWS, 0.03), rtol=1e-6
+    )
 
   def test_batch_is_each_lists_own_share(self):
     np.testing.assert_allclose(self._prior(kind="batch")[:3], [1 / 5, 2 / 5, 1 / 5], rtol=1e-6)
@@ -163,7 +184,11 @@ class SoprcTest(chex.TestCase):
     outputs = objective.compute(inputs)
     _, after = tx.update({"w": jnp.zeros(1)}, inputs.opt_state, **outputs.update_args)
     stored = tracking.find_state(after)
-    prior = {"default": 0.1 * _COUNTS / 8, "authors": 0.1 * _COUNTS / 8, "paper": (_COUNTS - 1) / 19}[preset]
+    prior = {
+      "default": 0.1 * _COUNTS / 8,
+      "authors": 0.1 * _COUNTS / 8,
+      "paper": (_COUNTS - 1) / 19,
+    }[preset]
     want = self._risk(config, stored.v[_LABELS], prior[_LABELS].astype(np.float32), config.tau1)
     np.testing.assert_allclose(outputs.metrics["soprc"], want, rtol=1e-5)
     np.testing.assert_allclose(outputs.loss, want + self._variance(config), rtol=1e-5)
@@ -177,7 +202,9 @@ class SoprcTest(chex.TestCase):
     inputs, _ = _inputs(objective)
     outputs = objective.compute(inputs)
     found = _found()
-    v = interpolate_scores(found.positive_scores, num_points=6, bounds=(-1, 1), where=found.positive_where)
+    v = interpolate_scores(
+      found.positive_scores, num_points=6, bounds=(-1, 1), where=found.positive_where
+    )
     want = self._risk(config, v, np.float32(0.1 * _COUNTS / 8)[_LABELS], config.tau1)
     np.testing.assert_allclose(outputs.metrics["soprc"], want, rtol=1e-5)
     self.assertEqual(outputs.update_args, {})
@@ -196,7 +223,9 @@ class SoprcTest(chex.TestCase):
     self.assertLen(set(losses_by_step), 3)
 
   def test_without_lambdas_the_variance_is_left_out(self):
-    objective = objectives.make_objective("soprc", _loss_config(lambda1=0.0, lambda2=0.0), _setting())
+    objective = objectives.make_objective(
+      "soprc", _loss_config(lambda1=0.0, lambda2=0.0), _setting()
+    )
     outputs = objective.compute(_inputs(objective)[0])
     self.assertNotIn("semi_variance", outputs.metrics)
     self.assertEqual(outputs.loss, outputs.metrics["soprc"])
@@ -245,7 +274,9 @@ class SoprcTest(chex.TestCase):
     valid = np.any(found.positive_where, axis=-1) & np.any(found.negative_where, axis=-1)
     risks = np.asarray(risks)[valid]
     np.testing.assert_allclose(outputs.metrics["saturated_lists"], np.mean(risks > 0.95), rtol=1e-6)
-    self.assertTrue(np.any((risks > 0.8) & (risks < 0.95)) and np.any(risks > 0.95), risks)  # the limit matters
+    self.assertTrue(
+      np.any((risks > 0.8) & (risks < 0.95)) and np.any(risks > 0.95), risks
+    )  # the limit matters
 
 
 class OtherObjectivesTest(chex.TestCase):
@@ -281,7 +312,11 @@ def test_f53_an_objective_made_under_jit_outlives_it():
 
   @jax.jit
   def make(x):
-    made.append(objectives.make_objective("soprc", _loss_config(prior__kind="frequency", initial_v="uniform"), _setting()))
+    made.append(
+      objectives.make_objective(
+        "soprc", _loss_config(prior__kind="frequency", initial_v="uniform"), _setting()
+      )
+    )
     return x
 
   make(1.0)

@@ -15,7 +15,9 @@ from soprc_jax.training import optimizers
 
 def _config(**values):
   config = config_lib.default_config()
-  config.update_from_flattened_dict({key.replace("__", "."): value for key, value in values.items()})
+  config.update_from_flattened_dict(
+    {key.replace("__", "."): value for key, value in values.items()}
+  )
   return config_lib.resolve(config)
 
 
@@ -37,7 +39,11 @@ class ScheduleTest(chex.TestCase):
   def test_step(self):
     # As torch's MultiStepLR: the update after `milestone` updates is the first one with the lower rate.
     config = _config(
-      optim__schedule="step", optim__learning_rate=0.3, optim__milestones=(3, 5), optim__decay_factor=0.1, train__steps=10
+      optim__schedule="step",
+      optim__learning_rate=0.3,
+      optim__milestones=(3, 5),
+      optim__decay_factor=0.1,
+      train__steps=10,
     )
     want = [0.3, 0.3, 0.3, 0.03, 0.03, 0.003, 0.003]
     np.testing.assert_allclose(_rates(config, range(7)), want, rtol=1e-5)
@@ -48,14 +54,25 @@ class ScheduleTest(chex.TestCase):
 
   @parameterized.parameters("constant", "cosine", "step")
   def test_main_phase_starts_from_its_beginning_after_the_warmup(self, schedule):
-    settings = {"optim__schedule": schedule, "optim__milestones": (2, 4), "train__steps": 8, "optim__ramp_steps": 2}
+    settings = {
+      "optim__schedule": schedule,
+      "optim__milestones": (2, 4),
+      "train__steps": 8,
+      "optim__ramp_steps": 2,
+    }
     alone = _rates(_config(**settings), range(8))
     config = _config(**settings, warmup__steps=3, warmup__learning_rate=0.007)
     np.testing.assert_allclose(_rates(config, range(11)), [*[0.007] * 3, *alone], rtol=1e-6)
 
   @parameterized.parameters("constant", "cosine", "step")
   def test_is_a_pure_function_of_the_step(self, name):
-    config = _config(optim__schedule=name, optim__milestones=(2, 4), train__steps=8, optim__ramp_steps=2, warmup__steps=3)
+    config = _config(
+      optim__schedule=name,
+      optim__milestones=(2, 4),
+      train__steps=8,
+      optim__ramp_steps=2,
+      warmup__steps=3,
+    )
     schedule = optimizers.make_schedule(config)
     want = _rates(config, range(11))
     backwards = [float(schedule(step)) for step in reversed(range(11))]
@@ -74,13 +91,19 @@ def _params():
   rng = np.random.default_rng(0)
   return {
     "backbone": {"kernel": rng.standard_normal((3, 2)).astype(np.float32)},
-    "head": {"kernel": rng.standard_normal((2, 4)).astype(np.float32), "bias": np.ones(4, np.float32)},
+    "head": {
+      "kernel": rng.standard_normal((2, 4)).astype(np.float32),
+      "bias": np.ones(4, np.float32),
+    },
   }
 
 
 def _gradients(steps):
   rng = np.random.default_rng(1)
-  return [jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), _params()) for _ in range(steps)]
+  return [
+    jax.tree.map(lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), _params())
+    for _ in range(steps)
+  ]
 
 
 def _run(config, steps):
@@ -109,7 +132,9 @@ class OptimizerTest(chex.TestCase):
     )
     params = _params()
     buffers = jax.tree.map(np.zeros_like, params)
-    for rate, gradient, got in zip([0.2, 0.2, 0.2, 0.02, 0.002, 0.002], _gradients(6), _run(config, 6), strict=True):
+    for rate, gradient, got in zip(
+      [0.2, 0.2, 0.2, 0.02, 0.002, 0.002], _gradients(6), _run(config, 6), strict=True
+    ):
       # The decay is part of the gradient (L2), and a lower rate scales the whole buffer.
       buffers = jax.tree.map(lambda b, g, p: 0.9 * b + g + 0.05 * p, buffers, gradient, params)
       params = jax.tree.map(lambda p, b, rate=rate: p - rate * b, params, buffers)
@@ -117,7 +142,11 @@ class OptimizerTest(chex.TestCase):
 
   def test_adam_with_weight_decay_is_torchs(self):
     config = _config(
-      optim__name="adam", optim__learning_rate=0.1, optim__schedule="constant", optim__weight_decay=0.05, train__steps=4
+      optim__name="adam",
+      optim__learning_rate=0.1,
+      optim__schedule="constant",
+      optim__weight_decay=0.05,
+      train__steps=4,
     )
     params = _params()
     first = second = jax.tree.map(np.zeros_like, params)
@@ -126,7 +155,10 @@ class OptimizerTest(chex.TestCase):
       first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, total)
       second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, second, total)
       params = jax.tree.map(
-        lambda p, m, v, t=t: p - 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8), params, first, second
+        lambda p, m, v, t=t: p - 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8),
+        params,
+        first,
+        second,
       )
       chex.assert_trees_all_close(got, params, rtol=1e-4, atol=1e-5)
 
@@ -139,7 +171,9 @@ class OptimizerTest(chex.TestCase):
     np.testing.assert_array_equal(scaled["backbone"]["kernel"], plain["backbone"]["kernel"])
     for part in ("kernel", "bias"):
       want = 10 * (plain["head"][part] - start["head"][part])
-      np.testing.assert_allclose(scaled["head"][part] - start["head"][part], want, rtol=1e-3, atol=1e-6)
+      np.testing.assert_allclose(
+        scaled["head"][part] - start["head"][part], want, rtol=1e-3, atol=1e-6
+      )
 
   def test_warmup_has_a_rate_of_its_own(self):
     config = _config(
@@ -151,7 +185,9 @@ class OptimizerTest(chex.TestCase):
       warmup__learning_rate=0.01,
     )
     params = _params()
-    for rate, gradient, got in zip([0.01, 0.01, 0.2, 0.2], _gradients(4), _run(config, 4), strict=True):
+    for rate, gradient, got in zip(
+      [0.01, 0.01, 0.2, 0.2], _gradients(4), _run(config, 4), strict=True
+    ):
       params = jax.tree.map(lambda p, g, rate=rate: p - rate * g, params, gradient)
       chex.assert_trees_all_close(got, params, rtol=1e-5, atol=1e-6)
 

@@ -35,7 +35,11 @@ def test_train_evaluate_and_search(tmp_path, shortened):
   section = (_ROOT / "README.md").read_text().split("## Use 1: your own images")[1]
   (block,) = re.findall(r"```bash\n(.*?)```", section.split("## ")[0], re.S)
   query = tmp_path / "IMAGES" / "thing07" / "3.png"
-  commands = block.replace("IMAGES/CLASS/PHOTO.png", str(query)).replace("=IMAGES", f"={tmp_path / 'IMAGES'}").splitlines()
+  commands = (
+    block.replace("IMAGES/CLASS/PHOTO.png", str(query))
+    .replace("=IMAGES", f"={tmp_path / 'IMAGES'}")
+    .splitlines()
+  )
   outputs = []
   for command in commands:
     words = shlex.split(command.replace("runs/mine", str(tmp_path / "mine")))
@@ -58,7 +62,11 @@ def test_train_evaluate_and_search(tmp_path, shortened):
 
 
 def test_a_mistake_of_search(tmp_path):
-  flags = ["--query=missing.png", f"--config={_ROOT / 'configs' / 'folder.py'}", f"--workdir={tmp_path}"]
+  flags = [
+    "--query=missing.png",
+    f"--config={_ROOT / 'configs' / 'folder.py'}",
+    f"--workdir={tmp_path}",
+  ]
   done = runs.call("experiments.search", *flags)
   assert done.returncode == 1
   assert done.stderr == "Error: --query=missing.png: there is no such file\n"

@@ -16,16 +16,24 @@ class TestParallel:
   def test_batch_size_that_the_devices_do_not_divide(self):
     parallel.check_batch(8, 4, 0)
     parallel.check_batch(24, 4, 6)
-    with pytest.raises(ValueError, match=r"train\.batch_size=21 is not divisible by 2 devices: use 18 or 24"):
+    with pytest.raises(
+      ValueError, match=r"train\.batch_size=21 is not divisible by 2 devices: use 18 or 24"
+    ):
       parallel.check_batch(21, 3, 0)  # both fit the classes of three too
     with pytest.raises(ValueError, match=r"use 18$"):
       parallel.check_batch(9, 9, 0)
-    with pytest.raises(ValueError, match=r"train\.microbatch=3 is not divisible by 2 devices: use 2 or 4"):
+    with pytest.raises(
+      ValueError, match=r"train\.microbatch=3 is not divisible by 2 devices: use 2 or 4"
+    ):
       parallel.check_batch(24, 4, 3)
 
   def test_one_place_names_pmap(self):
     named = []
-    for path in [path for folder in ("soprc_jax", "experiments", "configs") for path in (runs.ROOT / folder).rglob("*.py")]:
+    for path in [
+      path
+      for folder in ("soprc_jax", "experiments", "configs")
+      for path in (runs.ROOT / folder).rglob("*.py")
+    ]:
       for function in ast.walk(ast.parse(path.read_text())):
         if isinstance(function, ast.FunctionDef):
           names = [node.attr for node in ast.walk(function) if isinstance(node, ast.Attribute)]
@@ -53,7 +61,13 @@ class TestParallel:
   def test_each_device_has_its_part_of_the_batch(self):
     batch = toys.make_batch()
     parts = parallel.shard(batch)
-    assert parts["image"].shape == (toys.NUM_DEVICES, toys.BATCH // toys.NUM_DEVICES, toys.SIZE, toys.SIZE, 3)
+    assert parts["image"].shape == (
+      toys.NUM_DEVICES,
+      toys.BATCH // toys.NUM_DEVICES,
+      toys.SIZE,
+      toys.SIZE,
+      3,
+    )
     np.testing.assert_array_equal(np.concatenate(parts["image"]), batch["image"])
 
   def test_alone_there_is_nothing_to_wait_for(self):

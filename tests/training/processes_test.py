@@ -65,15 +65,24 @@ def alone(tmp_path_factory):
 def _assert_alike(folder, other):
   """The same run up to rounding: steps, losses, parameters, v and metrics."""
   lines, wanted = (
-    [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()] for path in (folder, other)
+    [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for path in (folder, other)
   )
   assert [line["step"] for line in lines] == [line["step"] for line in wanted] == list(range(1, 19))
-  np.testing.assert_allclose([line["loss"] for line in lines], [line["loss"] for line in wanted], rtol=2e-3)
+  np.testing.assert_allclose(
+    [line["loss"] for line in lines], [line["loss"] for line in wanted], rtol=2e-3
+  )
   got, want = runs.states(folder, **_FLAGS), runs.states(other, **_FLAGS)
   assert got.keys() == want.keys()
   for key, value in want.items():
-    if key.startswith(checkpoints.NEWEST) and np.issubdtype(value.dtype, np.floating) and "trace" not in key:
-      np.testing.assert_allclose(got[key], value, rtol=0, atol=2e-3 * np.abs(value).max(), err_msg=key)
+    if (
+      key.startswith(checkpoints.NEWEST)
+      and np.issubdtype(value.dtype, np.floating)
+      and "trace" not in key
+    ):
+      np.testing.assert_allclose(
+        got[key], value, rtol=0, atol=2e-3 * np.abs(value).max(), err_msg=key
+      )
   results, wanted = (json.loads((path / "results.json").read_text()) for path in (folder, other))
   assert results["tested_step"] == wanted["tested_step"]
   for split in ("val", "test"):
@@ -153,14 +162,19 @@ def test_processes_with_different_flags_are_refused(tmp_path, module, change, wh
   flags = _flags(tmp_path / "run")
   for code, _, stderr in _together(f"experiments.{module}", [flags, [*flags, change]], devices=1):
     assert code == 1
-    assert f"Error: {what} of process 1 is not that of process 0: start all processes with the same flags" in stderr
+    assert (
+      f"Error: {what} of process 1 is not that of process 0: start all processes with the same flags"
+      in stderr
+    )
   assert not (tmp_path / "run" / "config.json").exists()
 
 
 @pytest.mark.slow  # jax waits half a minute for the process that does not come
 def test_a_mistake_in_one_process_ends_them_all(tmp_path):
   flags = _flags(tmp_path / "run")
-  first, second = _together("experiments.train", [flags, [*flags, "--config.model.width=0"]], devices=1)
+  first, second = _together(
+    "experiments.train", [flags, [*flags, "--config.model.width=0"]], devices=1
+  )
   assert second[0] == 1
   assert "Error: the config does not work:" in second[2]
   assert first[0] != 0  # it is told, or ended by jax's coordinator
@@ -169,15 +183,27 @@ def test_a_mistake_in_one_process_ends_them_all(tmp_path):
 @pytest.mark.parametrize(
   ("module", "flags", "message"),
   [
-    ("train", ["--coordinator=localhost:1"], "--coordinator, --num_processes and --process_id go together"),
-    ("train", ["--coordinator=a:1", "--num_processes=2", "--process_id=0", "--distributed"], "without --distributed"),
+    (
+      "train",
+      ["--coordinator=localhost:1"],
+      "--coordinator, --num_processes and --process_id go together",
+    ),
+    (
+      "train",
+      ["--coordinator=a:1", "--num_processes=2", "--process_id=0", "--distributed"],
+      "without --distributed",
+    ),
     (
       "train",
       ["--coordinator=a:1", "--num_processes=2", "--process_id=2"],
       "--process_id=2 must be below --num_processes=2",
     ),
     ("train", ["--distributed"], "the processes of the run cannot be joined"),
-    ("compare", ["--distributed"], "experiments.compare runs in one process: leave out --distributed"),
+    (
+      "compare",
+      ["--distributed"],
+      "experiments.compare runs in one process: leave out --distributed",
+    ),
     ("search", ["--process_id=0"], "soprc search runs in one process: leave out --process_id"),
   ],
 )

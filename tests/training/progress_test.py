@@ -55,7 +55,9 @@ def test_a_line_is_of_the_steps_since_the_last_one(caplog, monkeypatch):
 def test_the_time_to_the_result_is_announced_after_the_first_steps(caplog, monkeypatch):
   monkeypatch.setattr(progress.time, "time", lambda: 0.0)
   lines = [_line(step, 50.0 if step == 41 else 1.0) for step in range(41, 60)]
-  message, _ = _show(caplog, monkeypatch, lines, num_steps=106, start=40)  # the second one is the line of step 50
+  message, _ = _show(
+    caplog, monkeypatch, lines, num_steps=106, start=40
+  )  # the second one is the line of step 50
   at = time.strftime("%H:%M", time.localtime(60.0))
   assert message == f"16 images/s: the last step in about 60 s, at {at}; evaluations come on top."
 
@@ -85,7 +87,9 @@ def test_a_bar_has_the_same(monkeypatch):
 
 def test_an_annealed_prior_is_shown_and_explained_once(caplog, monkeypatch):
   lines = [_line(1, 50.0), *(_line(step, prior=0.5 / step) for step in range(2, 5))]
-  messages = _show(caplog, monkeypatch, lines, num_steps=4, **{"log.line_every": 2, "loss.prior.start": 0.5})
+  messages = _show(
+    caplog, monkeypatch, lines, num_steps=4, **{"log.line_every": 2, "loss.prior.start": 0.5}
+  )
   why = "The prior falls from 0.5: the loss may rise while the ranking improves. Watch val_mAUPRC."
   assert messages[0] == why
   assert [message for message in messages if message == why] == [why]

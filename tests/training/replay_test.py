@@ -13,7 +13,13 @@ def test_a_folder_without_a_kept_step_is_told(tmp_path):
 def test_damaged_reproductions_are_told(tmp_path):
   folder = tmp_path / "diverged" / "3"
   folder.mkdir(parents=True)
-  for content in ("", "[]", "{}", '{"step": 3, "config": {}, "class_counts": 5}', '{"step": 3, "config": {"seed": "x"}}'):
+  for content in (
+    "",
+    "[]",
+    "{}",
+    '{"step": 3, "config": {}, "class_counts": 5}',
+    '{"step": 3, "config": {"seed": "x"}}',
+  ):
     (folder / "report.json").write_text(content)
     with pytest.raises(ValueError, match=r"report\.json is damaged|report\.json"):
       replay.load(tmp_path)

@@ -58,6 +58,8 @@ def test_f19_a_finished_run_stays_as_it_is_by_a_relative_workdir(tmp_path):
   shutil.copytree(reference, tmp_path / "copied")
   done = runs.call("experiments.train", *runs.tiny_flags("copied"), cwd=tmp_path)
   assert done.returncode == 0, done.stderr
-  assert (tmp_path / "copied" / "metrics.jsonl").read_bytes() == (reference / "metrics.jsonl").read_bytes()
+  assert (tmp_path / "copied" / "metrics.jsonl").read_bytes() == (
+    reference / "metrics.jsonl"
+  ).read_bytes()
   crashes.assert_same_run(tmp_path / "copied", reference)
   assert sorted(path.name for path in tmp_path.iterdir()) == ["copied"]

@@ -84,7 +84,9 @@ def test_the_commands_train_and_evaluate(tmp_path):
 _SLOW = ("sop.py", "inaturalist.py")
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in _CASES])
+@pytest.mark.parametrize(
+  "name", [pytest.param(name, marks=pytest.mark.slow if name in _SLOW else ()) for name in _CASES]
+)
 def test_train_and_evaluate(tmp_path, name):
   config = _config(name, _CASES[name](tmp_path / "data"))
   results = loop.train(config, tmp_path / "run")
@@ -130,12 +132,16 @@ def _compare_with_memory(tmp_path, *, num_classes, per_class, steps, **values):
   """The same training on PNG files and on the arrays that they were written from; returns the results of both, which are equal."""
   memory = trees.glyph_folder(tmp_path / "data", num_classes, per_class)
   config = config_lib.ConfigDict(
-    runs.tiny_config(steps=steps, warmup_steps=0, **{"data.train_share": 0.7, "data.val_share": 0.1} | values)
+    runs.tiny_config(
+      steps=steps, warmup_steps=0, **{"data.train_share": 0.7, "data.val_share": 0.1} | values
+    )
   )
   config.unlock()
   found = {}
   for source in ("folder", "glyphs"):
-    config.data.update({"source": source, "root": str(tmp_path / "data") if source == "folder" else ""})
+    config.data.update(
+      {"source": source, "root": str(tmp_path / "data") if source == "folder" else ""}
+    )
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(datasets.glyphs, "load", lambda root: memory)
       found[source] = loop.train(config, tmp_path / source)
@@ -168,7 +174,9 @@ class TestBrokenImages:
     loop.train(_config("folder.py", root, **{"data.on_broken": "skip"}), tmp_path / "run")
 
   def test_f29_skip_counts_and_goes_on(self, tmp_path, root):
-    results = loop.train(_config("folder.py", root, **{"data.on_broken": "skip", "train.steps": 6}), tmp_path / "run")
+    results = loop.train(
+      _config("folder.py", root, **{"data.on_broken": "skip", "train.steps": 6}), tmp_path / "run"
+    )
     lines = list(workdir.read_metrics(tmp_path / "run"))
     assert sum(line["num_broken"] for line in lines) > 0
     assert all(line["num_broken"] == int(line["num_broken"]) for line in lines)
@@ -182,11 +190,17 @@ class TestBrokenImages:
 @pytest.mark.slow
 def test_comparison_on_other_data(tmp_path):
   flags = _flags("folder.py", trees.folder(tmp_path / "data", 24), tmp_path / "run")
-  done = runs.call("experiments.compare", *flags, "--methods=soprc,triplet", "--rates=0.01", "--seeds=0")
+  done = runs.call(
+    "experiments.compare", *flags, "--methods=soprc,triplet", "--rates=0.01", "--seeds=0"
+  )
   assert done.returncode == 0, done.stderr
   content = json.loads((tmp_path / "run" / "table.json").read_text())
   assert [entry["method"] for entry in content["methods"]] == ["soprc", "triplet"]
-  assert set(content["methods"][0]["test"]) == {"mAUPRC", "recall@1", "recall@5"}  # the first two k of the config
+  assert set(content["methods"][0]["test"]) == {
+    "mAUPRC",
+    "recall@1",
+    "recall@5",
+  }  # the first two k of the config
   assert content["config"]["data"]["source"] == "folder"
 
 
@@ -195,12 +209,17 @@ def test_a_network_searches_in_other_images(tmp_path):
   other = trees.folder(tmp_path / "other", 20)  # fewer classes than rows of v
   query = other / "class_003" / "1.png"
   done = runs.call(
-    "experiments.search", *_flags("folder.py", other, tmp_path / "run"), f"--query={query}", "--checkpoint=newest"
+    "experiments.search",
+    *_flags("folder.py", other, tmp_path / "run"),
+    f"--query={query}",
+    "--checkpoint=newest",
   )
   assert done.returncode == 0, done.stderr
   assert done.stdout.splitlines()[1].split() == ["1.0000", "class_003", "class_003/1.png"]
   query.write_bytes(b"x")
-  done = runs.call("experiments.search", *_flags("folder.py", other, tmp_path / "run"), f"--query={query}")
+  done = runs.call(
+    "experiments.search", *_flags("folder.py", other, tmp_path / "run"), f"--query={query}"
+  )
   assert done.stderr == f"Error: {query}: this is no image that can be read\n"
 
 
@@ -209,7 +228,10 @@ def test_files_in_two_processes_change_nothing(tmp_path):
   trees.folder(tmp_path / "data", 24)
   for workers in (0, 2):
     folder = tmp_path / str(workers)
-    _train_by_command(_flags("folder.py", tmp_path / "data", folder, **{"data.workers": workers, "train.steps": 6}), folder)
+    _train_by_command(
+      _flags("folder.py", tmp_path / "data", folder, **{"data.workers": workers, "train.steps": 6}),
+      folder,
+    )
   assert runs.metrics(tmp_path / "0") == runs.metrics(tmp_path / "2")
 
 

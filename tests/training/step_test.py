@@ -15,12 +15,17 @@ def _first(tree):
 
 
 def _leaves_moved(before, after):
-  return [bool(np.any(a != b)) for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)]
+  return [
+    bool(np.any(a != b))
+    for a, b in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+  ]
 
 
 class TestStep:
   def test_loss_decreases(self):
-    _, history = toys.make(devices=toys.NUM_DEVICES).run([toys.make_batch(seed) for seed in range(30)])
+    _, history = toys.make(devices=toys.NUM_DEVICES).run(
+      [toys.make_batch(seed) for seed in range(30)]
+    )
     losses = np.array([scalars["loss"][0] for scalars in history])
     assert np.isfinite(losses).all()
     assert losses[-5:].mean() < 0.5 * losses[:5].mean()
@@ -34,7 +39,9 @@ class TestStep:
     assert all(_leaves_moved(before.params, after.params))
     assert all(_leaves_moved(before.batch_stats, after.batch_stats))
     assert jax.tree.structure(before) == jax.tree.structure(after)
-    assert [leaf.dtype for leaf in jax.tree.leaves(before)] == [leaf.dtype for leaf in jax.tree.leaves(after)]
+    assert [leaf.dtype for leaf in jax.tree.leaves(before)] == [
+      leaf.dtype for leaf in jax.tree.leaves(after)
+    ]
 
   @pytest.mark.parametrize(
     ("values", "where"),
@@ -51,7 +58,9 @@ class TestStep:
     batches = [toys.make_batch(seed, where) for seed in range(3)]
     want, want_history = toys.make(**values).run(batches)
     got, history = toys.make(devices=toys.NUM_DEVICES, **values).run(batches)
-    chex.assert_trees_all_equal(_first(got), jax.tree.map(lambda leaf: leaf[1], got))  # the same on every device
+    chex.assert_trees_all_equal(
+      _first(got), jax.tree.map(lambda leaf: leaf[1], got)
+    )  # the same on every device
     for scalars, want_scalars in zip(history, want_history, strict=True):
       chex.assert_trees_all_close(_first(scalars), want_scalars, rtol=1e-4, atol=1e-5)
     chex.assert_trees_all_close(_first(got), want, rtol=1e-3, atol=2e-5)
@@ -63,13 +72,20 @@ class TestStep:
   )
   def test_the_same_step_under_shard_map(self, check_vma, values):
     # Moving off pmap is an edit in parallel.py: the step itself does not know who has mapped it.
-    toy, batches = toys.make(devices=toys.NUM_DEVICES, **values), [toys.make_batch(seed) for seed in range(3)]
+    toy, batches = (
+      toys.make(devices=toys.NUM_DEVICES, **values),
+      [toys.make_batch(seed) for seed in range(3)],
+    )
     want, want_history = toy.run(batches)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[: toys.NUM_DEVICES]), (parallel.AXIS_NAME,))
     everywhere, parts = jax.sharding.PartitionSpec(), jax.sharding.PartitionSpec(parallel.AXIS_NAME)
     step = jax.jit(
       jax.shard_map(
-        toy.function, mesh=mesh, in_specs=(everywhere, parts), out_specs=(everywhere, everywhere), check_vma=check_vma
+        toy.function,
+        mesh=mesh,
+        in_specs=(everywhere, parts),
+        out_specs=(everywhere, everywhere),
+        check_vma=check_vma,
       )
     )
     state = toy.initial()
@@ -90,11 +106,15 @@ class TestStep:
     # In the loss, in v and in batch statistics.
     where = np.arange(toys.BATCH) % 4 < 3
     batch = toys.make_batch(0, where)
-    other = batch | {"image": np.where(where[:, None, None, None], batch["image"], 255 - batch["image"])}
+    other = batch | {
+      "image": np.where(where[:, None, None, None], batch["image"], 255 - batch["image"])
+    }
     toy = toys.make(masked=True)
     chex.assert_trees_all_close(toy.run([batch]), toy.run([other]), rtol=1e-5, atol=1e-6)
 
-  @pytest.mark.parametrize("where", [[0] * 16, [1] + [0] * 15, [1] * 4 + [0] * 12, [1, 0, 0, 0] * 4])
+  @pytest.mark.parametrize(
+    "where", [[0] * 16, [1] + [0] * 15, [1] * 4 + [0] * 12, [1, 0, 0, 0] * 4]
+  )
   def test_f02_batches_without_a_list_leave_v_alone_and_weights_finite(self, where):
     # All masked, one image, one class (v still moves), one image of each class.
     toy = toys.make(masked=True, freeze_bn=True)

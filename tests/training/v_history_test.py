@@ -25,7 +25,9 @@ def _phi_of_pairs(embeddings, num_points):
   """One image after the other, each with its own list."""
   rows = []
   for query in range(len(embeddings)):
-    scores = np.array([embeddings[query] @ embeddings[other] for other in range(len(embeddings)) if other != query])
+    scores = np.array(
+      [embeddings[query] @ embeddings[other] for other in range(len(embeddings)) if other != query]
+    )
     rows.append(interpolation.interpolate_scores(scores, num_points=num_points, bounds=(-1.0, 1.0)))
   return np.mean(rows, axis=0)
 
@@ -40,8 +42,14 @@ def test_a_line_an_evaluation_of_four_classes(lines, data):
 
 def test_v_is_that_of_the_checkpoint(lines):
   state = runs.states(runs.finished().workdir)
-  (v,) = [leaf for path, leaf in state.items() if path.startswith("checkpoints") and path.endswith(".v")]
-  (weight,) = [leaf for path, leaf in state.items() if path.startswith("checkpoints") and path.endswith(".weight")]
+  (v,) = [
+    leaf for path, leaf in state.items() if path.startswith("checkpoints") and path.endswith(".v")
+  ]
+  (weight,) = [
+    leaf
+    for path, leaf in state.items()
+    if path.startswith("checkpoints") and path.endswith(".weight")
+  ]
   for entry in lines[-1]["classes"]:
     np.testing.assert_allclose(entry["v"], v[entry["row"]], atol=1e-6)
     np.testing.assert_allclose(entry["weight"], weight[entry["row"]], atol=1e-6)
@@ -60,7 +68,9 @@ def test_true_scores_are_those_of_the_network(lines, data):
 def test_true_scores_of_a_class(seed):
   embeddings = np.random.default_rng(seed).normal(size=(5 + seed, 3))
   embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
-  np.testing.assert_allclose(v_history.true_scores(embeddings, 7), _phi_of_pairs(embeddings, 7), atol=1e-6)
+  np.testing.assert_allclose(
+    v_history.true_scores(embeddings, 7), _phi_of_pairs(embeddings, 7), atol=1e-6
+  )
 
 
 def test_a_class_without_a_pair_has_no_scores():
@@ -99,7 +109,10 @@ def test_visits_are_the_batches_that_held_the_class(tmp_path):
 
 def _write(folder, data, step, **entry):
   rows = [data.rows[label] for label in v_history.choose(data.splits["train"].labels, 4)]
-  line = {"step": step, "classes": [{"row": row, "visits": 5, "last_visit": 2} | entry for row in rows]}
+  line = {
+    "step": step,
+    "classes": [{"row": row, "visits": 5, "last_visit": 2} | entry for row in rows],
+  }
   (folder / v_history.FILE).write_text(json.dumps(line) + "\n")
 
 
@@ -121,7 +134,9 @@ def test_lines_of_later_steps_are_dropped(tmp_path, data):
   assert (tmp_path / v_history.FILE).read_text() == ""
 
 
-@pytest.mark.parametrize("values", [{"loss.name": "triplet"}, {"loss.v": "batch"}, {"log.v_classes": 0}])
+@pytest.mark.parametrize(
+  "values", [{"loss.name": "triplet"}, {"loss.v": "batch"}, {"log.v_classes": 0}]
+)
 def test_runs_without_v_write_nothing(tmp_path, data, values):
   history = v_history.VHistory(tmp_path, runs.tiny_config(**values), data, last_step=0)
   assert history.measure(3, None, None, None) is None

@@ -13,7 +13,9 @@ from soprc_jax.training import config as config_lib
 
 def _config(**values):
   config = config_lib.default_config()
-  config.update_from_flattened_dict({key.replace("__", "."): value for key, value in values.items()})
+  config.update_from_flattened_dict(
+    {key.replace("__", "."): value for key, value in values.items()}
+  )
   return config_lib.resolve(config)
 
 
@@ -62,15 +64,37 @@ class TestClaim:
   @pytest.mark.parametrize(
     "name",
     [
-      *(workdir.METRICS, workdir.RESULTS, workdir.PR_CURVE, "pr_curve.png", "convergence.png", v_history.FILE),
-      *(checkpoints.NEWEST, checkpoints.BEST, checkpoints.DAMAGED, checkpoints.VARIABLES, replay.FOLDER),
-      *("tensorboard", "evaluation_test.json", "comparison.json", "simulation.json", "stability.json", "benchmark.json"),
+      *(
+        workdir.METRICS,
+        workdir.RESULTS,
+        workdir.PR_CURVE,
+        "pr_curve.png",
+        "convergence.png",
+        v_history.FILE,
+      ),
+      *(
+        checkpoints.NEWEST,
+        checkpoints.BEST,
+        checkpoints.DAMAGED,
+        checkpoints.VARIABLES,
+        replay.FOLDER,
+      ),
+      *(
+        "tensorboard",
+        "evaluation_test.json",
+        "comparison.json",
+        "simulation.json",
+        "stability.json",
+        "benchmark.json",
+      ),
     ],
   )
   def test_f66_what_the_run_would_overwrite_is_an_error(self, tmp_path, name):
     (tmp_path / name).write_text("do not lose me")
     (tmp_path / "thesis.tex").write_text("nor me")
-    with pytest.raises(ValueError, match=rf"holds {re.escape(name)}, which .*: choose a new folder"):
+    with pytest.raises(
+      ValueError, match=rf"holds {re.escape(name)}, which .*: choose a new folder"
+    ):
       workdir.claim(tmp_path, _config())
     assert {path.name for path in tmp_path.iterdir()} == {name, "thesis.tex"}
     assert (tmp_path / name).read_text() == "do not lose me"
@@ -93,8 +117,13 @@ class TestClaim:
 
   def test_f66_the_names_are_those_of_a_run(self):
     """Another file or folder that a run writes must be added to `workdir.WRITES`."""
-    names = {path.name for path in runs.finished().workdir.iterdir()} - {workdir.LOCK, workdir.HOLDER}
-    assert names == {name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in workdir.WRITES)}
+    names = {path.name for path in runs.finished().workdir.iterdir()} - {
+      workdir.LOCK,
+      workdir.HOLDER,
+    }
+    assert names == {
+      name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in workdir.WRITES)
+    }
 
   def test_what_a_kill_before_the_first_write_leaves_is_no_obstacle(self, tmp_path):
     (tmp_path / f".{workdir.CONFIG}.tmp").write_text("{")
@@ -165,7 +194,10 @@ class TestMetricsLog:
   def test_writing_results_replaces_them_whole(self, tmp_path):
     workdir.write_results(tmp_path, {"test": {"mAUPRC": 0.5}, "ks": (1, 10)})
     workdir.write_results(tmp_path, {"test": {"mAUPRC": 0.6}, "ks": (1, 10)})
-    assert json.loads((tmp_path / workdir.RESULTS).read_text()) == {"test": {"mAUPRC": 0.6}, "ks": [1, 10]}
+    assert json.loads((tmp_path / workdir.RESULTS).read_text()) == {
+      "test": {"mAUPRC": 0.6},
+      "ks": [1, 10],
+    }
     assert [path.name for path in tmp_path.iterdir()] == [workdir.RESULTS]
 
   @pytest.mark.parametrize("steps", [(1, 2, 4, 5), (1, 2), (1, 2, 3, 3, 4, 5), ()])
