@@ -1,4 +1,6 @@
-"""What the config files share: their arguments, ``--config=FILE:ARGUMENT[,ARGUMENT...]``, and their settings of comparisons."""
+"""What the config files share: their arguments, ``--config=FILE:ARGUMENT[,ARGUMENT...]``, and their
+settings of comparisons.
+"""
 
 from collections.abc import Callable, Mapping
 import difflib
@@ -53,8 +55,9 @@ def ablation_arguments(*, sgd_rate: float, adam_rate: float) -> dict[str, Change
 def ablation_values(row: int) -> dict[str, Any]:
   """Config values of a row of the paper's Table 2, by their dotted keys.
 
-  (1) biased prior, v of the batch; (2) unbiased prior, v of the batch; (3) carried v; (4) with the semi-variance term; (5) the same with Adam. The
-  others by SGD. A prior that is annealed goes from the same start in all rows, so that row 1 differs from row 2 in one thing.
+  (1) biased prior, v of the batch; (2) unbiased prior, v of the batch; (3) carried v; (4) with the
+  semi-variance term; (5) the same with Adam. The others by SGD. A prior that is annealed goes from
+  the same start in all rows, so that row 1 differs from row 2 in one thing.
   """
   values: dict[str, Any] = {} if row > 1 else {"loss.prior.kind": "batch"}
   terms = (1.0, 5.0) if row >= 4 else (0.0, 0.0)
@@ -81,7 +84,8 @@ def photograph_config(
   prior: float,
   ks: tuple[int, ...],
 ) -> Any:
-  """What the paper's three data sets have in common: ResNet-50 with frozen batch norm, SGD in three stages, 56 x 4 images, test at 256 pixels.
+  """What the paper's three data sets have in common: ResNet-50 with frozen batch norm, SGD in three
+  stages, 56 x 4 images, test at 256 pixels.
 
   Args:
     source: ``data.source``.
@@ -107,7 +111,9 @@ def photograph_config(
 
 
 def photograph_arguments(*, sgd_rate: float, adam_rate: float = 1e-4) -> dict[str, Change]:
-  """What the configs of the paper's three data sets take: methods, ablations, ``adam``, ``trainval`` and ``crop``."""
+  """What the configs of the paper's three data sets take: methods, ablations, ``adam``,
+  ``trainval`` and ``crop``.
+  """
 
   def adam(config: Any) -> None:
     config.optim.update({"name": "adam", "learning_rate": adam_rate})

@@ -1,19 +1,25 @@
-r"""SOPRC on the embedded data set ``glyphs``: characters as classes, typefaces as images, from random weights.
+r"""SOPRC on the embedded data set ``glyphs``: characters as classes, typefaces as images, from
+random weights.
 
 soprc train --config=glyphs --workdir=runs/glyphs
 
-Expected: test mAUPRC 0.83 to 0.84, recall@1 0.94 to 0.95 (seed 0; rounding differs by machine) in about 2 minutes on two CPU cores.
+Expected: test mAUPRC 0.83 to 0.84, recall@1 0.94 to 0.95 (seed 0; rounding differs by machine) in
+about 2 minutes on two CPU cores.
 
 Arguments, joined by commas, change the run: ``--config=glyphs:authors`` or ``:finetune,triplet``.
 
 * ``soprc``: the file as it is;
-* ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``, ``smooth_ap``, ``fast_ap``, ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss
-  instead of SOPRC;
-* ``paper``, ``authors``: the preset of that name (README, errata) with its prior and semi-variance term;
-* ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2: (1) biased prior, v of the batch; (2) unbiased prior, v of the batch;
-  (3) carried v; (4) with the semi-variance term; (5) the same with Adam. Rows 1 to 4 use SGD;
-* ``finetune``: 150 steps with batch norm frozen, as in the paper, from ``--config.model.init_from=WORKDIR`` of another run;
-* ``compare``: a smaller network and 200 steps, for ``soprc compare``, which then makes 60 runs in about 45 minutes, and ``soprc ablate``;
+* ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``, ``smooth_ap``, ``fast_ap``,
+  ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss instead of SOPRC;
+* ``paper``, ``authors``: the preset of that name (README, errata) with its prior and semi-variance
+  term;
+* ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2: (1) biased prior, v of the batch;
+  (2) unbiased prior, v of the batch; (3) carried v; (4) with the semi-variance term; (5) the same
+  with Adam. Rows 1 to 4 use SGD;
+* ``finetune``: 150 steps with batch norm frozen, as in the paper, from
+  ``--config.model.init_from=WORKDIR`` of another run;
+* ``compare``: a smaller network and 200 steps, for ``soprc compare``, which then makes 60 runs in
+  about 45 minutes, and ``soprc ablate``;
 * ``smoke``: 4 steps of a tiny network, to see that everything works.
 """
 
@@ -31,7 +37,8 @@ def get_config(arg: str = "") -> Any:
     {"name": "resnet8", "width": 32, "stem": "small", "stem_stride": 2, "embedding_dim": 128}
   )
   config.model.freeze_bn = False
-  # From random weights a small prior starves the gradient; once the network ranks, a small one is better.
+  # From random weights a small prior starves the gradient; once the network ranks, a small one is
+  # better.
   config.presets.default.prior.update({"kind": "constant", "value": 0.03, "start": 0.5})
   config.loss.tau1 = 0.03
   config.optim.update(
@@ -46,7 +53,8 @@ def get_config(arg: str = "") -> Any:
 
 def _finetune(config: Any) -> None:
   config.model.freeze_bn = True
-  # With batch norm frozen, Adam's first full steps can throw a network back to where no loss recovers.
+  # With batch norm frozen, Adam's first full steps can throw a network back to where no loss
+  # recovers.
   config.optim.update({"learning_rate": 2e-3, "ramp_steps": 30})
   config.train.steps = 150
   config.eval.every = 25

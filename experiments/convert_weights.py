@@ -1,9 +1,11 @@
-r"""Converts the weights of a torchvision ResNet to a checkpoint that --config.model.init_from takes.
+r"""Converts the weights of a torchvision ResNet to a checkpoint that --config.model.init_from
+takes.
 
 soprc convert-weights --input=resnet50.pth --output=weights/resnet50
 
-The input is a .pth file (needs torch; nothing in it is executed), a .safetensors file, or hf://USER/REPOSITORY[/FILE] (needs huggingface_hub), with
-the names of torchvision, timm or Hugging Face. init_from takes all of these directly too; a converted checkpoint needs neither package.
+The input is a .pth file (needs torch; nothing in it is executed), a .safetensors file, or
+hf://USER/REPOSITORY[/FILE] (needs huggingface_hub), with the names of torchvision, timm or Hugging
+Face. init_from takes all of these directly too; a converted checkpoint needs neither package.
 """
 
 from collections.abc import Sequence
@@ -38,7 +40,8 @@ def main(argv: Sequence[str]) -> None:
     name = pretrained.architecture(variables, source=source)
     checkpoints.save_variables(output, variables)
   print(
-    f"Written to {output}. Train from it: --config.model.name={name} --config.model.init_from={output}"
+    f"Written to {output}. Train from it: --config.model.name={name} "
+    f"--config.model.init_from={output}"
   )
 
 

@@ -1,14 +1,20 @@
-r"""Embeds images by the network of a training run: a file of vectors that soprc search takes, and numpy reads.
+r"""Embeds images by the network of a training run: a file of vectors that soprc search takes, and
+numpy reads.
 
 soprc embed --workdir=runs/mine --output=vectors.npz --images=PHOTOS
-soprc embed --workdir=runs/mine --output=vectors.npz --split=test [--config=folder --config.data.root=IMAGES]
+soprc embed --workdir=runs/mine --output=vectors.npz --split=test [--config=folder \
+    --config.data.root=IMAGES]
 
---images is a folder (with all folders in it; no classes are needed), a CSV file with a header path or path,label, or a text file with one path a line
-(paths relative to the folder of the list; a name with blanks at its ends is taken as it stands if there is such a file). Otherwise the images are those of a --split of the data that the run was trained on, or of the data of a --config, given
-with the same flags as in training. A broken image, or one that cannot be read, ends the program with its name; --on_broken=skip leaves it out and counts it.
+--images is a folder (with all folders in it; no classes are needed), a CSV file with a header path
+or path,label, or a text file with one path a line (paths relative to the folder of the list; a name
+with blanks at its ends is taken as it stands if there is such a file). Otherwise the images are
+those of a --split of the data that the run was trained on, or of the data of a --config, given with
+the same flags as in training. A broken image, or one that cannot be read, ends the program with its
+name; --on_broken=skip leaves it out and counts it.
 
-The file has embeddings [N, D] float32, ids [N], class_names [N] (empty where unknown), labels (of a split), and what made them: workdir, step, digest of the
-network's variables, model, image_size. Read it with numpy.load("vectors.npz").
+The file has embeddings [N, D] float32, ids [N], class_names [N] (empty where unknown), labels (of a
+split), and what made them: workdir, step, digest of the network's variables, model, image_size.
+Read it with numpy.load("vectors.npz").
 """
 
 from collections.abc import Sequence
@@ -70,7 +76,8 @@ def main(argv: Sequence[str]) -> None:
   workdir, index_file = shlex.quote(str(run.workdir)), shlex.quote(str(output))
   newest = " --checkpoint=newest" if _CHECKPOINT.value == "newest" else ""
   print(
-    f"Search in it:\n  soprc search --workdir={workdir}{newest} --index={index_file} --query=PHOTO.jpg"
+    f"Search in it:\n  soprc search --workdir={workdir}{newest} --index={index_file} "
+    "--query=PHOTO.jpg"
   )
 
 

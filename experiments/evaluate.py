@@ -2,9 +2,12 @@ r"""Evaluates the network of a finished or running training: retrieval metrics o
 
 soprc evaluate --workdir=runs/glyphs [--split=test] [--checkpoint=best]
 
-The config is that of the run; a --config that is given, with the same flags as in training, must agree with it, but for where the data are and the like. The metrics are printed and written to WORKDIR/evaluation_SPLIT.json.
+The config is that of the run; a --config that is given, with the same flags as in training, must
+agree with it, but for where the data are and the like. The metrics are printed and written to
+WORKDIR/evaluation_SPLIT.json.
 
-Classes of the split that the network was trained on are an error, and so are data of the run that have changed; --allow_seen_classes notes such classes in the file instead.
+Classes of the split that the network was trained on are an error, and so are data of the run that
+have changed; --allow_seen_classes notes such classes in the file instead.
 """
 
 from collections.abc import Sequence
@@ -19,7 +22,8 @@ absl_flags.adopt_module_key_flags(flags)
 _SPLIT = absl_flags.DEFINE_string(
   "split",
   "test",
-  "Images to evaluate, each a query: train, val, test or all (VehicleID: also test_medium, test_small).",
+  "Images to evaluate, each a query: train, val, test or all (VehicleID: also test_medium, "
+  "test_small).",
 )
 _CHECKPOINT = absl_flags.DEFINE_enum(
   "checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest."
@@ -28,7 +32,8 @@ _CHECKPOINT = absl_flags.DEFINE_enum(
 _ALLOW_SEEN = absl_flags.DEFINE_bool(
   "allow_seen_classes",
   False,
-  "Test also on classes that were trained on: a warning and a note in the results instead of an error.",
+  "Test also on classes that were trained on: a warning and a note in the results instead of an "
+  "error.",
 )
 
 

@@ -1,12 +1,15 @@
-r"""Writes the network of a training run as a file for other programs, and what they need to know beside it (FILE.json).
+r"""Writes the network of a training run as a file for other programs, and what they need to know
+beside it (FILE.json).
 
 soprc export --workdir=runs/mine --format=stablehlo --output=network.stablehlo [--checkpoint=best]
 soprc export --workdir=runs/mine --format=onnx --output=network.onnx
 soprc export --workdir=runs/mine --format=safetensors --output=network.safetensors
 
-* stablehlo: [b, S, S, 3] uint8 RGB pixels to [b, D] embeddings, any b, for CPUs, GPUs and TPUs. jax.export.deserialize reads it; nothing of this library is needed;
+* stablehlo: [b, S, S, 3] uint8 RGB pixels to [b, D] embeddings, any b, for CPUs, GPUs and TPUs.
+  jax.export.deserialize reads it; nothing of this library is needed;
 * onnx: the same function for onnxruntime; needs jax2onnx (pip install -e '.[onnx]');
-* safetensors: the weights of a ResNet-18, -34, -50 or -101 under torchvision's names, the embedding head as its last layer, fc.
+* safetensors: the weights of a ResNet-18, -34, -50 or -101 under torchvision's names, the embedding
+  head as its last layer, fc.
 """
 
 from collections.abc import Sequence
@@ -40,7 +43,8 @@ def main(argv: Sequence[str]) -> None:
     found = network.load(run.workdir, run.config, newest=_CHECKPOINT.value == "newest")
     described = export.write(output, found, _FORMAT.value)
   print(
-    f"Written to {output} ({output.stat().st_size / 2**20:.1f} MiB), by step {found.step} of {run.workdir}"
+    f"Written to {output} ({output.stat().st_size / 2**20:.1f} MiB), by step {found.step} of "
+    f"{run.workdir}"
   )
   print(f"How to load and feed it: {described}")
 

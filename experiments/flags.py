@@ -24,7 +24,8 @@ _CONFIG = config_flags.DEFINE_config_file(
   "config",
   None,
   "Config file, with an argument after a colon: configs/glyphs.py or configs/glyphs.py:triplet. "
-  "Any key can be overridden: --config.optim.learning_rate=0.002. The most used keys stand below; --helpfull "
+  "Any key can be overridden: --config.optim.learning_rate=0.002. The most used keys stand below; "
+  "--helpfull "
   "and docs/config.md list all.",
 )
 _WORKDIR = flags.DEFINE_string(
@@ -35,7 +36,8 @@ _WORKDIR = flags.DEFINE_string(
 _DISTRIBUTED = flags.DEFINE_bool(
   "distributed",
   False,
-  "One run on several processes that SLURM, Open MPI, Kubernetes or Cloud TPU has started (train and evaluate).",
+  "One run on several processes that SLURM, Open MPI, Kubernetes or Cloud TPU has started (train "
+  "and evaluate).",
 )
 _COORDINATOR = flags.DEFINE_string(
   "coordinator",
@@ -56,7 +58,8 @@ _CONFIGS = Path(__file__).parents[1] / "configs"
 # Flags of absl that print and end the process.
 _HELP = ("help", "helpshort", "helpfull", "helpxml", "?")
 
-# The file by which a program of `folder` knows a folder of its own -> what else it writes there, see `workdir.check_files`.
+# The file by which a program of `folder` knows a folder of its own -> what else it writes there,
+# see `workdir.check_files`.
 WRITES = {
   "benchmark.json": ("table.md", "growth_*.png"),
   "config.json": (
@@ -99,7 +102,8 @@ class Run(NamedTuple):
 
 
 def parse(argv: Sequence[str], *, config: str = "soprc_jax.training.config") -> list[str]:
-  """Flags parser for ``app.run``: mistakes in flags, config files and overrides end with a message, not a traceback.
+  """Flags parser for ``app.run``: mistakes in flags, config files and overrides end with a message,
+  not a traceback.
 
   Args:
     argv: arguments of the process.
@@ -119,7 +123,8 @@ def parse(argv: Sequence[str], *, config: str = "soprc_jax.training.config") -> 
 
 
 def _with_path(argument: str) -> str:
-  """Gives ``--config=NAME[:ARGUMENT]`` the path of that file in ``configs/``, and expands ``--config=~/FILE``.
+  """Gives ``--config=NAME[:ARGUMENT]`` the path of that file in ``configs/``, and expands
+  ``--config=~/FILE``.
 
   A shell expands ``~`` at the start of a word only.
   """
@@ -136,7 +141,9 @@ def _with_path(argument: str) -> str:
 
 
 def _show_help(argv: Sequence[str], config: str) -> None:
-  """Prints the help that is asked for, whatever else is given, and ends the process; absl would end it with status 1."""
+  """Prints the help that is asked for, whatever else is given, and ends the process; absl would end
+  it with status 1.
+  """
   for argument in argv[1 : argv.index("--") if "--" in argv else None]:
     if argument.lstrip("-") in _HELP and argument.startswith("-"):
       with contextlib.suppress(SystemExit):
@@ -150,7 +157,9 @@ def _show_help(argv: Sequence[str], config: str) -> None:
 
 
 def _help_on_keys(config: str, *, every: bool) -> str:
-  """The keys of a config with default, allowed values and meaning: all of them, or those that are used most."""
+  """The keys of a config with default, allowed values and meaning: all of them, or those that are
+  used most.
+  """
   keys = [key for key in importlib.import_module(config).KEYS if every or key.often]
   lines = [
     f"  --config.{key.name}: {key.meaning}\n    ({key.allowed}; default: {key.default!r})"
@@ -165,7 +174,9 @@ def _help_on_keys(config: str, *, every: bool) -> str:
 
 
 def _prepare_streams() -> None:
-  """Makes printing safe: a character that the terminal lacks, or a reader that has left, ends no program."""
+  """Makes printing safe: a character that the terminal lacks, or a reader that has left, ends no
+  program.
+  """
   for name, original in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):
     stream = getattr(sys, name)
     if stream is None:  # closed by the shell: 1>&-
@@ -185,7 +196,8 @@ def _prepare_streams() -> None:
 
 
 class _Output(io.FileIO):
-  """A stream of the process that drops what cannot be written: a run must not end by ``| head`` or a terminal that is gone.
+  """A stream of the process that drops what cannot be written: a run must not end by ``| head`` or
+  a terminal that is gone.
 
   Results that a full disk does not take end the program with a message.
   """
@@ -199,14 +211,16 @@ class _Output(io.FileIO):
       self.lost = error.errno not in (errno.EPIPE, errno.EIO) and self.fileno() == 1
       if self.lost and not sys.is_finalizing():
         _leave(
-          f"Error: the output cannot be written ({error.strerror}); what the program made is in its files",
+          f"Error: the output cannot be written ({error.strerror}); what the program made is in "
+          "its files",
           1,
         )
       return memoryview(data).nbytes
 
 
 def require(argv: Sequence[str], example: str, **values: Any) -> None:
-  """Ends the process with a message if a flag is missing, or something stands there that is none; sets up logging.
+  """Ends the process with a message if a flag is missing, or something stands there that is none;
+  sets up logging.
 
   Args:
     argv: what the flags parser has left.
@@ -220,7 +234,8 @@ def require(argv: Sequence[str], example: str, **values: Any) -> None:
   missing = [name for name, value in values.items() if not value]
   if missing:
     _exit(
-      f"missing {' and '.join('--' + name for name in missing)}. For example:\n  {_command()} {example}"
+      f"missing {' and '.join('--' + name for name in missing)}. For example:\n  {_command()} "
+      f"{example}"
     )
   _set_up_logging()
 
@@ -244,7 +259,9 @@ def folder(argv: Sequence[str], example: str, own: str) -> Path:
 
 
 def existing_folder(argv: Sequence[str], example: str) -> Path:
-  """``--workdir`` as an absolute path, for programs that only read the folder of a run; else as `require`."""
+  """``--workdir`` as an absolute path, for programs that only read the folder of a run; else as
+  `require`.
+  """
   require(argv, example, workdir=_WORKDIR.value)
   path = _workdir()
   if not path.is_dir():
@@ -255,8 +272,8 @@ def existing_folder(argv: Sequence[str], example: str) -> Path:
 def prepare_jax() -> None:
   """Makes a run of a program that trains faster: to be called before jax computes anything.
 
-  Compiled functions are kept in the cache of the user, so that the next run starts faster, or where ``JAX_COMPILATION_CACHE_DIR`` says;
-  and freed memory is kept for the next step.
+  Compiled functions are kept in the cache of the user, so that the next run starts faster, or where
+  ``JAX_COMPILATION_CACHE_DIR`` says; and freed memory is kept for the next step.
   """
   import jax
 
@@ -285,7 +302,9 @@ def _workdir() -> Path:
 
 
 def _config_mistake(argv: Sequence[str], error_of_flags: Exception) -> str | None:
-  """What is wrong with ``--config=FILE[:ARGUMENT]`` or ``--config.KEY``, told better than the flags library does."""
+  """What is wrong with ``--config=FILE[:ARGUMENT]`` or ``--config.KEY``, told better than the flags
+  library does.
+  """
   for name in _values(argv, "--config"):
     if "://" in name:
       return f"--config={name}: remote files are not supported. Give a path of this machine"
@@ -294,7 +313,10 @@ def _config_mistake(argv: Sequence[str], error_of_flags: Exception) -> str | Non
       there = sorted(file.stem for file in _CONFIGS.glob("[!_]*.py") if file.stem != "common")
       close = difflib.get_close_matches(Path(path).stem, there, n=1, cutoff=0.5)
       hint = f" Did you mean {close[0]!r}?" if close else ""
-      return f"--config: there is no file {path!r} and no config of that name.{hint} Names: {', '.join(there)}"
+      return (
+        f"--config: there is no file {path!r} and no config of that name.{hint} Names: "
+        f"{', '.join(there)}"
+      )
     try:
       config = runpy.run_path(path)["get_config"](*argument)
     except ValueError as error:
@@ -303,7 +325,8 @@ def _config_mistake(argv: Sequence[str], error_of_flags: Exception) -> str | Non
       return f"--config={name} cannot be loaded: {_told(error, path)}"
     if not isinstance(config, config_dict.ConfigDict):
       return (
-        f"--config={name}: its get_config must return a ConfigDict, as soprc_jax.training.config.default_config() does; "
+        f"--config={name}: its get_config must return a ConfigDict, as "
+        "soprc_jax.training.config.default_config() does; "
         f"got {type(config).__name__}"
       )
     for override in argv:
@@ -334,7 +357,9 @@ def _told(error: Exception, path: str) -> str:
 
 
 def _unknown_key(config: Any, path: Sequence[str]) -> str | None:
-  """The message for a key that the config does not have, with the nearest and all keys beside it."""
+  """The message for a key that the config does not have, with the nearest and all keys
+  beside it.
+  """
   node: Any = config
   for depth, part in enumerate(path):
     keys = sorted(node) if isinstance(node, config_dict.ConfigDict) else []
@@ -342,13 +367,18 @@ def _unknown_key(config: Any, path: Sequence[str]) -> str | None:
       close = difflib.get_close_matches(part, keys, n=1)
       hint = f" Did you mean {'.'.join([*path[:depth], close[0]])!r}?" if close else ""
       parent = ".".join(path[:depth]) or "the config"
-      return f"--config: unknown key {'.'.join(path)!r}.{hint}\nKeys of {parent}: {', '.join(keys) or 'none'}"
+      return (
+        f"--config: unknown key {'.'.join(path)!r}.{hint}\nKeys of {parent}: "
+        f"{', '.join(keys) or 'none'}"
+      )
     node = node[part]
   return None
 
 
 def _wrong_value(config: Any, key: str, path: str, error: Exception) -> str | None:
-  """The message for a value that cannot be read as what the key holds, if that is what the flags library tells."""
+  """The message for a value that cannot be read as what the key holds, if that is what the flags
+  library tells.
+  """
   told = str(error)
   if f"--config.{key}=" not in told:
     return None
@@ -368,12 +398,15 @@ def _values(argv: Sequence[str], flag: str) -> Iterator[str]:
 
 
 def read(argv: Sequence[str], *, several_processes: bool = False, without_config: str = "") -> Run:
-  """The checked config and workdir; ends the process with a message where something is missing or wrong.
+  """The checked config and workdir; ends the process with a message where something is missing or
+  wrong.
 
   Args:
     argv: what the flags parser has left.
-    several_processes: whether the program can be one of several processes; it joins them if the flags say so.
-    without_config: flags that work, of a program that takes the config of the run where none is given (`Run.config` is then None).
+    several_processes: whether the program can be one of several processes; it joins them if the
+      flags say so.
+    without_config: flags that work, of a program that takes the config of the run where none is
+      given (`Run.config` is then None).
   """
   needed = (
     {"workdir": _WORKDIR.value}
@@ -393,7 +426,9 @@ def read(argv: Sequence[str], *, several_processes: bool = False, without_config
 
 
 def _join_processes(allowed: bool) -> None:
-  """Joins the other processes of the run, if the flags name any; only process 0 then reports its progress."""
+  """Joins the other processes of the run, if the flags name any; only process 0 then reports its
+  progress.
+  """
   given: dict[str, Any] = {
     "coordinator": _COORDINATOR.value,
     "num_processes": _NUM_PROCESSES.value,
@@ -415,7 +450,8 @@ def _join_processes(allowed: bool) -> None:
     )
   if named and given["process_id"] >= given["num_processes"]:
     raise ValueError(
-      f"--process_id={given['process_id']} must be below --num_processes={given['num_processes']}: the first process is 0"
+      f"--process_id={given['process_id']} must be below --num_processes={given['num_processes']}: "
+      "the first process is 0"
     )
   from soprc_jax.training import parallel
 
@@ -426,7 +462,9 @@ def _join_processes(allowed: bool) -> None:
 
 
 def load_config(*, argument: str = "", change: Callable[[Any], None] | None = None) -> Any:
-  """The config file once more, not resolved: with one more argument, or a change, below the overrides of the command line."""
+  """The config file once more, not resolved: with one more argument, or a change, below the
+  overrides of the command line.
+  """
   path, _, arguments = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
   joined = ",".join(filter(None, [arguments, argument]))
   config = runpy.run_path(path)["get_config"](*([joined] if joined else []))
@@ -443,7 +481,9 @@ def config_arguments() -> list[str]:
 
 
 def config_name() -> str:
-  """The config file that was named, with its argument: ``folder:small`` for those of this project, else the path."""
+  """The config file that was named, with its argument: ``folder:small`` for those of this project,
+  else the path.
+  """
   path, colon, argument = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
   ours = Path(path).resolve().parent == _CONFIGS.resolve()
   return f"{Path(path).stem if ours else path}{colon}{argument}"
@@ -458,7 +498,8 @@ def config_overrides() -> dict[str, Any]:
 def errors_as_messages() -> Iterator[None]:
   """What a person can mend or has asked for ends the process with its message, not a traceback.
 
-  Exit status 1: a wrong value or file, no space, a training that broke down. 143 (SIGTERM), 130 (Ctrl-C): stopped, and the same command goes on.
+  Exit status 1: a wrong value or file, no space, a training that broke down. 143 (SIGTERM), 130
+  (Ctrl-C): stopped, and the same command goes on.
   """
   try:
     yield
@@ -485,12 +526,15 @@ def errors_as_messages() -> Iterator[None]:
       raise
     first_line = str(error).splitlines()[0]
     _exit(
-      f"another process of the run has died or cannot be reached ({first_line}): start all of them again to go on"
+      f"another process of the run has died or cannot be reached ({first_line}): start all of them "
+      "again to go on"
     )
 
 
 def _no_space(error: Exception) -> str:
-  """The message of a full disk that the error does not name, with where there is no space; empty for other errors."""
+  """The message of a full disk that the error does not name, with where there is no space; empty
+  for other errors.
+  """
   named = isinstance(error, OSError) and (error.errno is None or error.filename is not None)
   if named or "soprc_jax" not in sys.modules:  # which would load jax for every typo
     return ""
@@ -505,8 +549,10 @@ def _no_space(error: Exception) -> str:
 def _out_of_memory(error: BaseException) -> str:
   first_line = (str(error).splitlines() or ["no memory left"])[0]
   return (
-    f"out of memory ({first_line}): lower the sizes that the command was given; in training that is train.batch_size, train.microbatch, "
-    "data.image_size, eval.batch_size, eval.block_size, and what the network and the loss keep (model.width, model.embedding_dim, loss.num_points, memory_size)"
+    f"out of memory ({first_line}): lower the sizes that the command was given; in training that "
+    "is train.batch_size, train.microbatch, "
+    "data.image_size, eval.batch_size, eval.block_size, and what the network and the loss keep "
+    "(model.width, model.embedding_dim, loss.num_points, memory_size)"
   )
 
 
@@ -524,7 +570,9 @@ def metrics_line(split: str, values: dict[str, Any]) -> str:
 
 
 def _command() -> str:
-  """The command of this program, ``soprc NAME``; in a checkout ``python -m experiments.NAME`` is the same."""
+  """The command of this program, ``soprc NAME``; in a checkout ``python -m experiments.NAME`` is
+  the same.
+  """
   spec = getattr(sys.modules["__main__"], "__spec__", None)
   name = spec.name.removesuffix(".__main__").removeprefix("experiments.") if spec else "train"
   return f"soprc {name.replace('_', '-')}"
@@ -560,7 +608,9 @@ def _harmless(message: str) -> str:
 
 
 def _prepare_matplotlib() -> None:
-  """Gives matplotlib a folder where the user has no home: it would make one for each process, and warn each time."""
+  """Gives matplotlib a folder where the user has no home: it would make one for each process, and
+  warn each time.
+  """
   from soprc_jax._internal import cache
 
   if not cache.has_home() and "MPLCONFIGDIR" not in os.environ:
@@ -575,7 +625,8 @@ def _exit(message: str) -> NoReturn:
 def _leave(message: str, status: int) -> NoReturn:
   print(message, file=sys.stderr, flush=True)
   if _is_one_of_several():
-    # Leaving in the usual way would wait for the others, which may be waiting for this one. They get the time to tell what is wrong with them.
+    # Leaving in the usual way would wait for the others, which may be waiting for this one. They
+    # get the time to tell what is wrong with them.
     time.sleep(2)
     os._exit(status)
   sys.exit(status)

@@ -1,4 +1,6 @@
-"""How the C library keeps memory on CPUs: pages that XLA has freed after one step are there for the next."""
+"""How the C library keeps memory on CPUs: pages that XLA has freed after one step are there for the
+next.
+"""
 
 import ctypes
 import os
@@ -8,11 +10,13 @@ _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of malloc.h
 
 
 def keep_pages() -> bool:
-  """Tells malloc to keep what is freed instead of handing it back to the system. To be called before jax computes anything.
+  """Tells malloc to keep what is freed instead of handing it back to the system. To be called
+  before jax computes anything.
 
-  A compiled step frees its temporaries at its end. By default glibc returns blocks of 32 MiB and more to the kernel, which clears each
-  page again at the next step: a quarter of the step of a ResNet-50 on two cores. The process keeps the memory of its largest step
-  until it ends. Nothing is done where the C library is another one, or where the environment says how malloc is to behave.
+  A compiled step frees its temporaries at its end. By default glibc returns blocks of 32 MiB and
+  more to the kernel, which clears each page again at the next step: a quarter of the step of a
+  ResNet-50 on two cores. The process keeps the memory of its largest step until it ends. Nothing is
+  done where the C library is another one, or where the environment says how malloc is to behave.
 
   Returns:
     Whether it was done.
@@ -25,5 +29,6 @@ def keep_pages() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
   except (OSError, AttributeError):
     return False
-  # One arena: those of other threads than the first one return large blocks whatever the two others say.
+  # One arena: those of other threads than the first one return large blocks whatever the two others
+  # say.
   return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, -1) and mallopt(_ARENA_MAX, 1))

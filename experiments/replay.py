@@ -2,8 +2,10 @@ r"""Makes a step again that was not finite, and shows where the first numbers br
 
 soprc replay --workdir=runs/glyphs [--step=N] [--own_loss=package.module:function]
 
-A training that meets a NaN or an infinity stops, or skips the step (train.on_nonfinite), and keeps the state before it and its batch in
-WORKDIR/diverged/N. Nothing else is needed here: neither the data nor the config file; a loss of your own must be named, since a folder alone may not run code. Exit status 0, whatever the step shows.
+A training that meets a NaN or an infinity stops, or skips the step (train.on_nonfinite), and keeps
+the state before it and its batch in WORKDIR/diverged/N. Nothing else is needed here: neither the
+data nor the config file; a loss of your own must be named, since a folder alone may not run code.
+Exit status 0, whatever the step shows.
 """
 
 from collections.abc import Sequence
@@ -22,7 +24,8 @@ _STEP = absl_flags.DEFINE_integer(
 _OWN_LOSS = absl_flags.DEFINE_multi_string(
   "own_loss",
   [],
-  "package.module:function, the loss of your own (loss.name, warmup.loss) that the run was trained with.",
+  "package.module:function, the loss of your own (loss.name, warmup.loss) that the run was trained "
+  "with.",
 )
 
 

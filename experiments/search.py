@@ -1,16 +1,20 @@
-r"""Finds the images that are nearest to one image, or to each of several, by the network of a training run.
+r"""Finds the images that are nearest to one image, or to each of several, by the network of a
+training run.
 
 soprc search --workdir=runs/mine --query=photo.jpg [--split=all] [--top=10] [--checkpoint=best]
 soprc search --workdir=runs/mine --query=photo.jpg --index=vectors.npz
 soprc search --workdir=runs/mine --query=PHOTOS --query='more/*.jpg' --contact_sheet=sheet.png
 
-Searched is a --split of the data that the run was trained on (or of the data of a --config, given with the same flags as in training), or an --index that
-soprc embed has made with the same network, which needs no second embedding. A query may be a file, a folder, or a pattern in quotes, and --query may stand
+Searched is a --split of the data that the run was trained on (or of the data of a --config, given
+with the same flags as in training), or an --index that `soprc embed` has made with the same
+network, which needs no second embedding. A query may be a file, a folder, or a pattern in quotes,
+and --query may stand
 several times.
 
-Printed are the cosine similarity, the class and the image, the nearest first (the query itself, if it is among them); with --format=json the same as JSON on stdout.
-Searching in val or test is an error if the network was trained on classes of it; --allow_seen_classes makes that a warning, and a note in the JSON.
---contact_sheet draws the pictures: a row a query, the query on the left.
+Printed are the cosine similarity, the class and the image, the nearest first (the query itself, if
+it is among them); with --format=json the same as JSON on stdout. Searching in val or test is an
+error if the network was trained on classes of it; --allow_seen_classes makes that a warning, and a
+note in the JSON. --contact_sheet draws the pictures: a row a query, the query on the left.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """SOPRC: stochastic optimization of the area under the precision-recall curve, in JAX.
 
-The core is pure functions and optax transforms; it defines no flags and touches no device on import.
-Paper: Wen et al., "Exploring the Algorithm-Dependent Generalization of AUPRC Optimization with List Stability", NeurIPS 2022.
+The core is pure functions and optax transforms; it defines no flags and touches no device on
+import. Paper: Wen et al., "Exploring the Algorithm-Dependent Generalization of AUPRC Optimization
+with List Stability", NeurIPS 2022.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""SOPRC of a batch in one call: lists, v of this step, loss, and what the optimizer's update needs."""
+"""SOPRC of a batch in one call: lists, v of this step, loss, and what the optimizer's
+update needs.
+"""
 
 from typing import Any
 
@@ -28,14 +30,16 @@ def retrieval_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> tuple[jax.Array, lists_lib.UpdateArgs]:
-  """Computes the loss of a batch of embeddings for retrieval (Alg. 1): Eq. 8 with v of this step, plus Eq. 9.
+  """Computes the loss of a batch of embeddings for retrieval (Alg. 1): Eq. 8 with v of this step,
+  plus Eq. 9.
 
   Each image is a query, the other images of the batch are its list.
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
     labels: ``[B]`` integers or booleans.
-    tracker: as of `score_ema`, made with the same ``axis_name`` and, for cosines, ``bounds=(-1, 1)``.
+    tracker: as of `score_ema`, made with the same ``axis_name`` and, for cosines, ``bounds=(-1,
+      1)``.
     opt_state: any tree with exactly one state of a `score_ema`.
     prior: number or ``[B]``, in [0, 1]: the share of positives in a list of the whole data set.
     list_ids: ``[B]`` integers in [0, C), the row of v of each query; by default its label.
@@ -48,7 +52,8 @@ def retrieval_loss(
     axis_name: name of a mapped axis whose devices hold the other images of the batch.
 
   Returns:
-    The scalar loss, and the keyword arguments for the ``update`` of the chain that holds the tracker.
+    The scalar loss, and the keyword arguments for the ``update`` of the chain that holds the
+    tracker.
 
   Raises:
     AssertionError, TypeError, ValueError: as `retrieval_lists`, `score_ema` and `soprc_loss`.
@@ -59,7 +64,8 @@ def retrieval_loss(
   >>> embeddings, labels = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), jnp.array([0, 0, 1])
   >>> opt_state = tx.init(embeddings)
   >>> def loss_fn(embeddings):
-  ...   return soprc_jax.retrieval_loss(embeddings, labels, tracker=tracker, opt_state=opt_state, prior=0.1, tau1=0.5)
+  ...   return soprc_jax.retrieval_loss(embeddings, labels, tracker=tracker, opt_state=opt_state,
+  ...     prior=0.1, tau1=0.5)
   >>> (loss, update_args), grads = jax.value_and_grad(loss_fn, has_aux=True)(embeddings)
   >>> updates, opt_state = tx.update(grads, opt_state, embeddings, **update_args)
   >>> print(f"{loss:.3f}", opt_state[0].weight)
@@ -102,7 +108,8 @@ def binary_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> tuple[jax.Array, lists_lib.UpdateArgs]:
-  """Computes the loss of a batch of scores with binary labels (Alg. 1): Eq. 8 with v of this step, plus Eq. 9.
+  """Computes the loss of a batch of scores with binary labels (Alg. 1): Eq. 8 with v of this step,
+  plus Eq. 9.
 
   Args:
     scores: ``[L]``, or of K binary problems ``[K, L]``.
@@ -116,11 +123,13 @@ def binary_loss(
     lambda1: weight of the positive part of `semi_variance`, >= 0.
     lambda2: weight of its negative part, >= 0.
     where: like ``scores``, mask of the valid entries.
-    axis_name: name of a mapped axis whose devices hold other entries of the same problems, as in data-parallel
-      training: each device ranks its own, and they share the rows of v. Give ``list_ids`` if they hold other problems.
+    axis_name: name of a mapped axis whose devices hold other entries of the same problems, as in
+      data-parallel training: each device ranks its own, and they share the rows of v. Give
+      ``list_ids`` if they hold other problems.
 
   Returns:
-    The scalar loss, and the keyword arguments for the ``update`` of the chain that holds the tracker.
+    The scalar loss, and the keyword arguments for the ``update`` of the chain that holds the
+    tracker.
 
   Raises:
     AssertionError, TypeError, ValueError: as `binary_lists`, `score_ema` and `soprc_loss`.
@@ -129,7 +138,8 @@ def binary_loss(
   >>> tracker = soprc_jax.score_ema(num_lists=1, num_points=4, beta=0.1)
   >>> state = tracker.init(params=None)
   >>> scores, labels = jnp.array([0.5, 0.1, 0.45]), jnp.array([1, 0, 0])
-  >>> loss, update_args = soprc_jax.binary_loss(scores, labels, tracker=tracker, opt_state=state, prior=0.01)
+  >>> loss, update_args = soprc_jax.binary_loss(scores, labels, tracker=tracker, opt_state=state,
+  ...   prior=0.01)
   >>> _, state = tracker.update(None, state, **update_args)
   >>> print(f"{loss:.4f}", state.v[0])
   0.9841 [0.5 0.5 0.5 0.5]
@@ -147,7 +157,8 @@ def binary_loss(
     )
     if num_problems > num_rows:
       raise ValueError(
-        f"{num_problems} problems need a score_ema of num_lists={num_problems} or more, got {num_rows}; scores of one problem are [L]"
+        f"{num_problems} problems need a score_ema of num_lists={num_problems} or more, got "
+        f"{num_rows}; scores of one problem are [L]"
       )
     list_ids = jnp.arange(num_problems)
   list_ids = class_labels.integer_labels(list_ids, "list_ids")
@@ -168,11 +179,13 @@ def _check(tracker: Any, axis_name: collectives.AxisName, **weights: Any) -> Non
   """Raises for a tracker that does not fit, or weights that are no numbers."""
   if not isinstance(tracker, tracking.ScoreEma):
     raise TypeError(
-      f"tracker must be what score_ema returned, not the chain that holds it; got {type(tracker).__name__}"
+      "tracker must be what score_ema returned, not the chain that holds it; got "
+      f"{type(tracker).__name__}"
     )
   if tracker.axis_name != axis_name:
     raise ValueError(
-      f"the tracker and the loss need the same axis_name, else v is not that of all devices; got {tracker.axis_name!r} and {axis_name!r}"
+      "the tracker and the loss need the same axis_name, else v is not that of all devices; got "
+      f"{tracker.axis_name!r} and {axis_name!r}"
     )
   for name, weight in weights.items():
     if weight is None or jnp.ndim(weight):

@@ -1,4 +1,6 @@
-"""The command ``soprc``: ``soprc NAME ...`` runs the program that a checkout has as ``soprc NAME``."""
+"""The command ``soprc``: ``soprc NAME ...`` runs the program ``python -m experiments.NAME``
+of a checkout.
+"""
 
 import ast
 from collections.abc import Sequence
@@ -57,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _root() -> Path:
-  """The folder of ``experiments`` and ``configs``: inside the package where it was installed from a wheel, else the checkout."""
+  """The folder of ``experiments`` and ``configs``: inside the package where it was installed from a
+  wheel, else the checkout.
+  """
   installed = _PACKAGE / "programs"
   return installed if installed.is_dir() else _PACKAGE.parent
 

@@ -24,27 +24,29 @@ def interpolate_scores(
 ) -> jax.Array:
   r"""Interpolated scores phi(u), the quantiles of a list's positive scores (Alg. 2).
 
-  Let ``u_1 <= ... <= u_n`` be the valid scores, extended by ``u_0 = 2 u_1 - u_2`` and
-  ``u_{n+1} = 2 u_n - u_{n-1}``. At position t in [0, 1), with ``i = floor(t n)`` and ``a = t n - i``, phi is the
-  mean of the points at ``a`` on the segments ``u_i -> u_{i+1}`` and ``u_{i+1} -> u_{i+2}``; that is a straight line
-  between the midpoints of neighbouring scores. (Alg. 2 as printed sorts in descending order and names the
-  wrong pair in its second loop; README, errata 2.)
+  Let ``u_1 <= ... <= u_n`` be the valid scores, extended by ``u_0 = 2 u_1 - u_2`` and ``u_{n+1} = 2
+  u_n - u_{n-1}``. At position t in [0, 1), with ``i = floor(t n)`` and ``a = t n - i``, phi is the
+  mean of the points at ``a`` on the segments ``u_i -> u_{i+1}`` and ``u_{i+1} -> u_{i+2}``; that is
+  a straight line between the midpoints of neighbouring scores. (Alg. 2 as printed sorts in
+  descending order and names the wrong pair in its second loop; README, errata 2.)
 
   Args:
-    scores: ``[..., P]`` finite scores in any order; beyond a quarter of the dtype's largest number they count as that.
+    scores: ``[..., P]`` finite scores in any order; beyond a quarter of the dtype's largest number
+      they count as that.
     num_points: M >= 1, static.
-    bounds: ``(b, B)``, the range of the scores: the two extrapolated ends stay inside, but never move past u_1 and
-      u_n. ``None`` does not bound them.
-    grid: ``"midpoints"``: ``t_j = (j + 1/2) / M``; ``"blocks"``: ``t_j = j / (n ceil(M / n))``, the authors' code,
-      which leaves out the top end when n does not divide M. Static.
+    bounds: ``(b, B)``, the range of the scores: the two extrapolated ends stay inside, but never
+      move past u_1 and u_n. ``None`` does not bound them.
+    grid: ``"midpoints"``: ``t_j = (j + 1/2) / M``; ``"blocks"``: ``t_j = j / (n ceil(M / n))``, the
+      authors' code, which leaves out the top end when n does not divide M. Static.
     where: ``[..., P]`` mask of the valid scores; ``None`` means all. n counts per list.
 
   Returns:
-    ``[..., M]``, ascending, at least float32. One valid score gives a constant row, none gives zeros. A valid score
-    that is NaN or infinite makes its row NaN.
+    ``[..., M]``, ascending, at least float32. One valid score gives a constant row, none gives
+    zeros. A valid score that is NaN or infinite makes its row NaN.
 
   Raises:
-    ValueError: ``num_points``, ``grid`` or ``bounds`` is out of range; ``where`` does not fit, or holds other numbers than 0 and 1.
+    ValueError: ``num_points``, ``grid`` or ``bounds`` is out of range; ``where`` does not fit, or
+      holds other numbers than 0 and 1.
 
   >>> phi = interpolate_scores(jnp.array([0.8, 0.2, 0.4]), num_points=6, bounds=(-1.0, 1.0))
   >>> print([f"{value:.3f}" for value in phi])
@@ -62,7 +64,9 @@ def interpolate_scores(
 def check_settings(
   num_points: int, bounds: tuple[float, float] | None, grid: Grid
 ) -> tuple[float, float] | None:
-  """Raises the ValueError of `interpolate_scores` for a setting out of range; returns the bounds as floats."""
+  """Raises the ValueError of `interpolate_scores` for a setting out of range; returns the bounds as
+  floats.
+  """
   checks.check_count("num_points", num_points)
   if grid not in GRIDS:
     raise ValueError(f"grid must be one of {GRIDS}, got {grid!r}")

@@ -1,4 +1,6 @@
-"""From embeddings or scores to lists: the positive and negative scores of each query, with masks."""
+"""From embeddings or scores to lists: the positive and negative scores of each query, with
+masks.
+"""
 
 from typing import Any, NamedTuple, TypedDict
 
@@ -14,7 +16,9 @@ _SMALL = 128
 
 
 class Masks(TypedDict):
-  """Keyword arguments of `soprc_loss`, `ap_loss` and `semi_variance`: which entries of a list are valid."""
+  """Keyword arguments of `soprc_loss`, `ap_loss` and `semi_variance`: which entries of a list are
+  valid.
+  """
 
   positive_where: jax.Array
   negative_where: jax.Array
@@ -31,17 +35,18 @@ class UpdateArgs(TypedDict):
 class RetrievalLists(NamedTuple):
   """Holds the scores of Q lists with their masks.
 
-  The scores need their masks. Entries that are not valid are infinite, so that a loss without the masks is NaN:
-  pass ``**lists.masks`` to it. A custom loss must replace them (``jnp.where(mask, scores, 0)``) before it computes
-  with them, since a product of a mask and an infinite score is NaN.
+  The scores need their masks. Entries that are not valid are infinite, so that a loss without the
+  masks is NaN: pass ``**lists.masks`` to it. A custom loss must replace them (``jnp.where(mask,
+  scores, 0)``) before it computes with them, since a product of a mask and an infinite score is
+  NaN.
 
   Attributes:
     positive_scores: ``[Q, P]``; -inf where not valid.
     positive_where: ``[Q, P]`` mask of the valid positives.
     negative_scores: ``[Q, N]``; inf where not valid.
     negative_where: ``[Q, N]`` mask of the valid negatives.
-    num_dropped: scalar int32, positives left out because of ``max_positives``, over all lists (and devices). From
-      2^31 - 1 on it stays there.
+    num_dropped: scalar int32, positives left out because of ``max_positives``, over all lists (and
+      devices). From 2^31 - 1 on it stays there.
 
   >>> lists = binary_lists(jnp.array([0.9, 0.1, 0.4]), jnp.array([1, 0, 0]))
   >>> print(lists.positive_scores, lists.negative_scores, lists.valid)
@@ -69,7 +74,8 @@ class RetrievalLists(NamedTuple):
 
     >>> import soprc_jax
     >>> lists = binary_lists(jnp.array([0.9, 0.1, 0.4]), jnp.array([0, 1, 0]))
-    >>> print(f"{soprc_jax.ap_loss(lists.positive_scores, lists.negative_scores, **lists.masks):.4f}")
+    >>> print(f"{soprc_jax.ap_loss(lists.positive_scores, lists.negative_scores,
+    ...   **lists.masks):.4f}")
     0.9600
     """
     return {"positive_where": self.positive_where, "negative_where": self.negative_where}
@@ -98,7 +104,9 @@ def _make_lists(
   negative_where: jax.Array,
   num_dropped: jax.Array,
 ) -> RetrievalLists:
-  """Makes lists whose scores are infinite where they are not valid: below all positives, above all negatives."""
+  """Makes lists whose scores are infinite where they are not valid: below all positives, above all
+  negatives.
+  """
   return RetrievalLists(
     jnp.where(positive_where, positive_scores, jnp.full_like(positive_scores, -jnp.inf)),
     positive_where,
@@ -121,16 +129,17 @@ def retrieval_lists(
 ) -> RetrievalLists:
   """One list per image: its cosine similarities to the images of its class and to the others.
 
-  The labels decide who is a positive, not the layout of the batch: any order, classes of any size. The query itself is left
-  out by its index when ``gallery`` is None.
+  The labels decide who is a positive, not the layout of the batch: any order, classes of any size.
+  The query itself is left out by its index when ``gallery`` is None.
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers of any type, or booleans. Without x64 jit cuts host labels to 32 bits before
-      they can be checked, so that 2^32 equals 0: map wider labels to rows before the call.
-    max_positives: P, static. A query with more positives keeps evenly spaced ones by rank; the others are left out of the
-      list altogether (they are not negatives) and counted. ``None`` keeps all, at the size of the gallery: pass the largest
-      number of positives that a batch can hold, since losses cost ``P`` times the gallery.
+    labels: ``[B]`` integers of any type, or booleans. Without x64 jit cuts host labels to 32 bits
+      before they can be checked, so that 2^32 equals 0: map wider labels to rows before the call.
+    max_positives: P, static. A query with more positives keeps evenly spaced ones by rank; the
+      others are left out of the list altogether (they are not negatives) and counted. ``None``
+      keeps all, at the size of the gallery: pass the largest number of positives that a batch can
+      hold, since losses cost ``P`` times the gallery.
     gallery: ``[G, D]`` candidates other than the batch; used as it is, on each device.
     gallery_labels: ``[G]`` integers, with ``gallery``; of any type, compared by value.
     where: ``[B]`` mask of the valid images of the batch.
@@ -138,13 +147,14 @@ def retrieval_lists(
     axis_name: name of a mapped axis: the gallery is then the batch of all its devices.
 
   Returns:
-    `RetrievalLists` with Q = B, ``P = min(max_positives, G)``, N = G, where G is the size of the gallery (of the joined batch).
+    `RetrievalLists` with Q = B, ``P = min(max_positives, G)``, N = G, where G is the size of the
+    gallery (of the joined batch).
 
   Raises:
     AssertionError: when traced, if shapes do not fit.
     TypeError: labels are not integers.
-    ValueError: ``max_positives`` < 1; one of ``gallery``, ``gallery_labels`` is missing; a label on the host has more than 32 bits; a mask on
-      the host holds other numbers than 0 and 1.
+    ValueError: ``max_positives`` < 1; one of ``gallery``, ``gallery_labels`` is missing; a label on
+      the host has more than 32 bits; a mask on the host holds other numbers than 0 and 1.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
   >>> lists = retrieval_lists(embeddings, jnp.array([7, 7, 9]), max_positives=1)
@@ -206,11 +216,12 @@ def join_devices(
   *,
   constant: bool = False,
 ) -> JoinedBatch:
-  """The images of all devices, in the order of the devices; those of this one where ``axis_name`` is None.
+  """The images of all devices, in the order of the devices; those of this one where ``axis_name``
+  is None.
 
-  Embeddings of masked images are 0, whatever they were (NaN too), and pass no gradient. ``names`` are those of the arguments in errors.
-  With ``constant`` shard_map knows that the result is equal on all devices, as a state must be; it passes no
-  gradient.
+  Embeddings of masked images are 0, whatever they were (NaN too), and pass no gradient. ``names``
+  are those of the arguments in errors. With ``constant`` shard_map knows that the result is equal
+  on all devices, as a state must be; it passes no gradient.
   """
   (vectors,) = masks.promote(embeddings, names=names[:1])
   rows = class_labels.integer_labels(labels, names[1])
@@ -300,8 +311,8 @@ def _product(queries: jax.Array, candidates: jax.Array) -> jax.Array:
 def _gram(embeddings: jax.Array) -> jax.Array:
   """All inner products ``[B, B]``.
 
-  Being symmetric, their gradient is one product, ``(G + G^T) E``, where two factors would take two: `retrieval_loss` with its gradient
-  then takes 1.33 (224 x 512) or 1.21 (1024 x 512) times as long.
+  Being symmetric, their gradient is one product, ``(G + G^T) E``, where two factors would take two:
+  `retrieval_loss` with its gradient then takes 1.33 (224 x 512) or 1.21 (1024 x 512) times as long.
   """
   return _product(embeddings, embeddings)
 
@@ -317,9 +328,11 @@ def _transposed(matrix: jax.Array) -> jax.Array:
   """The transposed matrix, to be added to the matrix itself."""
 
   def of_a_copy(matrix: jax.Array) -> jax.Array:
-    # XLA's CPU backend would merge the transposition into the sum, since both read one array, and then read it along the columns, which takes
-    # longer than a product of large matrices. It reads another array in blocks; that stays one only as the result of a loop, of a step
-    # that is not known to change nothing. Without it `retrieval_loss` with its gradient takes 1.34 times as long at 1024 x 512.
+    # XLA's CPU backend would merge the transposition into the sum, since both read one array, and
+    # then read it along the columns, which takes longer than a product of large matrices. It reads
+    # another array in blocks; that stays one only as the result of a loop, of a step that is not
+    # known to change nothing. Without it `retrieval_loss` with its gradient takes 1.34 times as
+    # long at 1024 x 512.
     one = jax.lax.optimization_barrier(jnp.ones([], matrix.dtype))
     return jax.lax.map(lambda row: one * row, matrix, batch_size=matrix.shape[0] // 2).T
 
@@ -334,13 +347,15 @@ def binary_lists(
   """One list of scores with binary labels: masks instead of a fixed split, so shapes are static.
 
   Args:
-    scores: ``[L]`` or ``[..., L]`` scores of any mixture of positives and negatives; of K labels a list each, ``[K, L]``.
+    scores: ``[L]`` or ``[..., L]`` scores of any mixture of positives and negatives; of K labels a
+      list each, ``[K, L]``.
     labels: like ``scores``; > 0 (or True) is positive. Without x64 jit cuts host labels to 32 bits
       before they can be checked, so that 2^32 is 0: compare wider labels with 0 before the call.
     where: like ``scores``: mask of the valid entries.
 
   Returns:
-    `RetrievalLists` with P = N = L and Q = 1 for a single list ``[L]``, or the leading axes of ``scores``.
+    `RetrievalLists` with P = N = L and Q = 1 for a single list ``[L]``, or the leading axes of
+    ``scores``.
 
   Raises:
     AssertionError: when traced, if shapes differ.
@@ -364,7 +379,9 @@ def binary_lists(
 def pick_positives(
   scores: jax.Array, positive_mask: jax.Array, max_positives: int
 ) -> tuple[jax.Array, jax.Array]:
-  """Picks the positives of each row, ``[B, P]``: all, or evenly spaced ranks where there are more; with their mask."""
+  """Picks the positives of each row, ``[B, P]``: all, or evenly spaced ranks where there are more;
+  with their mask.
+  """
   columns, mask = positive_columns(scores, positive_mask, max_positives)
   return jnp.take_along_axis(scores, columns, axis=1), mask
 
@@ -392,7 +409,9 @@ def positive_columns(
 
 
 def _evenly_spaced_ranks(slots: jax.Array, count: jax.Array, width: int) -> jax.Array:
-  """The ranks in the middle of ``width`` equal parts of ``count``; all of them if there are no more than ``width``."""
+  """The ranks in the middle of ``width`` equal parts of ``count``; all of them if there are no more
+  than ``width``.
+  """
   # (2 slot + 1) count goes beyond int32 from 2^30 pairs of a slot and a positive on.
   with jax.enable_x64(True):
     slots, count = slots.astype(jnp.int64), count.astype(jnp.int64)
@@ -401,7 +420,9 @@ def _evenly_spaced_ranks(slots: jax.Array, count: jax.Array, width: int) -> jax.
 
 
 def _num_dropped(count: jax.Array, width: int, axis_name: collectives.AxisName) -> jax.Array:
-  """How many of the ``count [B]`` positives of each list do not fit into ``width``, over all lists of all devices."""
+  """How many of the ``count [B]`` positives of each list do not fit into ``width``, over all lists
+  of all devices.
+  """
   # The sum is one over pairs of images, hence in int64.
   with jax.enable_x64(True):
     total = collectives.psum(jnp.sum(jnp.maximum(count.astype(jnp.int64) - width, 0)), axis_name)

@@ -1,4 +1,6 @@
-"""A memory of the embeddings of earlier batches, carried in the optimizer state as an optax transform."""
+"""A memory of the embeddings of earlier batches, carried in the optimizer state as an optax
+transform.
+"""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
@@ -16,8 +18,10 @@ from soprc_jax._internal import class_labels, collectives
 Overflow = Literal["ring", "tail"]
 
 _MISSING = (
-  "embedding_memory needs the embeddings of this batch: call tx.update(grads, opt_state, params, embeddings=..., labels=...) on "
-  "the whole chain. Missing: {names}. A training loop that cannot pass extra arguments to update() can call the memory's own "
+  "embedding_memory needs the embeddings of this batch: call tx.update(grads, opt_state, params, "
+  "embeddings=..., labels=...) on "
+  "the whole chain. Missing: {names}. A training loop that cannot pass extra arguments to update() "
+  "can call the memory's own "
   "update() beside the optimizer's."
 )
 
@@ -47,8 +51,8 @@ class Memory(NamedTuple):
     embeddings: ``[S, D]``.
     labels: ``[S]``.
     where: ``[S]`` slots that hold an image.
-    own: ``[B]`` slot of each image of the current batch (of this device), -1 for an image that is not in the memory; None
-      where the batch has not been stored.
+    own: ``[B]`` slot of each image of the current batch (of this device), -1 for an image that is
+      not in the memory; None where the batch has not been stored.
   """
 
   embeddings: jax.Array
@@ -58,7 +62,9 @@ class Memory(NamedTuple):
 
 
 class EmbeddingMemory(optax.GradientTransformationExtraArgs):
-  """What `embedding_memory` returns: an optax transform (two fields) with the attributes ``lookahead`` and ``current``."""
+  """What `embedding_memory` returns: an optax transform (two fields) with the attributes
+  ``lookahead`` and ``current``.
+  """
 
   lookahead: Callable[..., Memory]
   current: Callable[[Any], Memory]
@@ -72,46 +78,56 @@ def embedding_memory(
   start_after: int = 0,
   overflow: Overflow = "ring",
 ) -> EmbeddingMemory:
-  """Carries the embeddings of the last images in the optimizer state (Wang et al., "Cross-batch memory for embedding learning", CVPR 2020).
+  """Carries the embeddings of the last images in the optimizer state (Wang et al., "Cross-batch
+  memory for embedding learning", CVPR 2020).
 
-  The transform returns the gradients unchanged, so it can stand anywhere in ``optax.chain``; because the memory is part of the optimizer
-  state, whatever saves that state saves it. Around or inside ``optax.MultiSteps`` it behaves like `score_ema`. It starts empty and knows
-  which of its slots are filled.
+  The transform returns the gradients unchanged, so it can stand anywhere in ``optax.chain``;
+  because the memory is part of the optimizer state, whatever saves that state saves it. Around or
+  inside ``optax.MultiSteps`` it behaves like `score_ema`. It starts empty and knows which of its
+  slots are filled.
 
   Args:
     size: number of slots S >= 1, at least the batch of all devices.
     dim: width D >= 1 of the embeddings.
-    axis_name: name of a mapped axis: the batches of all its devices are stored, in the order of the devices, and every
-      device stores the same state.
-    start_after: number of updates >= 0 during which nothing is stored. ``lookahead`` then returns the current batch alone,
-      with its gradient. Updates without a valid image do not count, so that an all-False ``where`` leaves the state alone.
-    overflow: where a batch goes that does not fit behind the pointer. ``"ring"`` wraps around and overwrites exactly the oldest
-      images. ``"tail"``, the reference's, overwrites the last slots, however old, and starts over at slot 0.
+    axis_name: name of a mapped axis: the batches of all its devices are stored, in the order of the
+      devices, and every device stores the same state.
+    start_after: number of updates >= 0 during which nothing is stored. ``lookahead`` then returns
+      the current batch alone, with its gradient. Updates without a valid image do not count, so
+      that an all-False ``where`` leaves the state alone.
+    overflow: where a batch goes that does not fit behind the pointer. ``"ring"`` wraps around and
+      overwrites exactly the oldest images. ``"tail"``, the reference's, overwrites the last slots,
+      however old, and starts over at slot 0.
 
   Returns:
     An ``optax.GradientTransformationExtraArgs``:
 
     * ``init(params) -> EmbeddingMemoryState``;
-    * ``update(updates, state, params=None, *, embeddings, labels, where=None, **extra)`` with ``embeddings [B, D]`` (unit norm, stored as they
-      are, in float32), ``labels [B]`` integers and ``where [B]``, the images to store. Labels are of one type in all batches, and under jit
+    * ``update(updates, state, params=None, *, embeddings, labels, where=None, **extra)`` with
+      ``embeddings [B, D]`` (unit norm, stored as they are, in float32), ``labels [B]`` integers and
+      ``where [B]``, the images to store. Labels are of one type in all batches, and under jit
       within 32 bits, see `retrieval_lists`;
-    * ``lookahead(opt_state, embeddings, labels, where=None) -> Memory``: the memory that ``update`` will store, with the slot of each image of
-      the batch, as constants (but see ``start_after``). This is what XBM uses;
-    * ``current(opt_state) -> Memory``: what is stored, without the current batch, as constants. This is what BlackBox uses.
+    * ``lookahead(opt_state, embeddings, labels, where=None) -> Memory``: the memory that ``update``
+      will store, with the slot of each image of the batch, as constants (but see ``start_after``).
+      This is what XBM uses;
+    * ``current(opt_state) -> Memory``: what is stored, without the current batch, as constants.
+      This is what BlackBox uses.
 
     ``opt_state`` is any tree with exactly one state of an ``embedding_memory``.
 
   Raises:
-    ValueError: a size, ``start_after`` or ``overflow`` is out of range; when traced, if the batch of all devices is larger than the memory;
-      ``opt_state`` holds no state of an ``embedding_memory``, or several.
+    ValueError: a size, ``start_after`` or ``overflow`` is out of range; when traced, if the batch
+      of all devices is larger than the memory; ``opt_state`` holds no state of an
+      ``embedding_memory``, or several.
     TypeError: ``update`` is called without the embeddings or labels.
     AssertionError: when traced, if shapes do not fit.
 
   >>> memory = embedding_memory(size=3, dim=1)
   >>> state = memory.init(params=None)
   >>> for label in (5, 6):
-  ...   _, state = memory.update(None, state, embeddings=jnp.ones((2, 1)), labels=jnp.array([label, label]))
-  >>> print(state.labels, state.pointer, memory.lookahead(state, jnp.ones((1, 1)), jnp.array([7])).own)
+  ...   _, state = memory.update(None, state, embeddings=jnp.ones((2, 1)),
+  ...     labels=jnp.array([label, label]))
+  >>> print(state.labels, state.pointer, memory.lookahead(state, jnp.ones((1, 1)),
+  ...   jnp.array([7])).own)
   [6 5 6] 1 [1]
   """
   _check_sizes(size=size, dim=dim)
@@ -139,7 +155,8 @@ def embedding_memory(
     )
     if batch.labels.shape[0] > size:
       raise ValueError(
-        f"the memory has size={size} slots, fewer than the {batch.labels.shape[0]} images of a batch"
+        f"the memory has size={size} slots, fewer than the {batch.labels.shape[0]} images of a "
+        "batch"
       )
     return batch
 
@@ -203,7 +220,8 @@ def compare(
 ) -> lists.Similarities:
   """Returns the pairs of the images of a batch and those of a memory.
 
-  Labels are compared as the memory stores them. A `Memory` made by hand may hold them as they are, in any type.
+  Labels are compared as the memory stores them. A `Memory` made by hand may hold them as they are,
+  in any type.
   """
   stored = memory.labels
   if not jnp.issubdtype(jnp.asarray(stored).dtype, jnp.unsignedinteger):

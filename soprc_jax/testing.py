@@ -1,8 +1,10 @@
-"""Hypothesis strategies for property tests of code that uses this library: the input that breaks losses of rankings.
+"""Hypothesis strategies for property tests of code that uses this library: the input that breaks
+losses of rankings.
 
-They draw what a long run meets sooner or later: ties, collapsed and zero embeddings, classes of one image, lists without a positive, scores beyond any
-bound. What they draw is finite and valid input of the functions of `soprc_jax`, as numpy arrays. Shapes come from a small set, since jax compiles once for
-each; values are free.
+They draw what a long run meets sooner or later: ties, collapsed and zero embeddings, classes of one
+image, lists without a positive, scores beyond any bound. What they draw is finite and valid input
+of the functions of `soprc_jax`, as numpy arrays. Shapes come from a small set, since jax compiles
+once for each; values are free.
 
 Needs hypothesis, which nothing else in the package imports: ``pip install hypothesis``.
 
@@ -36,7 +38,8 @@ BATCH_SHAPES = ((6, 3), (1, 2))
 LABELS = (0, 1, 7, -3, 11_318, 2**31 - 1, -(2**31))
 
 _FLOAT32 = np.finfo(np.float32)
-# The bounds of a cosine and what rounding makes of them, zeros of both signs, numbers at and below the smallest normal one.
+# The bounds of a cosine and what rounding makes of them, zeros of both signs, numbers at and below
+# the smallest normal one.
 _SPECIAL = (
   *(
     0.0,
@@ -87,11 +90,13 @@ def scores(
   limit: float = 1e30,
   dtypes: Sequence[npt.DTypeLike] = (np.float32,),
 ) -> Strategy[np.ndarray]:
-  """Finite scores: cosines on a grid (many ties) and between, all equal, the bounds and just beyond, subnormals, and up to ``limit``.
+  """Finite scores: cosines on a grid (many ties) and between, all equal, the bounds and just
+  beyond, subnormals, and up to ``limit``.
 
   Args:
     shape: shape of the array.
-    limit: largest absolute value >= 2, or that of the dtype where it is smaller. Sums of squares need one below 1e18 to stay finite.
+    limit: largest absolute value >= 2, or that of the dtype where it is smaller. Sums of squares
+      need one below 1e18 to stay finite.
     dtypes: one of them is drawn; `FLOAT_TYPES` are all that the library promotes or keeps.
 
   Returns:
@@ -164,7 +169,8 @@ def score_lists(
   >>> import hypothesis, soprc_jax
   >>> @hypothesis.given(score_lists([(2, 3, 4)]))
   ... def check(lists):
-  ...   loss = soprc_jax.ap_loss(*lists[:2], positive_where=lists.positive_where, negative_where=lists.negative_where)
+  ...   loss = soprc_jax.ap_loss(*lists[:2], positive_where=lists.positive_where,
+  ...     negative_where=lists.negative_where)
   ...   assert 0 <= loss <= 1
   >>> hypothesis.settings(max_examples=3)(check)()
   """
@@ -176,7 +182,8 @@ def score_lists(
 
 
 def labels(size: int) -> Strategy[np.ndarray]:
-  """``[size]`` int32 labels: few classes of unequal size in any order, one class, or a class an image; from the ends of int32 too.
+  """``[size]`` int32 labels: few classes of unequal size in any order, one class, or a class an
+  image; from the ends of int32 too.
 
   >>> import hypothesis
   >>> @hypothesis.given(labels(4))
@@ -199,7 +206,8 @@ def embeddings_and_labels(
   *,
   dtypes: Sequence[npt.DTypeLike] = (np.float32,),
 ) -> Batch:
-  """Unit vectors with labels and a mask: in general position, exact duplicates, orthogonal ones (exact ties), all equal, and zero rows.
+  """Unit vectors with labels and a mask: in general position, exact duplicates, orthogonal ones
+  (exact ties), all equal, and zero rows.
 
   Args:
     draw: given by hypothesis; not an argument of the strategy.
@@ -212,7 +220,8 @@ def embeddings_and_labels(
   >>> import hypothesis, soprc_jax
   >>> @hypothesis.given(embeddings_and_labels([(4, 2)]))
   ... def check(batch):
-  ...   assert np.isfinite(soprc_jax.losses.triplet_loss(batch.embeddings, batch.labels, where=batch.where))
+  ...   assert np.isfinite(soprc_jax.losses.triplet_loss(batch.embeddings, batch.labels,
+  ...     where=batch.where))
   >>> hypothesis.settings(max_examples=3)(check)()
   """
   size, dim = draw(st.sampled_from(list(shapes)))

@@ -1,4 +1,6 @@
-"""The auxiliary vector v: a moving average of interpolated positive scores (Eq. 10), as an optax transform."""
+"""The auxiliary vector v: a moving average of interpolated positive scores (Eq. 10), as an optax
+transform.
+"""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -16,8 +18,10 @@ from soprc_jax._internal import checks, class_labels, collectives, masks
 State = TypeVar("State")
 
 _MISSING = (
-  "score_ema needs the scores of this batch: call tx.update(grads, opt_state, params, positive_scores=..., "
-  "list_ids=...) on the whole chain. Missing: {}. A training loop that cannot pass extra arguments to "
+  "score_ema needs the scores of this batch: call tx.update(grads, opt_state, params, "
+  "positive_scores=..., "
+  "list_ids=...) on the whole chain. Missing: {}. A training loop that cannot pass extra arguments "
+  "to "
   "update() can call the tracker's own update() beside the optimizer's."
 )
 
@@ -27,8 +31,8 @@ class ScoreEmaState(NamedTuple):
 
   Attributes:
     v: ``[C, M]`` carried scores of each row, ready to use.
-    weight: ``[C]`` how much of the average is filled: 0 never updated, 1 - (1 - beta)^k after k visits, or 1 from
-      an explicit start.
+    weight: ``[C]`` how much of the average is filled: 0 never updated, 1 - (1 - beta)^k after k
+      visits, or 1 from an explicit start.
     count: number of updates so far, int32; what a schedule for beta is called with.
   """
 
@@ -38,7 +42,9 @@ class ScoreEmaState(NamedTuple):
 
 
 class _Rows(NamedTuple):
-  """What a step stores for the lists ``[Q]`` of all devices: lists of one row hold the same values."""
+  """What a step stores for the lists ``[Q]`` of all devices: lists of one row hold the same
+  values.
+  """
 
   ids: jax.Array
   v: jax.Array
@@ -46,7 +52,9 @@ class _Rows(NamedTuple):
 
 
 class ScoreEma(optax.GradientTransformationExtraArgs):
-  """What `score_ema` returns: an optax transform (two fields) with the attributes ``lookahead`` and ``axis_name``."""
+  """What `score_ema` returns: an optax transform (two fields) with the attributes ``lookahead`` and
+  ``axis_name``.
+  """
 
   lookahead: Callable[..., jax.Array]
   axis_name: collectives.AxisName
@@ -66,18 +74,23 @@ def score_ema(
 
   .. math:: v_{t+1} = (1 - \beta_t)\, v_t + \beta_t\, \phi(h(z^+_t))
 
-  for every row (class, query, task) that has a valid positive in the batch; phi is `interpolate_scores`. beta weights the
-  NEW value. Several lists of one row take the mean of their phi in one write, over all devices, so the order of the
-  batch does not matter; a list without a valid positive leaves its row alone.
+  for every row (class, query, task) that has a valid positive in the batch; phi is
+  `interpolate_scores`. beta weights the NEW value. Several lists of one row take the mean of their
+  phi in one write, over all devices, so the order of the batch does not matter; a list without a
+  valid positive leaves its row alone.
 
-  The transform returns the gradients unchanged, so it can stand anywhere in ``optax.chain``; because v is part of the optimizer
-  state, whatever saves that state saves v. ``chain(score_ema(...), MultiSteps(opt, k))`` moves v at every mini-step,
-  ``MultiSteps(chain(score_ema(...), opt), k)`` at the last mini-step only, with that mini-step's scores.
-  ``inject_hyperparams`` belongs around the optimizer, not around the tracker: make beta a schedule instead.
+  The transform returns the gradients unchanged, so it can stand anywhere in ``optax.chain``;
+  because v is part of the optimizer state, whatever saves that state saves v.
+  ``chain(score_ema(...), MultiSteps(opt, k))`` moves v at every mini-step,
+  ``MultiSteps(chain(score_ema(...), opt), k)`` at the last mini-step only, with that mini-step's
+  scores. ``inject_hyperparams`` belongs around the optimizer, not around the tracker: make beta a
+  schedule instead.
 
-  Start: with ``initial_v=None`` a row holds the weighted average of what it has seen, as the remark under Prop. 1 asks:
-  with weight w (0 at first), ``w' = (1 - beta) w + beta`` and ``v' = v + (beta / w')(phi - v)``, so the first phi fills the row. An array starts with
-  w = 1, which is Eq. 10 literally. beta counts a row's own visits: a row seen in k batches keeps ``(1 - beta)^k`` of its start.
+  Start: with ``initial_v=None`` a row holds the weighted average of what it has seen, as the remark
+  under Prop. 1 asks: with weight w (0 at first), ``w' = (1 - beta) w + beta`` and ``v' = v + (beta
+  / w')(phi - v)``, so the first phi fills the row. An array starts with w = 1, which is Eq. 10
+  literally. beta counts a row's own visits: a row seen in k batches keeps ``(1 - beta)^k`` of its
+  start.
 
   Args:
     num_lists: number of rows C >= 1 (1 for a single-query problem, number of classes in retrieval).
@@ -85,29 +98,33 @@ def score_ema(
     beta: in (0, 1], or an optax schedule of the update count.
     bounds: range of the scores, see `interpolate_scores`; (-1, 1) for cosines.
     grid: see `interpolate_scores`.
-    initial_v: ``None``, or an array ``[M]`` or ``[C, M]``. It is kept on the host, so it must not be traced.
-    axis_name: name of a mapped axis whose devices hold the other lists of the batch. Every device then
-      stores the same state.
+    initial_v: ``None``, or an array ``[M]`` or ``[C, M]``. It is kept on the host, so it must not
+      be traced.
+    axis_name: name of a mapped axis whose devices hold the other lists of the batch. Every device
+      then stores the same state.
 
   Returns:
     An ``optax.GradientTransformationExtraArgs``:
 
     * ``init(params) -> ScoreEmaState``;
-    * ``update(updates, state, params=None, *, positive_scores, list_ids, positive_where=None, **extra)`` with ``positive_scores [Q, P]``
-      and ``list_ids [Q]`` integers of any type in [0, C). Without x64 jit cuts host ids to 32 bits before they can be
-      checked, so that 2^32 is row 0: map labels to rows before the call;
-    * ``lookahead(opt_state, positive_scores, list_ids, positive_where=None) -> [Q, M]``: the rows ``v_{t+1}[list_ids]`` that ``update``
-      will store, which Alg. 1 uses in the loss of step t. ``opt_state`` is any tree with exactly one state of a ``score_ema``.
+    * ``update(updates, state, params=None, *, positive_scores, list_ids, positive_where=None,
+      **extra)`` with ``positive_scores [Q, P]`` and ``list_ids [Q]`` integers of any type in [0,
+      C). Without x64 jit cuts host ids to 32 bits before they can be checked, so that 2^32 is row
+      0: map labels to rows before the call;
+    * ``lookahead(opt_state, positive_scores, list_ids, positive_where=None) -> [Q, M]``: the rows
+      ``v_{t+1}[list_ids]`` that ``update`` will store, which Alg. 1 uses in the loss of step t.
+      ``opt_state`` is any tree with exactly one state of a ``score_ema``.
 
   Raises:
-    ValueError: a size, beta or ``initial_v`` is out of range; concrete ``list_ids`` are outside [0, C). Traced ids outside
-      give NaN rows in ``lookahead``, never another list's row.
+    ValueError: a size, beta or ``initial_v`` is out of range; concrete ``list_ids`` are outside [0,
+      C). Traced ids outside give NaN rows in ``lookahead``, never another list's row.
     TypeError: ``update`` is called without the scores; ``initial_v`` is traced.
     AssertionError: shapes do not fit, or ``list_ids`` are no integers.
 
   >>> tracker = score_ema(num_lists=2, num_points=4, beta=0.1)
   >>> state = tracker.init(params=None)
-  >>> _, state = tracker.update(None, state, positive_scores=jnp.array([[0.2, 0.6]]), list_ids=jnp.array([1]))
+  >>> _, state = tracker.update(None, state, positive_scores=jnp.array([[0.2, 0.6]]),
+  ...   list_ids=jnp.array([1]))
   >>> print([f"{value:.2f}" for value in state.v[1]], state.weight)
   ['0.10', '0.30', '0.50', '0.70'] [0.  0.1]
   """
@@ -213,7 +230,8 @@ def find_state(opt_state: optax.OptState) -> ScoreEmaState:
 
 
 def find_one(opt_state: optax.OptState, state_type: type[State], maker: str) -> State:
-  """The one state of type ``state_type``, made by the transform ``maker``, in a tree of optimizer states.
+  """The one state of type ``state_type``, made by the transform ``maker``, in a tree of optimizer
+  states.
 
   Raises:
     ValueError: the tree holds none, or more than one.
@@ -238,7 +256,9 @@ def find_one(opt_state: optax.OptState, state_type: type[State], maker: str) -> 
 def _mix(
   state: ScoreEmaState, ids: jax.Array, phi: jax.Array, seen: jax.Array, *, beta: jax.Array
 ) -> _Rows:
-  """Mixes into each row the mean ``phi [Q, M]`` of its lists that have been seen (Eq. 10); the first phi fills a row."""
+  """Mixes into each row the mean ``phi [Q, M]`` of its lists that have been seen (Eq. 10); the
+  first phi fills a row.
+  """
   # Lists of one row share a slot; slots are as many as lists, whatever the number of rows.
   slots = jnp.searchsorted(jnp.sort(ids), ids)
   counts = jax.ops.segment_sum(seen.astype(phi.dtype), slots, ids.size)[slots]
@@ -263,13 +283,16 @@ def _own_part(rows: jax.Array, size: int, axis_name: collectives.AxisName) -> ja
 
 
 def _initial(initial_v: Any, num_lists: int, num_points: int) -> tuple[np.ndarray, float]:
-  """Returns v and its weight at the start, on the host: an array made under jit would be a tracer that outlives it."""
+  """Returns v and its weight at the start, on the host: an array made under jit would be a tracer
+  that outlives it.
+  """
   dtype = jax.dtypes.canonicalize_dtype(np.float64)
   if initial_v is None:
     return np.broadcast_to(np.zeros([], dtype), (num_lists, num_points)), 0.0
   if isinstance(initial_v, jax.core.Tracer):
     raise TypeError(
-      f"initial_v must be known when the score_ema is made, got a traced array of shape {initial_v.shape}. Make the "
+      "initial_v must be known when the score_ema is made, got a traced array of shape "
+      f"{initial_v.shape}. Make the "
       "score_ema outside of the transformed function, or replace v in the state that init() returns"
     )
   start = np.asarray(initial_v)
@@ -278,7 +301,8 @@ def _initial(initial_v: Any, num_lists: int, num_points: int) -> tuple[np.ndarra
   start = start.astype(dtype if start.dtype == np.float64 else np.float32)
   if start.shape not in ((num_points,), (num_lists, num_points)):
     raise ValueError(
-      f"initial_v must have shape [M] = ({num_points},) or [C, M] = ({num_lists}, {num_points}), got {start.shape}"
+      f"initial_v must have shape [M] = ({num_points},) or [C, M] = ({num_lists}, {num_points}), "
+      f"got {start.shape}"
     )
   if not np.isfinite(start).all():
     raise ValueError("initial_v must be finite")
@@ -294,13 +318,17 @@ def _check_settings(num_lists: int, num_points: int, beta: ArrayLike) -> None:
 
 
 def _not_wrapped(list_ids: ArrayLike, num_lists: int) -> jax.Array:
-  """The ids in a type that holds ``num_lists``, negative ones out of range: an index of -1 would mean the last row."""
+  """The ids in a type that holds ``num_lists``, negative ones out of range: an index of -1 would
+  mean the last row.
+  """
   list_ids = class_labels.label_keys(jnp.asarray(list_ids))
   return jnp.where(list_ids < 0, num_lists, list_ids)
 
 
 def _check_ids(list_ids: ArrayLike, num_lists: int) -> None:
-  """Raises where ids are known and wrong; with numpy, since under jit even constants become traced in jnp."""
+  """Raises where ids are known and wrong; with numpy, since under jit even constants become traced
+  in jnp.
+  """
   if isinstance(list_ids, jax.core.Tracer):
     return
   list_ids = np.asarray(list_ids)
@@ -309,5 +337,6 @@ def _check_ids(list_ids: ArrayLike, num_lists: int) -> None:
   low, high = int(list_ids.min()), int(list_ids.max())
   if low < 0 or high >= num_lists:
     raise ValueError(
-      f"list_ids must lie in [0, num_lists={num_lists}), got values from {low} to {high}: map labels to rows first"
+      f"list_ids must lie in [0, num_lists={num_lists}), got values from {low} to {high}: map "
+      "labels to rows first"
     )

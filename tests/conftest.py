@@ -16,7 +16,8 @@ os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 )
 
-# What one test has compiled, the others find, in this process and in those that tests start: the workers inherit the folder.
+# What one test has compiled, the others find, in this process and in those that tests start: the
+# workers inherit the folder.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
   folder = tempfile.mkdtemp(prefix="soprc_jax_compiled_")
   atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -24,8 +25,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     "JAX_COMPILATION_CACHE_DIR": folder,
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
   }
-# Most of the time goes to compilation, which takes two thirds of it without most of XLA's optimizations; in processes
-# that tests start too. `_OPTIMIZED` has them.
+# Most of the time goes to compilation, which takes two thirds of it without most of XLA's
+# optimizations; in processes that tests start too. `_OPTIMIZED` has them.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
 import hypothesis
@@ -55,8 +56,8 @@ def _with_strict_inside(init):
   return call
 
 
-# optax promotes int32 counts to floats in the bias correction of Adam and in MultiSteps. These alone may;
-# the transforms that MultiSteps calls are strict again.
+# optax promotes int32 counts to floats in the bias correction of Adam and in MultiSteps. These
+# alone may; the transforms that MultiSteps calls are strict again.
 optax.tree.bias_correction = _with_promotion("standard", optax.tree.bias_correction)
 optax.MultiSteps.update = _with_promotion("standard", optax.MultiSteps.update)
 optax.MultiSteps.__init__ = _with_strict_inside(optax.MultiSteps.__init__)
@@ -64,13 +65,15 @@ optax.MultiSteps.__init__ = _with_strict_inside(optax.MultiSteps.__init__)
 # How long an example takes says more about the machine than about the code.
 _ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("soprc", derandomize=True, max_examples=25, **_ANY_SPEED)
-# HYPOTHESIS_PROFILE=thorough: random examples, others each time or those of --hypothesis-seed; tests/core/properties_*_test.py have as many as it says.
+# HYPOTHESIS_PROFILE=thorough: random examples, others each time or those of --hypothesis-seed;
+# tests/core/properties_*_test.py have as many as it says.
 hypothesis.settings.register_profile(
   "thorough", derandomize=False, max_examples=1000, print_blob=True, **_ANY_SPEED
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "soprc"))
 
-# Every compiled function maps memory, a system allows a process 65,530 maps, and beyond them XLA crashes. A worker of the suite comes near.
+# Every compiled function maps memory, a system allows a process 65,530 maps, and beyond them XLA
+# crashes. A worker of the suite comes near.
 _MAPS, _MANY_MAPS = pathlib.Path("/proc/self/maps"), 20_000
 
 
@@ -82,7 +85,8 @@ def _compiled_functions_are_let_go():
 
 
 _METRICS = ("average_precision", "curves", "exact_ranks", "retrieval", "similarities")
-# What a user's programs compute is looked at with all optimizations: against reference values and on the README.
+# What a user's programs compute is looked at with all optimizations: against reference values and
+# on the README.
 _OPTIMIZED = {"readme_test.py", "golden_test.py", *(f"{name}_test.py" for name in _METRICS)}
 
 

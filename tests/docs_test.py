@@ -105,7 +105,9 @@ def test_every_program_is_named():
 
 @pytest.mark.parametrize("path", _PAGES, ids=lambda path: str(path.relative_to(_DOCS)))
 def test_commands_name_what_exists(path):
-  """Sphinx checks links between pages; this checks files, programs, configs and their arguments, and config keys."""
+  """Sphinx checks links between pages; this checks files, programs, configs and their arguments,
+  and config keys.
+  """
   text = path.read_text()
   for target in re.findall(r"\]\((?!https?:|path:)([^)#\s]+)", text):
     assert (path.parent / target).is_file(), target

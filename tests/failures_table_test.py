@@ -1,4 +1,6 @@
-"""The table of tests/README.md: every reported failure has a row, and every row tests that exist and carry its number."""
+"""The table of tests/README.md: every reported failure has a row, and every row tests that exist
+and carry its number.
+"""
 
 import ast
 import pathlib

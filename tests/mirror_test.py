@@ -17,7 +17,9 @@ def _own(module):
 
 
 def _names(file, module):
-  """Whether a test file writes a module's path, imports it, or uses what its package exports of it."""
+  """Whether a test file writes a module's path, imports it, or uses what its package
+  exports of it.
+  """
   text = (_TESTS / file).read_text()
   dotted = "soprc_jax." + module.removesuffix(".py").replace("/", ".")
   package = importlib.import_module(dotted.rpartition(".")[0])

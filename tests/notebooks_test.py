@@ -1,4 +1,6 @@
-"""The notebooks of the documentation run from their first cell to their last, and are stored without outputs."""
+"""The notebooks of the documentation run from their first cell to their last, and are stored
+without outputs.
+"""
 
 import pathlib
 import warnings

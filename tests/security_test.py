@@ -1,4 +1,6 @@
-"""What is promised in SECURITY.md: files are data and never code, paths stay where they belong, no network unless asked."""
+"""What is promised in SECURITY.md: files are data and never code, paths stay where they belong, no
+network unless asked.
+"""
 
 import ast
 import json
@@ -63,7 +65,9 @@ _NEVER = {
 
 
 def _offences(source, name):
-  """What in the text of a module could run what a file holds, unpack an archive, or reach the network."""
+  """What in the text of a module could run what a file holds, unpack an archive, or reach the
+  network.
+  """
   found = []
   for node in ast.walk(ast.parse(source)):
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -465,7 +469,8 @@ class TestNetwork:
       "from soprc_jax.training import config, loop, evaluation\n"
       f"resolved = config.resolve(runpy.run_path({runs.GLYPHS!r})['get_config'](''))\n"
       "assert set(datasets.make_splits(resolved.data)) == {'train', 'val', 'test'}\n"
-      "print('value of the test:', len({'huggingface_hub', 'tensorflow', 'tensorflow_datasets', 'comet_ml', 'boto3', 'requests'} & set(sys.modules)))"
+      "print('value of the test:', len({'huggingface_hub', 'tensorflow', 'tensorflow_datasets', "
+      "'comet_ml', 'boto3', 'requests'} & set(sys.modules)))"
     )
     done = subprocess.run(
       [sys.executable, "-c", code],

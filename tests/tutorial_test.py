@@ -1,4 +1,6 @@
-"""The commands of the tutorial on one's own images, as they stand there, print what stands there, but for the numbers."""
+"""The commands of the tutorial on one's own images, as they stand there, print what stands there,
+but for the numbers.
+"""
 
 import doctest
 import re
@@ -16,7 +18,9 @@ def _shape(line):
 
 
 def _commands():
-  """Each command with what the page says it prints; two commands of a block print into the last one's text."""
+  """Each command with what the page says it prints; two commands of a block print into the last
+  one's text.
+  """
   for block, printed in re.findall(r"```bash\n(.*?)```\n\n```text\n(.*?)```", _TEXT, re.S):
     yield block.splitlines(), printed.splitlines()
 

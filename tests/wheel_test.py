@@ -1,4 +1,6 @@
-"""What pip installs works outside the repository: everything is in the wheel, the command (soprc_jax/cli.py) and the README's example run from it."""
+"""What pip installs works outside the repository: everything is in the wheel, the command
+(soprc_jax/cli.py) and the README's example run from it.
+"""
 
 import os
 import pathlib
@@ -82,7 +84,10 @@ def test_all_modules_and_data_are_in_it(installed):
 
 def test_the_example_of_the_readme_runs_from_it(installed, tmp_path):
   (code,) = re.findall(r"```python\n(.*?)```", (runs.ROOT / "README.md").read_text(), re.S)
-  where = "import json, os; print('value of the test: ' + json.dumps(os.path.dirname(soprc_jax.__file__)))"
+  where = (
+    "import json, os; print('value of the test: ' + "
+    "json.dumps(os.path.dirname(soprc_jax.__file__)))"
+  )
   done = _python(installed, code + where, tmp_path)
   assert done.returncode == 0, done.stderr
   assert "step 99: loss 0.00, mAUPRC 1.00\n" in done.stdout
@@ -92,7 +97,8 @@ def test_the_example_of_the_readme_runs_from_it(installed, tmp_path):
 def test_the_core_needs_none_of_the_packages_of_a_run(installed, tmp_path):
   """`import soprc_jax` loads nothing beyond jax, optax, chex and numpy of what setup.cfg names."""
   code = (
-    "import json, sys, soprc_jax; found = [soprc_jax.__version__, sorted(sys.modules.keys() & {'flax', 'orbax', 'ml_collections', 'PIL', 'grain', "
+    "import json, sys, soprc_jax; found = [soprc_jax.__version__, sorted(sys.modules.keys() & "
+    "{'flax', 'orbax', 'ml_collections', 'PIL', 'grain', "
     "'matplotlib', 'hypothesis'})]; print('value of the test: ' + json.dumps(found))"
   )
   done = _python(installed, code, tmp_path)

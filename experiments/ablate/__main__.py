@@ -1,19 +1,23 @@
-r"""Ablations of SOPRC on any config, over seeds: the paper's Table 2, batch sizes, every hyperparameter, the prior and its schedule.
+r"""Ablations of SOPRC on any config, over seeds: the paper's Table 2, batch sizes, every
+hyperparameter, the prior and its schedule.
 
 soprc ablate --config=glyphs:compare --config.optim.learning_rate=0.008 --workdir=runs/ablation
 soprc ablate --config=glyphs:compare --workdir=runs/ablation --stages=table2 --list
 
-First it tells how many runs each stage takes and how long, measured here (glyphs: 40 seconds a run on two CPU cores). A call begins no run that would
-end after --minutes; the same command goes on, also in the middle of a run that was killed. Runs that stages share are made once.
+First it tells how many runs each stage takes and how long, measured here (glyphs: 40 seconds a run
+on two CPU cores). A call begins no run that would end after --minutes; the same command goes on,
+also in the middle of a run that was killed. Runs that stages share are made once.
 
-Stages: table2 (rates of each row picked on val, from config.compare), batch_size, tau1, tau2, beta, num_points, lambda1, lambda2, prior,
-schedule (annealed prior, narrowed tau1), start_of_v, gradient (through T and others), tuned (SOPRC, SmoothAP and triplet, each with three
-values of a hyperparameter at every rate). All but table2 and tuned run at config.optim.learning_rate.
+Stages: table2 (rates of each row picked on val, from config.compare), batch_size, tau1, tau2, beta,
+num_points, lambda1, lambda2, prior, schedule (annealed prior, narrowed tau1), start_of_v, gradient
+(through T and others), tuned (SOPRC, SmoothAP and triplet, each with three values of a
+hyperparameter at every rate). All but table2 and tuned run at config.optim.learning_rate.
 
-WORKDIR receives a folder for each run, ablation.json, and for each stage a table STAGE.md and a picture STAGE.png: mAUPRC, the norm of the gradient
-and the share of saturated lists by step.
+WORKDIR receives a folder for each run, ablation.json, and for each stage a table STAGE.md and a
+picture STAGE.png: mAUPRC, the norm of the gradient and the share of saturated lists by step.
 
-A start that was trained on classes of val or test is an error; --allow_seen_classes notes them in the results and the tables instead.
+A start that was trained on classes of val or test is an error; --allow_seen_classes notes them in
+the results and the tables instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +47,8 @@ _MINUTES = absl_flags.DEFINE_float(
 _INIT_FROM = absl_flags.DEFINE_string(
   "init_from",
   None,
-  "Workdir of the run that all start from; {seed} is replaced by the seed. Default: config.compare, else random weights.",
+  "Workdir of the run that all start from; {seed} is replaced by the seed. Default: "
+  "config.compare, else random weights.",
 )
 _LIST = absl_flags.DEFINE_bool(
   "list", False, "Tell the planned runs and their time, and make none."
@@ -51,7 +56,8 @@ _LIST = absl_flags.DEFINE_bool(
 _ALLOW_SEEN = absl_flags.DEFINE_bool(
   "allow_seen_classes",
   False,
-  "Start from networks also if they were trained on classes of val or test: a warning and a note in the results instead of an error.",
+  "Start from networks also if they were trained on classes of val or test: a warning and a note "
+  "in the results instead of an error.",
 )
 # What the ablation sets in every run, or does not read: an override by hand would be lost.
 _OWN_KEYS = {
@@ -107,7 +113,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _write_gradient(plan: Any, run: flags.Run) -> list[str]:
-  """What the gradient through T does to the positives, at random weights and at the network of the config's own run."""
+  """What the gradient through T does to the positives, at random weights and at the network of the
+  config's own run.
+  """
   from experiments.ablate import ablation, gradient_through_t
   from experiments.compare import comparison, plans
   from soprc_jax.training import workdir
@@ -132,7 +140,8 @@ def _plan(config: Any) -> Any:
 
   if config.loss.name != "soprc" or config.loss.preset != "default":
     raise ValueError(
-      f"an ablation starts from SOPRC with loss.preset=default; the config has {config.loss.name}, {config.loss.preset}"
+      f"an ablation starts from SOPRC with loss.preset=default; the config has {config.loss.name}, "
+      f"{config.loss.preset}"
     )
   for key in flags.config_overrides():
     if key in _OWN_KEYS:
@@ -170,16 +179,20 @@ def _check_table2(config: Any) -> None:
   )
   if lost:
     raise ValueError(
-      f"--config.{lost[0]} is set by the rows of stage table2: leave it out, or choose other --stages"
+      f"--config.{lost[0]} is set by the rows of stage table2: leave it out, or choose other "
+      "--stages"
     )
   if config.loss.prior.kind == "batch":
     raise ValueError(
-      "loss.prior.kind=batch is row 1 of stage table2, the others need another prior: leave it out, or choose other --stages"
+      "loss.prior.kind=batch is row 1 of stage table2, the others need another prior: leave it "
+      "out, or choose other --stages"
     )
 
 
 def _make_config(option: Any) -> Any:
-  """The config file with the overrides of the command line, and above them the values of an option."""
+  """The config file with the overrides of the command line, and above them the values of an
+  option.
+  """
   config = flags.load_config()
   config.update_from_flattened_dict(dict(option.values))
   return config

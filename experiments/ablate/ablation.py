@@ -65,10 +65,12 @@ class Result(NamedTuple):
 def check(
   plan: Plan, make_config: MakeConfig, folder: Path, *, allow_seen_classes: bool = False
 ) -> None:
-  """Raises a ValueError or an OSError for what would stop a run later; ``allow_seen_classes`` as `comparison.check_starts`.
+  """Raises a ValueError or an OSError for what would stop a run later; ``allow_seen_classes`` as
+  `comparison.check_starts`.
 
   Raises:
-    ValueError: the data have no val, or too few classes for a batch; a run is of another config; a start does not fit.
+    ValueError: the data have no val, or too few classes for a batch; a run is of another config; a
+      start does not fit.
     OSError: a start is missing.
   """
   comparison.check_folder(folder, WRITES)
@@ -127,7 +129,9 @@ def _options(plan: Plan) -> Iterator[tuple[str, Option, tuple[float, ...]]]:
 
 
 def seconds_a_run(plan: Plan, make_config: MakeConfig) -> Callable[[Option], float]:
-  """Returns a function that estimates the seconds of a run of an option, from steps of the config measured now."""
+  """Returns a function that estimates the seconds of a run of an option, from steps of the config
+  measured now.
+  """
   estimate = step_cost.run_seconds(run_config(plan, make_config, BASE, None, plan.seeds[0]))
   return lambda option: estimate(run_config(plan, make_config, option, None, plan.seeds[0]))
 
@@ -135,7 +139,8 @@ def seconds_a_run(plan: Plan, make_config: MakeConfig) -> Callable[[Option], flo
 def planned(plan: Plan, folder: Path) -> dict[str, list[tuple[Option, bool]]]:
   """Stage name -> its runs that no earlier stage makes, as (option, whether it has ended before).
 
-  Until its trials have ended, the first option of a variant stands for the one that val will choose.
+  Until its trials have ended, the first option of a variant stands for the one that val will
+  choose.
   """
   seen, found = set[plans.RunName](), dict[str, list[tuple[Option, bool]]]()
   for stage in plan.stages:
@@ -162,7 +167,8 @@ def run(
   seconds: Callable[[Option], float],
   allow_seen_classes: bool = False,
 ) -> bool:
-  """Makes the runs that have not ended yet, one after the other, as long as the next one is likely to end in time.
+  """Makes the runs that have not ended yet, one after the other, as long as the next one is likely
+  to end in time.
 
   Args:
     plan: which runs.
@@ -205,7 +211,9 @@ def run(
 
 
 def results(plan: Plan, folder: Path) -> dict[str, list[Result]]:
-  """Stage name -> what its variants have reached; those with runs that have not ended are left out."""
+  """Stage name -> what its variants have reached; those with runs that have not ended are
+  left out.
+  """
   found = dict[str, list[Result]]()
   for stage in plan.stages:
     found[stage.name] = []
@@ -223,7 +231,9 @@ def results(plan: Plan, folder: Path) -> dict[str, list[Result]]:
 
 
 def _choose(variant: Variant, plan: Plan, folder: Path) -> tuple[Option, float] | None:
-  """The option and the rate with the best val mAUPRC at the first seed; None before all trials have ended."""
+  """The option and the rate with the best val mAUPRC at the first seed; None before all trials have
+  ended.
+  """
   val: dict[tuple[int, float], float] = {}
   for i, option in enumerate(variant.options):
     names = [plans.RunName(option.name, rate, plan.seeds[0]) for rate in variant.rates]

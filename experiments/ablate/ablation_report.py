@@ -27,7 +27,8 @@ _SMOOTHED = 0.05  # share of the run that a point of a curve is the mean of
 def write(
   folder: Path, plan: ablation.Plan, results: Mapping[str, Sequence[ablation.Result]]
 ) -> list[str]:
-  """Writes ablation.json, and STAGE.md and STAGE.png of each stage that has results; returns the names of the files.
+  """Writes ablation.json, and STAGE.md and STAGE.png of each stage that has results; returns the
+  names of the files.
 
   Stages that ablation.json has from earlier calls stay in it.
   """
@@ -52,7 +53,9 @@ def write(
 def table(
   folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds: Sequence[int]
 ) -> str:
-  """A Markdown table of a stage: test metrics over the seeds, paired differences, and what the gradient did."""
+  """A Markdown table of a stage: test metrics over the seeds, paired differences, and what the
+  gradient did.
+  """
   paper = stage.name == "table2"
   reference = next((result for result in results if result.variant.label == stage.reference), None)
   first = None if reference is None else _values(folder, reference, "test", "mAUPRC")
@@ -84,7 +87,8 @@ def table(
       cells += [f"{value:.2f}" for value in PAPER_TABLE_2[result.variant.label]]
     rows.append(cells)
   notes = [
-    f"{stage.title}. Test, {_over(seeds)}; a list is saturated if its risk is above 0.95.{_choice(results)}",
+    f"{stage.title}. Test, {_over(seeds)}; a list is saturated if its risk is above "
+    f"0.95.{_choice(results)}",
     *(
       [f"{len(stage.variants) - len(results)} of {len(stage.variants)} variants have not finished."]
       * (len(results) < len(stage.variants))
@@ -100,7 +104,11 @@ def table(
 def _over(seeds: Sequence[int]) -> str:
   if len(seeds) == 1:
     return f"one seed ({seeds[0]})"
-  return f"mean ± standard deviation over {len(seeds)} seeds; difference of mAUPRC paired by seed, ± standard error"
+  return (
+    f"mean ± standard deviation over {len(seeds)} seeds; difference of mAUPRC paired by "
+    "seed, "
+    "± standard error"
+  )
 
 
 def _choice(results: Sequence[ablation.Result]) -> str:
@@ -109,11 +117,17 @@ def _choice(results: Sequence[ablation.Result]) -> str:
   if not trials:
     return ""
   counted = " or ".join(map(str, trials))
-  return f" Option and rate: the best on val at the first seed, of {counted} (* the rate is at the edge of its grid)."
+  return (
+    f" Option and rate: the best on val at the first seed, of {counted} (* the rate is at "
+    "the "
+    "edge of its grid)."
+  )
 
 
 def plot(path: Path, folder: Path, stage: Stage, results: Sequence[ablation.Result]) -> None:
-  """Curves of all variants: test mAUPRC along a sweep's axis, then val mAUPRC and the gradient's signals by step."""
+  """Curves of all variants: test mAUPRC along a sweep's axis, then val mAUPRC and the gradient's
+  signals by step.
+  """
   panels = 3 + (stage.axis is not None)
   figure, axes = plots.grid(1, panels, size=(4.3, 3.8))
   if stage.axis is not None:
@@ -172,7 +186,9 @@ def _values(folder: Path, result: ablation.Result, split: str, key: str) -> np.n
 
 
 def _signal(folder: Path, result: ablation.Result, key: str) -> np.ndarray:
-  """``[steps]`` mean over the seeds of a value of the training log; empty if the method does not log it."""
+  """``[steps]`` mean over the seeds of a value of the training log; empty if the method does not
+  log it.
+  """
   steps, values = tables.logged(folder, result.row, key)
   return values.mean(axis=0) if len(values) else steps
 

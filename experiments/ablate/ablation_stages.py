@@ -1,4 +1,6 @@
-"""What is ablated: Table 2 of the paper, batch sizes, and every hyperparameter of SOPRC by itself, as changes of a config."""
+"""What is ablated: Table 2 of the paper, batch sizes, and every hyperparameter of SOPRC by itself,
+as changes of a config.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -38,7 +40,8 @@ class Variant(NamedTuple):
 
 
 class Stage(NamedTuple):
-  """Variants that are compared with each other; differences are taken from the first one of ``reference``.
+  """Variants that are compared with each other; differences are taken from the first one of
+  ``reference``.
 
   Attributes:
     name: for ``--stages``.
@@ -81,7 +84,8 @@ def make(base: Any, settings: Any) -> dict[str, Stage]:
 
   Args:
     base: resolved config of SOPRC without an ablation; the values of a sweep include its own.
-    settings: ``config.compare``, whose grids of learning rates the stages ``table2`` and ``tuned`` try; the others take the config's rate.
+    settings: ``config.compare``, whose grids of learning rates the stages ``table2`` and ``tuned``
+      try; the others take the config's rate.
   """
   stages = [
     _table2(settings),
@@ -97,7 +101,9 @@ def make(base: Any, settings: Any) -> dict[str, Stage]:
 
 
 def option(base: Any, values: Values) -> Option:
-  """The option of these values, named by those that are not the config's own; ``soprc`` is the config as it is."""
+  """The option of these values, named by those that are not the config's own; ``soprc`` is the
+  config as it is.
+  """
   changed = {
     key: value for key, value in values.items() if config_keys.value_of(base, key) != value
   }
@@ -143,7 +149,9 @@ def _points(base: Any, name: str, key: str, values: Iterable[Any], title: str) -
 
 
 def _named(base: Any, name: str, title: str, entries: Mapping[str, Values]) -> Stage:
-  """Variants by label; the config itself comes first, and not again where it is one of the entries."""
+  """Variants by label; the config itself comes first, and not again where it is one of the
+  entries.
+  """
   rates = (base.optim.learning_rate,)
   rows = [Variant("config", (option(base, {}),), rates)]
   for label, values in entries.items():
@@ -223,7 +231,9 @@ def _gradient(base: Any) -> Stage:
 
 
 def _tuned(base: Any, rates: tuple[float, ...]) -> Stage:
-  """SOPRC with SmoothAP and triplet at equal effort: three values of the knob that matters most, each at every rate."""
+  """SOPRC with SmoothAP and triplet at equal effort: three values of the knob that matters most,
+  each at every rate.
+  """
 
   def variant(label: str, loss: str, key: str, values: tuple[float, ...]) -> Variant:
     options = (option(base, {"loss.name": loss, key: value}) for value in values)
@@ -240,7 +250,9 @@ def _tuned(base: Any, rates: tuple[float, ...]) -> Stage:
 
 
 def _short(key: str) -> str:
-  """A key without the section that all readers know: ``prior.kind`` for ``loss.prior.kind``, ``loss`` for ``loss.name``."""
+  """A key without the section that all readers know: ``prior.kind`` for ``loss.prior.kind``,
+  ``loss`` for ``loss.name``.
+  """
   return {"loss.name": "loss", "train.batch_size": "batch_size"}.get(key, key.removeprefix("loss."))
 
 

@@ -1,8 +1,10 @@
 """Why the gradient does not pass through T: where it would push the positives, part by part.
 
-The risk of a positive is r = (1 - pi) F / ((1 - pi) F + pi T). It falls when F falls, for which the positive has to move up, and when T rises. With v fixed,
-T = mean_j l2(h - v_j) rises only if h moves DOWN: that part of the gradient is against the ranking, in every positive and at every prior. It is the derivative of a
-quantity that does not exist: v follows the positives, and T stays as it is when all of them move together.
+The risk of a positive is r = (1 - pi) F / ((1 - pi) F + pi T). It falls when F falls, for which the
+positive has to move up, and when T rises. With v fixed, T = mean_j l2(h - v_j) rises only if h
+moves DOWN: that part of the gradient is against the ranking, in every positive and at every prior.
+It is the derivative of a quantity that does not exist: v follows the positives, and T stays as it
+is when all of them move together.
 """
 
 import functools
@@ -26,7 +28,8 @@ class Push(NamedTuple):
   Attributes:
     network: ``start`` or ``trained``.
     prior: constant prior.
-    down_without: share of the positives that are pushed down with the gradient through F alone; 0 by construction.
+    down_without: share of the positives that are pushed down with the gradient through F alone; 0
+      by construction.
     down_with: the same with the gradient through T too.
     ratio: norm of the part through T over the norm of the part through F.
     mean_without: mean step -dL/dh of a positive, times the number of positives: upwards if > 0.
@@ -49,7 +52,8 @@ def measure(
   num_batches: int = 8,
   priors: tuple[float, ...] = (0.5, 0.03, 0.001),
 ) -> list[Push]:
-  """The pushes of SOPRC's gradient on the first training batches of a run, at the network that it starts from and at the one that it ends with.
+  """The pushes of SOPRC's gradient on the first training batches of a run, at the network that it
+  starts from and at the one that it ends with.
 
   Args:
     config: resolved config of the run; tau1, tau2 and M are its own, v is that of the batch.
@@ -92,7 +96,8 @@ def markdown(pushes: list[Push], *, tau2: float) -> str:
     cells += [f"{push.mean_without:+.2f}", f"{push.mean_with:+.2f}", f"{push.ratio:.2g}"]
     rows.append(cells)
   note = (
-    f"Where a gradient step moves the positives, by the path of the gradient (v fixed, tau2 = {tau2:g}): the share that it pushes down, and the "
+    "Where a gradient step moves the positives, by the path of the gradient (v fixed, tau2 = "
+    f"{tau2:g}): the share that it pushes down, and the "
     "mean step -dL/dh times the number of positives, upwards if > 0."
   )
   return "\n".join([text_table.markdown(header, rows), "", note]) + "\n"
@@ -113,7 +118,9 @@ def _scores(
 
 
 def _pushes(loss: Any, prior: float, found: lists.RetrievalLists) -> tuple[np.ndarray, np.ndarray]:
-  """``[valid positives]`` steps -dL/dh through F, and through F and T, times the number of positives."""
+  """``[valid positives]`` steps -dL/dh through F, and through F and T, times the number of
+  positives.
+  """
   v = interpolation.interpolate_scores(
     found.positive_scores,
     num_points=loss.num_points,

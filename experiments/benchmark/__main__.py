@@ -1,10 +1,14 @@
-r"""Speed beside other packages: tables of ratios, ours against each peer, interleaved in one run; costs against size.
+r"""Speed beside other packages: tables of ratios, ours against each peer, interleaved in one run;
+costs against size.
 
 soprc benchmark NAME [NAME ...] [--out=FILE.json] [--workdir=DIR]
 
-NAME is loss, auprc, metrics, train, input, startup, or all (one after the other, each in a process of its own). Peers: pip install -e ".[bench]". The table goes to the
-standard output. FILE.json receives the rows; DIR receives table.md, benchmark.json and log-log plots of cost against size with the fitted exponents,
-which take some minutes more; figures that are there already are not overwritten. All of it: 20 to 30 minutes on two idle cores. Anything else that runs on the machine shows in the figures.
+NAME is loss, auprc, metrics, train, input, startup, or all (one after the other, each in a process
+of its own). Peers: pip install -e ".[bench]". The table goes to the standard output. FILE.json
+receives the rows; DIR receives table.md, benchmark.json and log-log plots of cost against size with
+the fitted exponents, which take some minutes more; figures that are there already are not
+overwritten. All of it: 20 to 30 minutes on two idle cores. Anything else that runs on the machine
+shows in the figures.
 """
 
 from collections.abc import Sequence
@@ -42,7 +46,8 @@ def main(argv: Sequence[str]) -> None:
     out = _new_file(_OUT.value)
     if folder is not None and (folder / _NOTE).exists():
       raise ValueError(
-        f"--workdir={folder} holds {_told(folder / _NOTE)} already: choose a new folder, or remove it"
+        f"--workdir={folder} holds {_told(folder / _NOTE)} already: choose a new folder, or remove "
+        "it"
       )
     began = time.perf_counter()
     run = _run_apart if len(names) > 1 else lambda names, grows: _run(names[0], grows=grows)
@@ -63,11 +68,13 @@ def main(argv: Sequence[str]) -> None:
       pictures = speed_tables.plot_growth(folder, curves)
   print(table)
   print(
-    f"{about['machine']}; {about['date']}; {about['seconds']} s. A ratio above 1 says that ours is faster."
+    f"{about['machine']}; {about['date']}; {about['seconds']} s. A ratio above 1 says that ours is "
+    "faster."
   )
   for curve in curves:
     print(
-      f"{curve.benchmark}, {curve.name}: {curve.cost} by {curve.size} with exponent {curve.exponent:.2f}"
+      f"{curve.benchmark}, {curve.name}: {curve.cost} by {curve.size} with exponent "
+      f"{curve.exponent:.2f}"
     )
   if folder is not None:
     print(f"Written to {folder}: {', '.join(['table.md', _NOTE, *pictures])}")
@@ -76,7 +83,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _names(given: list[str]) -> list[str]:
-  """The benchmarks that are asked for; ends the process with a message where one is unknown, or none is named."""
+  """The benchmarks that are asked for; ends the process with a message where one is unknown, or
+  none is named.
+  """
   with flags.errors_as_messages():
     if not given:
       raise ValueError(
@@ -86,7 +95,8 @@ def _names(given: list[str]) -> list[str]:
     unknown = [name for name in names if name not in NAMES]
     if unknown or len(set(names)) < len(names):
       raise ValueError(
-        f"unknown or repeated benchmark {', '.join(unknown or given)!r}: give one or more of {', '.join(NAMES)}, or all"
+        f"unknown or repeated benchmark {', '.join(unknown or given)!r}: give one or more of "
+        f"{', '.join(NAMES)}, or all"
       )
   return names
 
@@ -143,7 +153,9 @@ def _run(name: str, *, grows: bool) -> tuple[list[Any], list[Any], list[str]]:
 
 
 def _run_apart(names: Sequence[str], *, grows: bool) -> tuple[list[Any], list[Any], list[str]]:
-  """Rows and curves of several benchmarks, each in a process of its own, so that none leaves threads or memory to the next; who failed."""
+  """Rows and curves of several benchmarks, each in a process of its own, so that none leaves
+  threads or memory to the next; who failed.
+  """
   from experiments.benchmark import speed_tables
 
   rows, curves, failed = [], [], []

@@ -1,4 +1,6 @@
-"""`auprc`: the exact SOPRC loss of one long list, by sorting, beside all pairs in blocks, in jax and in torch."""
+"""`auprc`: the exact SOPRC loss of one long list, by sorting, beside all pairs in blocks, in jax
+and in torch.
+"""
 
 from collections.abc import Callable, Iterator
 import functools
@@ -35,7 +37,8 @@ def rows() -> Iterator[harness.Row]:
   _check(sorted_(*part), dense(*part), _torch_blockwise(*part))
 
   def several() -> None:
-    # One call would mostly pay for torch's threads, which keep the cores busy for a while after their last work.
+    # One call would mostly pay for torch's threads, which keep the cores busy for a while after
+    # their last work.
     for _ in range(_CALLS):
       jax.block_until_ready(sorted_(*scores))
 
@@ -49,7 +52,9 @@ def rows() -> Iterator[harness.Row]:
 
 
 def growth() -> Iterator[harness.Curve]:
-  """Seconds and planned memory by the number of negatives, and seconds of `ap_loss` by the number of positives."""
+  """Seconds and planned memory by the number of negatives, and seconds of `ap_loss` by the number
+  of positives.
+  """
   positives, counts = 1000, [10**5, 3 * 10**5, 10**6, 3 * 10**6, 10**7]
   seconds, memory = [], []
   for count in counts:

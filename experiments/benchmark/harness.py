@@ -24,7 +24,8 @@ class Row(NamedTuple):
     repetitions: timed repetitions of each.
     spread: half the distance between the quartiles of the ratios of the single repetitions.
     note: a remark for the table; empty for none.
-    suffices: whether the case is good enough where this row alone meets its target, whatever its other rows say.
+    suffices: whether the case is good enough where this row alone meets its target, whatever its
+      other rows say.
   """
 
   benchmark: str
@@ -77,10 +78,12 @@ class Curve(NamedTuple):
 def time_together(
   functions: Mapping[str, Callable[[], Any]], *, repetitions: int = REPETITIONS, warmup: int = 1
 ) -> dict[str, list[float]]:
-  """Seconds of each function in each repetition, the functions taking turns, so that a busy machine slows all alike.
+  """Seconds of each function in each repetition, the functions taking turns, so that a busy machine
+  slows all alike.
 
   Args:
-    functions: name -> function without arguments. What jax returns is waited for; a peer must wait for itself.
+    functions: name -> function without arguments. What jax returns is waited for; a peer must wait
+      for itself.
     repetitions: timed calls of each.
     warmup: calls of each before, not timed.
 
@@ -113,7 +116,9 @@ def compare(
   warmup: int = 1,
   note: str = "",
 ) -> list[Row]:
-  """One row for each peer, all timed in turns with ours; arguments as in `Row` and `time_together`."""
+  """One row for each peer, all timed in turns with ours; arguments as in `Row` and
+  `time_together`.
+  """
   seconds = time_together({"ours": ours, **peers}, repetitions=repetitions, warmup=warmup)
   return [
     row(benchmark, case, peer, seconds["ours"], seconds[peer], target=target, note=note)

@@ -1,4 +1,6 @@
-"""From JPEG files to augmented batches, beside torchvision's loader; and how long a training run waits for its images."""
+"""From JPEG files to augmented batches, beside torchvision's loader; and how long a training run
+waits for its images.
+"""
 
 from collections.abc import Iterator
 import itertools
@@ -30,7 +32,9 @@ _CURVE_IMAGES = (64, 128, 256, 512)
 
 
 def rows() -> Iterator[harness.Row]:
-  """Random resized crops to 224 pixels with 0, 1 and 2 workers; the share of a glyphs run that is spent waiting."""
+  """Random resized crops to 224 pixels with 0, 1 and 2 workers; the share of a glyphs run that is
+  spent waiting.
+  """
   with tempfile.TemporaryDirectory() as folder:
     _write_images(Path(folder))
     for workers in _WORKERS:
@@ -93,7 +97,8 @@ def _loaders(folder: str, workers: int) -> harness.Row:
   )
   return harness.row(
     "input",
-    f"{_BATCH * _TIMED} JPEG of {_SIDES[0]} to {_SIDES[1]} pixels, random resized crop to {_SIZE}, {workers} workers",
+    f"{_BATCH * _TIMED} JPEG of {_SIDES[0]} to {_SIDES[1]} pixels, random resized crop to {_SIZE}, "
+    f"{workers} workers",
     f"torchvision {torchvision.__version__}, DataLoader of {workers} workers",
     seconds["ours"],
     seconds["peer"],
@@ -137,7 +142,9 @@ def _theirs(
 
 
 def _import_torchvision() -> Any:
-  """torchvision, also beside a torch of another build, for which its compiled operators, not needed here, are missing."""
+  """torchvision, also beside a torch of another build, for which its compiled operators, not needed
+  here, are missing.
+  """
   import torch
 
   library = torch.library.Library("torchvision", "FRAGMENT")

@@ -1,4 +1,6 @@
-"""Value and gradient of every loss by the embeddings, beside pytorch-metric-learning, plain torch, and the matrix products that a loss cannot avoid."""
+"""Value and gradient of every loss by the embeddings, beside pytorch-metric-learning, plain torch,
+and the matrix products that a loss cannot avoid.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 import functools
@@ -23,7 +25,9 @@ _TARGET, _PRODUCTS_TARGET = 2.0, 1 / 1.5
 
 
 class Batch(NamedTuple):
-  """Inputs of the losses: B unit vectors, four of a class, v of each list for SOPRC, a memory for XBM."""
+  """Inputs of the losses: B unit vectors, four of a class, v of each list for SOPRC, a memory for
+  XBM.
+  """
 
   embeddings: jax.Array
   labels: jax.Array
@@ -102,11 +106,17 @@ LOSSES: Mapping[str, LossFn] = {
 }
 
 _NOTES = {
-  "fast_ap": "the peer normalises the embeddings again; gradients compared without their radial part",
-  "listwise_ap": "the similarity 1 of a query to itself is a kink; gradients compared without their radial part",
+  "fast_ap": "the peer normalises the embeddings again; gradients compared without their radial "
+  "part",
+  "listwise_ap": "the similarity 1 of a query to itself is a kink; gradients compared without "
+  "their radial part",
   "xbm": f"against a constant memory of {MEMORY_SIZE}",
 }
-_SMOOTH_AP_NOTE = "the peer (2.9) exchanges class size and number of classes, so that its value is another one; time compared"
+_SMOOTH_AP_NOTE = (
+  "the peer (2.9) exchanges class size and number of classes, so that its value "
+  "is "
+  "another one; time compared"
+)
 
 
 def rows() -> Iterator[harness.Row]:
@@ -167,9 +177,11 @@ def growth() -> Iterator[harness.Curve]:
 
 
 def _seconds(steps: Mapping[str, Callable[[], Any]], size: int) -> dict[str, list[float]]:
-  """Seconds of one step, the steps taking turns; several steps a turn where one is short, since training too calls one after the other.
+  """Seconds of one step, the steps taking turns; several steps a turn where one is short, since
+  training too calls one after the other.
 
-  A single short step would mostly pay for the threads of the other package, which keep a core busy for a while after their last work.
+  A single short step would mostly pay for the threads of the other package, which keep a core busy
+  for a while after their last work.
   """
   calls = max(1, 2000 // size)
 
@@ -185,7 +197,9 @@ def _seconds(steps: Mapping[str, Callable[[], Any]], size: int) -> dict[str, lis
 
 
 def _products(name: str, batch: Batch) -> Callable[[], Any]:
-  """The products of the loss by themselves: the scores, and their gradient by each of the two factors that is not constant."""
+  """The products of the loss by themselves: the scores, and their gradient by each of the two
+  factors that is not constant.
+  """
   memory = batch.memory if name == "xbm" else None
   width = MEMORY_SIZE if name == "xbm" else batch.labels.shape[0]
   weights = jnp.asarray(
@@ -204,7 +218,9 @@ def _products(name: str, batch: Batch) -> Callable[[], Any]:
 
 
 def _peers(name: str, batch: Batch) -> dict[str, tuple[Callable[[], Any], bool]]:
-  """Peer -> a step that returns value and gradient, and whether its value is by the same definition."""
+  """Peer -> a step that returns value and gradient, and whether its value is by the same
+  definition.
+  """
   import pytorch_metric_learning
   import torch
 

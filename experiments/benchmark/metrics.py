@@ -1,4 +1,6 @@
-"""Evaluation beside PyTorch Metric Learning, a plain torch evaluation, scikit-learn, and the product of the similarities alone."""
+"""Evaluation beside PyTorch Metric Learning, a plain torch evaluation, scikit-learn, and the
+product of the similarities alone.
+"""
 
 from collections.abc import Callable, Iterator
 import functools
@@ -13,8 +15,8 @@ from experiments.benchmark import harness
 from soprc_jax import metrics
 
 _WIDTH, _PER_CLASS, _BLOCK = 512, 5, 1024
-# Images in the gallery, how many of them are queries, and timed repetitions: the peers take minutes with all queries, and sorted
-# neighbours of all would not fit 24 GiB.
+# Images in the gallery, how many of them are queries, and timed repetitions: the peers take minutes
+# with all queries, and sorted neighbours of all would not fit 24 GiB.
 _SIZES = ((5_000, 5_000, 7), (20_000, 1_024, 7), (60_000, 1_024, 3))
 _RETRIEVAL_TARGET, _PRODUCT_TARGET, _AUPRC_TARGET = 3.0, 0.5, 2.0
 _SCORES = 1_000_000
@@ -71,7 +73,8 @@ def _retrieval(size: int, num_queries: int, repetitions: int) -> Iterator[harnes
   tensors = torch.from_numpy(embeddings), torch.from_numpy(labels)
   learning = f"pytorch-metric-learning {pytorch_metric_learning.__version__}"
   peers: dict[str, Callable[[], Any]] = {
-    # Its own CustomKNN: with FaissKNN a third slower, since so many neighbours are not what faiss is made for.
+    # Its own CustomKNN: with FaissKNN a third slower, since so many neighbours are not what faiss
+    # is made for.
     f"{learning}, mAP of all ranks, CustomKNN": _metric_learning(*tensors, num_queries),
     f"torch {torch.__version__}, argsort": lambda: _argsort_evaluation(*tensors, num_queries),
   }

@@ -1,13 +1,16 @@
-"""The losses in torch, for comparison: those of pytorch-metric-learning, and plain vectorised torch for what it lacks.
+"""The losses in torch, for comparison: those of pytorch-metric-learning, and plain vectorised torch
+for what it lacks.
 
-All take unit-norm embeddings ``[B, D]`` that require a gradient and labels ``[B]``, and return a scalar.
+All take unit-norm embeddings ``[B, D]`` that require a gradient and labels ``[B]``, and return a
+scalar.
 """
 
 from collections.abc import Callable, Mapping
 import math
 from typing import Any
 
-# torch and pytorch-metric-learning are imported where they are used: the benchmark is all that needs them.
+# torch and pytorch-metric-learning are imported where they are used: the benchmark is all that
+# needs them.
 
 TorchLoss = Callable[..., Any]
 
@@ -15,7 +18,8 @@ TorchLoss = Callable[..., Any]
 def metric_learning_losses(batch_size: int) -> Mapping[str, TorchLoss]:
   """The losses of pytorch-metric-learning with the definitions of ours, where it has them.
 
-  Our sums over pairs are asked of its reducers. Where it leaves the choice, its embeddings are not normalised a second time, which saves it time.
+  Our sums over pairs are asked of its reducers. Where it leaves the choice, its embeddings are not
+  normalised a second time, which saves it time.
   """
   from pytorch_metric_learning import distances, losses, reducers
 
@@ -33,7 +37,9 @@ def metric_learning_losses(batch_size: int) -> Mapping[str, TorchLoss]:
 
 
 def metric_learning_xbm(memory: Any, memory_labels: Any) -> TorchLoss:
-  """Contrastive loss of a batch against the memory by pytorch-metric-learning, without the upkeep of its queue."""
+  """Contrastive loss of a batch against the memory by pytorch-metric-learning, without the upkeep
+  of its queue.
+  """
   from pytorch_metric_learning import distances, losses, reducers
   from pytorch_metric_learning.utils import loss_and_miner_utils as pairs
 
@@ -59,7 +65,9 @@ def _pairs(embeddings: Any, labels: Any) -> tuple[Any, Any, Any]:
 
 
 def _equal_rows(scores: Any, mask: Any) -> Any:
-  """``[B, K]``, the masked scores of each row; each has K of them, since the batch has classes of one size."""
+  """``[B, K]``, the masked scores of each row; each has K of them, since the batch has classes of
+  one size.
+  """
   return scores[mask].view(len(scores), -1)
 
 
@@ -124,7 +132,9 @@ def semi_variance(
 
 
 def smooth_ap(embeddings: Any, labels: Any, *, tau: float = 0.01) -> Any:
-  """SmoothAP with the query among its relevant images; only ranks of relevant images are computed."""
+  """SmoothAP with the query among its relevant images; only ranks of relevant images are
+  computed.
+  """
   import torch
 
   scores, _, negative = _pairs(embeddings, labels)
@@ -135,7 +145,9 @@ def smooth_ap(embeddings: Any, labels: Any, *, tau: float = 0.01) -> Any:
 
 
 def listwise_ap(embeddings: Any, labels: Any, *, num_bins: int = 20) -> Any:
-  """Listwise AP ("DIR") with the query among its relevant images: the histogram by a convolution of width 1, as its authors have it."""
+  """Listwise AP ("DIR") with the query among its relevant images: the histogram by a convolution of
+  width 1, as its authors have it.
+  """
   import torch
 
   scores, _, negative = _pairs(embeddings, labels)
@@ -180,7 +192,9 @@ def blackbox(
   import torch
 
   class Ranks(torch.autograd.Function):
-    """Ranks 1/n .. 1 in descending order, with the gradient of a second ranking of perturbed scores."""
+    """Ranks 1/n .. 1 in descending order, with the gradient of a second ranking of perturbed
+    scores.
+    """
 
     @staticmethod
     def forward(context: Any, scores: Any) -> Any:

@@ -16,7 +16,10 @@ from soprc_jax.training import plots
 
 def machine() -> str:
   """Where the figures were measured: processor, cores, versions."""
-  return f"{_processor()}, {os.cpu_count()} cores, {jax.devices()[0].device_kind}; Python {platform.python_version()}, jax {jax.__version__}"
+  return (
+    f"{_processor()}, {os.cpu_count()} cores, {jax.devices()[0].device_kind}; Python "
+    f"{platform.python_version()}, jax {jax.__version__}"
+  )
 
 
 def _processor() -> str:
@@ -31,7 +34,9 @@ def _processor() -> str:
 
 
 def reached(rows: Sequence[harness.Row]) -> bool:
-  """Whether one case, given by its rows, is as fast as it should be: by one row that suffices, or by all others."""
+  """Whether one case, given by its rows, is as fast as it should be: by one row that suffices, or
+  by all others.
+  """
   others = [row for row in rows if not row.suffices]
   return any(row.met for row in rows if row.suffices) or (
     bool(others) and all(row.met for row in others)
@@ -65,7 +70,8 @@ def markdown(rows: Sequence[harness.Row]) -> str:
     for row in group:
       mark = f" [{notes.setdefault(row.note, len(notes) + 1)}]" if row.note else ""
       cells.append(
-        f"{row.peer}: **{_number(row.ratio)}** ± {_number(row.spread)} ({_number(row.target)}){mark}"
+        f"{row.peer}: **{_number(row.ratio)}** ± {_number(row.spread)} "
+        f"({_number(row.target)}){mark}"
       )
     first = group[0]
     answer = "yes" if reached(group) else "**no**"
@@ -106,7 +112,9 @@ def from_json(content: Mapping[str, Any]) -> tuple[list[harness.Row], list[harne
 
 
 def plot_growth(folder: Path, curves: Sequence[harness.Curve]) -> list[str]:
-  """One log-log plot for each benchmark, size and cost, with the fitted exponents; names of the files."""
+  """One log-log plot for each benchmark, size and cost, with the fitted exponents; names of the
+  files.
+  """
   names = []
   for (benchmark, size, cost), group in itertools.groupby(
     sorted(curves, key=_axes_of), key=_axes_of

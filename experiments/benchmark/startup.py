@@ -1,4 +1,6 @@
-"""How long it takes until something happens: the import, and the first finished step of a training run."""
+"""How long it takes until something happens: the import, and the first finished step of a training
+run.
+"""
 
 from collections.abc import Iterator, Sequence
 import functools
@@ -26,7 +28,9 @@ _RUN_REPETITIONS = 3
 
 
 def rows() -> Iterator[harness.Row]:
-  """Fresh processes on a warm disk: the import of the core, and the training command to its first finished step."""
+  """Fresh processes on a warm disk: the import of the core, and the training command to its first
+  finished step.
+  """
   seconds = harness.time_together(
     {
       name: functools.partial(_run, ["-c", code])
@@ -87,7 +91,8 @@ def _first_step_twice() -> tuple[float, float]:
 
 
 def _first_step(workdir: Path) -> float:
-  """Seconds from the command to the line that tells its first step, which is written once its loss is there; then it is stopped.
+  """Seconds from the command to the line that tells its first step, which is written once its loss
+  is there; then it is stopped.
 
   Raises:
     RuntimeError: the command has ended without one.

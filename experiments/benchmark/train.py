@@ -1,6 +1,8 @@
-"""The whole training step of a ResNet-50 with frozen batch norm on a CPU: forward, SOPRC, backward, SGD; against torch.
+"""The whole training step of a ResNet-50 with frozen batch norm on a CPU: forward, SOPRC, backward,
+SGD; against torch.
 
-Each image size is measured in a process of its own: `malloc.keep_pages` must come before jax and torch start threads, and holds for both.
+Each image size is measured in a process of its own: `malloc.keep_pages` must come before jax and
+torch start threads, and holds for both.
 """
 
 from collections.abc import Iterator
@@ -84,7 +86,9 @@ def _measure(image_size: int, batch_size: int) -> list[Row]:
 
 
 def _check(ours: "OurStep", peers: Any) -> None:
-  """Raises an AssertionError if the losses of the first two steps differ: the second one has the first one's update in it."""
+  """Raises an AssertionError if the losses of the first two steps differ: the second one has the
+  first one's update in it.
+  """
   import numpy as np
 
   for tolerance in (1e-4, 1e-3):
@@ -94,7 +98,9 @@ def _check(ours: "OurStep", peers: Any) -> None:
 
 
 class OurStep:
-  """Our compiled step with its state and a batch of the embedded data set; each call takes a step and returns its metrics."""
+  """Our compiled step with its state and a batch of the embedded data set; each call takes a step
+  and returns its metrics.
+  """
 
   def __init__(self, image_size: int, batch_size: int):
     import jax

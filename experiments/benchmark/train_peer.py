@@ -1,4 +1,6 @@
-"""The training step of `train` in torch: torchvision's ResNet-50, batch norm frozen, and SOPRC with the default preset."""
+"""The training step of `train` in torch: torchvision's ResNet-50, batch norm frozen, and SOPRC with
+the default preset.
+"""
 
 from typing import Any
 
@@ -36,7 +38,9 @@ class Bottleneck(nn.Module):
 
 
 class Embedder(nn.Module):
-  """uint8 images ``[B, H, W, 3]`` to unit-norm embeddings ``[B, 512]``, with torchvision's names."""
+  """uint8 images ``[B, H, W, 3]`` to unit-norm embeddings ``[B, 512]``, with torchvision's
+  names.
+  """
 
   def __init__(self) -> None:
     super().__init__()
@@ -62,7 +66,9 @@ class Embedder(nn.Module):
 
 
 def embedder(variables: Any) -> Embedder:
-  """The network with the weights of an `EmbeddingNet`, ``{"params": ..., "batch_stats": ...}``, in torch's fastest layout."""
+  """The network with the weights of an `EmbeddingNet`, ``{"params": ..., "batch_stats": ...}``, in
+  torch's fastest layout.
+  """
   net = Embedder().eval()  # frozen batch norm: the running statistics; scale and bias train
   for name, tensor in net.state_dict().items():
     if name.endswith("num_batches_tracked"):

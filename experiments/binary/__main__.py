@@ -1,20 +1,23 @@
-r"""Imbalanced binary classification, the original AUPRC problem: SOPRC beside the usual losses, over seeds.
+r"""Imbalanced binary classification, the original AUPRC problem: SOPRC beside the usual losses,
+over seeds.
 
 soprc train-binary --config=imbalanced:digits --workdir=runs/binary_digits
 
-Data sets: digits, breast_cancer, flights (see configs/imbalanced.py); they come with packages, pip install -e ".[binary]". On two idle CPU cores digits and
-breast_cancer take 25 seconds each and flights 2 minutes; with LibAUC, and other work beside, 3 and 9 minutes. Any key can be set: --config.loss.tau1=0.3;
---helpfull lists them.
+Data sets: digits, breast_cancer, flights (see configs/imbalanced.py); they come with packages, pip
+install -e ".[binary]". On two idle CPU cores digits and breast_cancer take 25 seconds each and
+flights 2 minutes; with LibAUC, and other work beside, 3 and 9 minutes. Any key can be set:
+--config.loss.tau1=0.3; --helpfull lists them.
 
-Every method starts at a seed from the same weights and sees the same batches; its learning rate is picked from config.rates by the mean AUPRC on val over
-the seeds, and its best network on val is tested. --libauc_python=PYTHON adds LibAUC's APLoss with its optimizer SOAP, run by the interpreter of another
-virtual environment (with torch and libauc) on the same weights and batches.
+Every method starts at a seed from the same weights and sees the same batches; its learning rate is
+picked from config.rates by the mean AUPRC on val over the seeds, and its best network on val is
+tested. --libauc_python=PYTHON adds LibAUC's APLoss with its optimizer SOAP, run by the interpreter
+of another virtual environment (with torch and libauc) on the same weights and batches.
 
-The table has the methods of the call: one with fewer config.methods, or without --libauc_python, writes a shorter one; finished runs stay, and enter the table again with
-the longer call.
+The table has the methods of the call: one with fewer config.methods, or without --libauc_python,
+writes a shorter one; finished runs stay, and enter the table again with the longer call.
 
-WORKDIR receives results.json (every value), table.md, pr_curves.png (test), convergence.png (val by step), and runs/, where each finished run is kept: the
-same command goes on where it stopped.
+WORKDIR receives results.json (every value), table.md, pr_curves.png (test), convergence.png (val by
+step), and runs/, where each finished run is kept: the same command goes on where it stopped.
 """
 
 from collections.abc import Sequence
@@ -35,7 +38,8 @@ absl_flags.declare_key_flag("workdir")
 _LIBAUC_PYTHON = absl_flags.DEFINE_string(
   "libauc_python",
   "",
-  "Interpreter with torch and libauc: its APLoss with SOAP is compared too, in a process of its own.",
+  "Interpreter with torch and libauc: its APLoss with SOAP is compared too, in a process of its "
+  "own.",
 )
 _EXAMPLE = "--config=imbalanced:digits --workdir=runs/binary_digits"
 
@@ -55,7 +59,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 class Study(NamedTuple):
-  """A study that has been checked: its config, its data, its methods, and what else belongs into the results."""
+  """A study that has been checked: its config, its data, its methods, and what else belongs into
+  the results.
+  """
 
   config: Any
   table: Any
@@ -67,7 +73,8 @@ def prepare(config: Any, folder: Path, python: str) -> Study:
   """Checks everything that would stop the study later, and claims its folder.
 
   Raises:
-    ValueError: a wrong key, a folder of another config, data that do not fit, an interpreter without libauc.
+    ValueError: a wrong key, a folder of another config, data that do not fit, an interpreter
+      without libauc.
   """
   from experiments.binary import binary, binary_config, binary_losses, binary_peer, binary_report
   from soprc_jax.data import tabular
@@ -96,7 +103,10 @@ def make(study: Study, folder: Path, python: str) -> str:
   from experiments.binary import binary_report, binary_runs
 
   config, table, methods, about = study
-  told = f"{config.data.name}: {about['data']} {len(methods)} methods, {len(config.seeds)} seeds, into {folder}."
+  told = (
+    f"{config.data.name}: {about['data']} {len(methods)} methods, {len(config.seeds)} seeds, "
+    f"into {folder}."
+  )
   logging.getLogger("soprc_jax.train_binary").info("%s", told)
   rows = binary_runs.run_all(config, table, folder, methods=methods, python=python)
   costs = binary_runs.measure(config, table, folder, rows, python=python)
@@ -106,7 +116,10 @@ def make(study: Study, folder: Path, python: str) -> str:
 def _machine() -> str:
   import jax
 
-  return f"{os.cpu_count()} CPU cores, {jax.default_backend()}, Python {platform.python_version()}, jax {jax.__version__}."
+  return (
+    f"{os.cpu_count()} CPU cores, {jax.default_backend()}, Python "
+    f"{platform.python_version()}, jax {jax.__version__}."
+  )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Training on imbalanced classes: one compiled call a method and seed, with every learning rate side by side.
+"""Training on imbalanced classes: one compiled call a method and seed, with every learning rate
+side by side.
 
-All methods share the splits, the first weights, the batches, the optimizer and the budget of their seed. AUPRC is taken of the logits.
+All methods share the splits, the first weights, the batches, the optimizer and the budget of their
+seed. AUPRC is taken of the logits.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +29,8 @@ class Task(NamedTuple):
   Attributes:
     splits: data.
     params: first weights.
-    batches: ``[E, K, B]`` int32 positions in the training split: E evaluations, K steps before each.
+    batches: ``[E, K, B]`` int32 positions in the training split: E evaluations, K steps before
+      each.
     num_positives: only the first so many of a batch may be positive.
   """
 
@@ -90,7 +93,9 @@ def make_loss(config: Any, name: str, task: Task) -> Objective:
 
 
 def make_trainer(config: Any, name: str, task: Task) -> Callable[[Task], Found]:
-  """A function that trains a method on any task of the same size: the seeds share its compilation."""
+  """A function that trains a method on any task of the same size: the seeds share its
+  compilation.
+  """
   loss = make_loss(config, name, task)
   network = _network(config)
 
@@ -134,7 +139,9 @@ def make_trainer(config: Any, name: str, task: Task) -> Callable[[Task], Found]:
 
 
 def make_stepper(config: Any, name: str, task: Task, rate: float) -> Callable[[State, Any], State]:
-  """``(state, batches [K, B]) -> state``, K steps of a method on a task, and nothing else: for timing and for tests."""
+  """``(state, batches [K, B]) -> state``, K steps of a method on a task, and nothing else: for
+  timing and for tests.
+  """
   loss = make_loss(config, name, task)
   tx = make_optimizer(config, loss, rate)
   train = task.splits.train
@@ -194,7 +201,9 @@ def _take_steps(
   state: State,
   rows: Any,
 ) -> tuple[State, jax.Array]:
-  """One optimisation step (Alg. 1) for each row ``[B]`` of ``rows [K, B]``; the state and the losses ``[K]``."""
+  """One optimisation step (Alg. 1) for each row ``[B]`` of ``rows [K, B]``; the state and the
+  losses ``[K]``.
+  """
 
   def step(state: State, rows: jax.Array) -> tuple[State, jax.Array]:
     def objective(params: Any) -> tuple[jax.Array, Mapping[str, Any]]:

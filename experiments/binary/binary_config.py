@@ -1,4 +1,6 @@
-"""The config of the study of imbalanced classification: its table of keys, and checks that fail before anything is compiled."""
+"""The config of the study of imbalanced classification: its table of keys, and checks that fail
+before anything is compiled.
+"""
 
 from typing import Any
 

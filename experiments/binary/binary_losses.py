@@ -1,4 +1,6 @@
-"""The losses that the study of imbalanced classification compares, as objectives of logits (soprc_jax/training/loss_protocol.py)."""
+"""The losses that the study of imbalanced classification compares, as objectives of logits
+(soprc_jax/training/loss_protocol.py).
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,19 +19,21 @@ SCORES = tuple(_BOUNDS)
 
 
 def make(name: str, config: Any, setting: Setting) -> Objective:
-  """The objective ``name`` of `LABELS` with the options of ``config.loss``, for logits ``[B]`` and labels 0 or 1.
+  """The objective ``name`` of `LABELS` with the options of ``config.loss``, for logits ``[B]`` and
+  labels 0 or 1.
 
   Args:
     name: of a method.
     config: ``config.loss``, resolved.
-    setting: ``class_counts``: negatives and positives of the training data; ``max_positives``: only the first so many of a
-      batch may be positive.
+    setting: ``class_counts``: negatives and positives of the training data; ``max_positives``: only
+      the first so many of a batch may be positive.
   """
   return _FACTORIES[name](config, setting)
 
 
 def bound(logits: jax.Array, kind: str) -> jax.Array:
-  """Scores of logits: themselves, or bounded, so that a width tau keeps its meaning as the network grows.
+  """Scores of logits: themselves, or bounded, so that a width tau keeps its meaning as the network
+  grows.
 
   The order stays; evaluation takes the logits, since bounded scores near their ends tie in float32.
   """
@@ -76,7 +80,9 @@ def _ap(config: Any, setting: Setting) -> Objective:
 
 
 def _auroc(config: Any, setting: Setting) -> Objective:
-  """Mean over the pairs of a positive and a negative, of l1 of the scores' difference or of the logistic loss of the logits'."""
+  """Mean over the pairs of a positive and a negative, of l1 of the scores' difference or of the
+  logistic loss of the logits'.
+  """
   kind = "none" if config.auroc.surrogate == "logistic" else config.scores
 
   def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:

@@ -1,4 +1,6 @@
-"""LibAUC's APLoss with its optimizer SOAP on the very same task, in an interpreter of its own: never a dependency, never imported."""
+"""LibAUC's APLoss with its optimizer SOAP on the very same task, in an interpreter of its own:
+never a dependency, never imported.
+"""
 
 from pathlib import Path
 import subprocess
@@ -12,11 +14,13 @@ from experiments.binary import binary
 SCRIPT = Path(__file__).with_name("libauc_peer.py")
 _VERSIONS = (
   "import libauc, libauc.losses.auc, libauc.optimizers, sys, torch; "
-  "print('libauc', libauc.__version__, 'torch', torch.__version__, 'Python', sys.version.split()[0])"
+  "print('libauc', libauc.__version__, 'torch', torch.__version__, 'Python', "
+  "sys.version.split()[0])"
 )
 _REMEDY = (
   "give the python of a virtual environment of its own with libauc in it:\n"
-  "  python -m venv libauc_venv && libauc_venv/bin/pip install torch numpy scipy scikit-learn pandas tqdm && libauc_venv/bin/pip install --no-deps libauc"
+  "  python -m venv libauc_venv && libauc_venv/bin/pip install torch numpy scipy scikit-learn "
+  "pandas tqdm && libauc_venv/bin/pip install --no-deps libauc"
 )
 
 

@@ -1,4 +1,6 @@
-"""What the study of imbalanced classification found: a table, every value as JSON, and two pictures."""
+"""What the study of imbalanced classification found: a table, every value as JSON, and two
+pictures.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,7 +67,9 @@ def markdown(
   costs: Mapping[str, float],
   about: Mapping[str, Any],
 ) -> str:
-  """The methods, best test AUPRC first, with the paired difference of the first method to each other one."""
+  """The methods, best test AUPRC first, with the paired difference of the first method to each
+  other one.
+  """
   first = rows[0].method
   header = [
     "method",
@@ -89,10 +93,13 @@ def markdown(
   count = len(config.seeds)
   notes = [
     "",
-    f"{config.data.name}: {about['data']} By chance the AUPRC is {about['chance']:.4f}. Mean ± standard deviation over {count} "
-    f"seed{'s' if count > 1 else ''}, each with its own split; learning rate picked by the mean AUPRC on val (* at the edge of the grid); the "
+    f"{config.data.name}: {about['data']} By chance the AUPRC is {about['chance']:.4f}. Mean ± "
+    f"standard deviation over {count} "
+    f"seed{'s' if count > 1 else ''}, each with its own split; learning rate picked by the mean "
+    "AUPRC on val (* at the edge of the grid); the "
     "best network on val is tested. Difference paired by seed, ± standard error.",
-    f"Step: {config.data.batch_size} examples; the methods take turns (LibAUC in its own process, after them). {about['machine']}",
+    f"Step: {config.data.batch_size} examples; the methods take turns (LibAUC in its own process, "
+    f"after them). {about['machine']}",
   ]
   return "\n".join([text_table.markdown(header, lines), *notes]) + "\n"
 
@@ -140,7 +147,9 @@ def _test_values(row: binary_runs.Row) -> dict[str, np.ndarray]:
 
 
 def _mean_pr_curve(row: binary_runs.Row, *, points: int = 501) -> tuple[np.ndarray, np.ndarray]:
-  """Recall ``[points]``, and the mean precision there over the seeds; runs that broke down are left out."""
+  """Recall ``[points]``, and the mean precision there over the seeds; runs that broke down are left
+  out.
+  """
   grid = np.linspace(0, 1, points)
   fine = np.isfinite(row.val)
   curves = [

@@ -23,12 +23,14 @@ _log = logging.getLogger(__name__)
 
 
 class Row(NamedTuple):
-  """One method of a finished study, at the learning rate with the best mean val AUPRC over the seeds.
+  """One method of a finished study, at the learning rate with the best mean val AUPRC over the
+  seeds.
 
   Attributes:
     method: its name.
     rate: learning rate.
-    val_by_rate: rate -> mean over the seeds of the best val AUPRC, NaN if training broke down at a seed.
+    val_by_rate: rate -> mean over the seeds of the best val AUPRC, NaN if training broke down at a
+      seed.
     val: ``[S]`` best val AUPRC at each seed.
     convergence: ``[S, E]`` val AUPRC at each evaluation.
     scores: ``[S, n]`` logits of the test examples.
@@ -108,10 +110,12 @@ def measure(
   steps: int = 50,
   rounds: int = 9,
 ) -> dict[str, float]:
-  """Seconds of a training step of each method at its rate, from the first weights: the median of ``rounds`` calls of ``steps`` steps.
+  """Seconds of a training step of each method at its rate, from the first weights: the median of
+  ``rounds`` calls of ``steps`` steps.
 
-  The methods take turns, so that a busy machine slows them alike; libauc's, in its own process, comes after them (median of its steps).
-  Values of an earlier call in the folder are taken if they are of the same methods.
+  The methods take turns, so that a busy machine slows them alike; libauc's, in its own process,
+  comes after them (median of its steps). Values of an earlier call in the folder are taken if they
+  are of the same methods.
   """
   path = folder / COSTS
   if path.exists():
@@ -182,7 +186,8 @@ def _load(path: Path, config: Any, num_test: int) -> binary.Found:
     for name, array, shape in zip(found._fields, found, shapes, strict=True):
       if array.shape != shape or array.dtype.kind != "f":
         raise ValueError(
-          f"{path}: {name} must be {list(shape)} numbers, it is {list(array.shape)} of {array.dtype}"
+          f"{path}: {name} must be {list(shape)} numbers, it is {list(array.shape)} of "
+          f"{array.dtype}"
         )
   except ValueError as error:
     raise ValueError(f"{error}: remove it, and the run is made again") from error

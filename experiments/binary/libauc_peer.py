@@ -1,9 +1,11 @@
-"""Trains with LibAUC's APLoss and SOAP on batches that it is given; a script for an interpreter of its own, with numpy, torch and libauc.
+"""Trains with LibAUC's APLoss and SOAP on batches that it is given; a script for an interpreter of
+its own, with numpy, torch and libauc.
 
 PYTHON experiments/binary/libauc_peer.py TASK.npz FOUND.npz
 
-`soprc train-binary --libauc_python=PYTHON` writes TASK.npz, calls this and reads FOUND.npz (experiments/binary/binary_peer.py). Nothing here imports
-JAX or soprc_jax, and nothing of soprc_jax imports torch or libauc.
+`soprc train-binary --libauc_python=PYTHON` writes TASK.npz, calls this and reads FOUND.npz
+(experiments/binary/binary_peer.py). Nothing here imports JAX or soprc_jax, and nothing of soprc_jax
+imports torch or libauc.
 """
 
 import sys
@@ -32,7 +34,9 @@ def main(task_path: str, found_path: str) -> None:
 
 
 def train(task: Any, rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-  """One run: logits of val and test ``[E, n]`` at each evaluation, mean losses ``[E]``, median seconds of a step."""
+  """One run: logits of val and test ``[E, n]`` at each evaluation, mean losses ``[E]``, median
+  seconds of a step.
+  """
   features, labels = (
     torch.from_numpy(task["train_features"]),
     torch.from_numpy(task["train_labels"]).float(),

@@ -1,18 +1,23 @@
-r"""Compares methods under one protocol: same start, batches and budget; learning rates picked on val; over seeds.
+r"""Compares methods under one protocol: same start, batches and budget; learning rates picked on
+val; over seeds.
 
 soprc compare --config=glyphs:compare --workdir=runs/compare
 soprc compare --config=glyphs:compare,finetune --workdir=runs/compare_finetune \
     --init_from='runs/compare/triplet-lr0.008-seed{seed}'
 
-Every method of config.compare.methods runs each rate of config.compare.rates at the first of config.compare.seeds, and its best rate on val
-at the other seeds; the flags below replace these. A method is a loss (triplet, smooth_ap, package.module:function for your own), a preset
-of SOPRC (paper, authors), soprc for the config as it is, or any other argument of the config file (ablation1). With
---config.compare.soprc_with_sgd=true SOPRC trains by SGD and the others by Adam, as in the paper's appendix.
+Every method of config.compare.methods runs each rate of config.compare.rates at the first of
+config.compare.seeds, and its best rate on val at the other seeds; the flags below replace these. A
+method is a loss (triplet, smooth_ap, package.module:function for your own), a preset of SOPRC
+(paper, authors), soprc for the config as it is, or any other argument of the config file
+(ablation1). With --config.compare.soprc_with_sgd=true SOPRC trains by SGD and the others by Adam,
+as in the paper's appendix.
 
-Each run has a folder in WORKDIR, and the same command goes on where it stopped. WORKDIR receives table.md, table.json, pr_curves.png
-(mean over seeds of the mean precision-recall curves on test) and convergence.png (mean over seeds of mAUPRC on val).
+Each run has a folder in WORKDIR, and the same command goes on where it stopped. WORKDIR receives
+table.md, table.json, pr_curves.png (mean over seeds of the mean precision-recall curves on test)
+and convergence.png (mean over seeds of mAUPRC on val).
 
-A start that was trained on classes of val or test is an error; --allow_seen_classes notes them in the results and the table instead.
+A start that was trained on classes of val or test is an error; --allow_seen_classes notes them in
+the results and the table instead.
 """
 
 from collections.abc import Sequence
@@ -33,7 +38,8 @@ _METHODS = absl_flags.DEFINE_list(
 _RATES = absl_flags.DEFINE_list(
   "rates",
   None,
-  "Grid of learning rates, the same for every method (not for SOPRC with soprc_with_sgd). Default: config.compare.",
+  "Grid of learning rates, the same for every method (not for SOPRC with soprc_with_sgd). Default: "
+  "config.compare.",
 )
 _SEEDS = absl_flags.DEFINE_list(
   "seeds", None, "Seeds of weights, batches and augmentation. Default: config.compare."
@@ -41,13 +47,15 @@ _SEEDS = absl_flags.DEFINE_list(
 _INIT_FROM = absl_flags.DEFINE_string(
   "init_from",
   None,
-  "Workdir of the run that every method starts from; {seed} is replaced by the seed. Default: config.compare; empty: random weights.",
+  "Workdir of the run that every method starts from; {seed} is replaced by the seed. Default: "
+  "config.compare; empty: random weights.",
 )
 
 _ALLOW_SEEN = absl_flags.DEFINE_bool(
   "allow_seen_classes",
   False,
-  "Start from networks also if they were trained on classes of val or test: a warning and a note in the results instead of an error.",
+  "Start from networks also if they were trained on classes of val or test: a warning and a note "
+  "in the results instead of an error.",
 )
 _LIST = absl_flags.DEFINE_bool(
   "list", False, "Print the runs and the estimated time, and start none."
@@ -74,7 +82,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _print_plan(plan: Any, first: Any, run: flags.Run) -> None:
-  """Prints the runs of each method and the time that is left, measured on a few steps of the first method."""
+  """Prints the runs of each method and the time that is left, measured on a few steps of the first
+  method.
+  """
   from experiments.compare import comparison, plans, step_cost
   from soprc_jax._internal import text_table
   from soprc_jax.training import parallel, progress
@@ -146,7 +156,8 @@ def _refuse_lost_overrides() -> None:
   for argument in flags.config_arguments():
     if methods.is_method(argument):
       raise ValueError(
-        f"--config=FILE:{argument} names a method, and the comparison sets the method of every run: use --methods={argument}"
+        f"--config=FILE:{argument} names a method, and the comparison sets the method of every "
+        f"run: use --methods={argument}"
       )
   for key in flags.config_overrides():
     if key in plans.OWN_KEYS:
@@ -155,7 +166,8 @@ def _refuse_lost_overrides() -> None:
       )
     if key == "optim.name" and _settings().soprc_with_sgd:
       raise ValueError(
-        "--config.optim.name goes with compare.soprc_with_sgd=False: with True SOPRC has sgd and the others adam"
+        "--config.optim.name goes with compare.soprc_with_sgd=False: with True SOPRC has sgd and "
+        "the others adam"
       )
 
 

@@ -1,4 +1,6 @@
-"""A fair comparison of methods: same start, batches and budget, each with its learning rate picked on val."""
+"""A fair comparison of methods: same start, batches and budget, each with its learning rate picked
+on val.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 import json
@@ -59,7 +61,8 @@ class Row(NamedTuple):
 def check(
   plan: plans.Plan, make_config: plans.MakeConfig, folder: Path, *, allow_seen_classes: bool = False
 ) -> None:
-  """Raises a ValueError or an OSError for what would stop a run later or make the comparison unfair.
+  """Raises a ValueError or an OSError for what would stop a run later or make the comparison
+  unfair.
 
   Args:
     plan: which runs.
@@ -68,8 +71,8 @@ def check(
     allow_seen_classes: see `check_starts`.
 
   Raises:
-    ValueError: methods differ in more than the loss (and the optimizer); the data have no val; a run or the folder is of another comparison; a
-      start does not fit.
+    ValueError: methods differ in more than the loss (and the optimizer); the data have no val; a
+      run or the folder is of another comparison; a start does not fit.
     OSError: a start is missing.
   """
   check_folder(folder)
@@ -78,7 +81,8 @@ def check(
   base = make_config("soprc")
   if base.loss.name != "soprc" or base.loss.preset != "default":
     raise ValueError(
-      "the config file's argument chooses a loss or a preset already: leave it out, and give it in --methods"
+      "the config file's argument chooses a loss or a preset already: leave it out, and give it in "
+      "--methods"
     )
   first = plans.run_config(
     plan, make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0])
@@ -101,7 +105,8 @@ def check(
 
 
 def check_folder(folder: Path, writes: Sequence[str] = WRITES) -> None:
-  """Raises a ValueError if the folder is a file, of a training run, or holds what would be overwritten.
+  """Raises a ValueError if the folder is a file, of a training run, or holds what would be
+  overwritten.
 
   Args:
     folder: of the comparison, which may hold an earlier part of it.
@@ -120,10 +125,12 @@ def check_starts(
   Args:
     starts: seed -> ``model.init_from``, see `plans.Plan.starts`.
     config: resolved config of one of the runs.
-    allow_seen_classes: log a warning instead of an error if a start was trained on classes of val or test.
+    allow_seen_classes: log a warning instead of an error if a start was trained on classes of val
+      or test.
 
   Raises:
-    ValueError: a start does not fit, was trained on classes of val or test, or is a run that has not finished.
+    ValueError: a start does not fit, was trained on classes of val or test, or is a run that has
+      not finished.
     OSError: a start is missing.
   """
   if not starts:
@@ -144,7 +151,8 @@ def check_starts(
 def claim(
   shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path, *, data: Any = None
 ) -> None:
-  """Makes the folder and notes what is compared from which start on which data, or checks that it is what was noted there.
+  """Makes the folder and notes what is compared from which start on which data, or checks that it
+  is what was noted there.
 
   Args:
     shared: what all runs have in common, e.g. `plans.shared`.
@@ -153,8 +161,8 @@ def claim(
     data: ``config.data`` of the runs; None leaves the data out.
 
   Raises:
-    ValueError: the folder holds a comparison of another config, its runs started from other networks, the data have changed since, or there is
-      a link in it.
+    ValueError: the folder holds a comparison of another config, its runs started from other
+      networks, the data have changed since, or there is a link in it.
   """
   prints = {str(seed): checkpoints.fingerprint(start) for seed, start in starts.items()}
   noted = {"shared": shared, "starts": prints}
@@ -183,11 +191,13 @@ def claim(
   for seed, start in starts.items():
     if there["starts"].get(str(seed), prints[str(seed)]) != prints[str(seed)]:
       raise ValueError(
-        f"the network in {start} is not the one that earlier runs in {folder} started from: choose another folder"
+        f"the network in {start} is not the one that earlier runs in {folder} started from: choose "
+        "another folder"
       )
   if bool(there["starts"]) != bool(starts):
     raise ValueError(
-      f"earlier runs in {folder} started from {'networks' if there['starts'] else 'random weights'}: choose another folder"
+      f"earlier runs in {folder} started from "
+      f"{'networks' if there['starts'] else 'random weights'}: choose another folder"
     )
   if splits:
     _check_data(path, there, noted["data"], splits)
@@ -246,7 +256,9 @@ def run_all(
 
 
 def finished(folder: Path, name: plans.RunName) -> dict[str, Any] | None:
-  """``results.json`` of a run; of one that broke down a dict with ``"diverged"``, the reason; None if it has not ended yet."""
+  """``results.json`` of a run; of one that broke down a dict with ``"diverged"``, the reason; None
+  if it has not ended yet.
+  """
   for file in (workdir_lib.RESULTS, _DIVERGED):
     path = folder / name.folder() / file
     if path.exists():
@@ -279,7 +291,9 @@ def metric(folder: Path, name: plans.RunName, split: str, key: str) -> float:
 
 
 def seen_classes(folder: Path, names: Iterable[plans.RunName]) -> str:
-  """Returns a note on the classes of val and test that the starts of some runs were trained on; empty if there are none."""
+  """Returns a note on the classes of val and test that the starts of some runs were trained on;
+  empty if there are none.
+  """
   found = [(finished(folder, name) or {}).get("seen_classes") for name in names]
   told = dict.fromkeys(
     classes.sentence(one) for one in found if one and not stored.problem(one, classes.SEEN)
@@ -333,7 +347,8 @@ def run_one(
     try:
       loop.train(config, folder / name.folder(), allow_seen_classes=allow_seen_classes)
     except loop.DivergedError as error:
-      # Too high a rate is a result like another: remembered, so that the same command does not repeat it.
+      # Too high a rate is a result like another: remembered, so that the same command does not
+      # repeat it.
       note = {"diverged": str(error), "patience": _patience(config)}
       workdir_lib.write_atomically(folder / name.folder() / _DIVERGED, json.dumps(note) + "\n")
   results = finished(folder, name) or {}
@@ -353,8 +368,8 @@ def _check_alike(first: Any, config: Any, method: str) -> None:
   lines = config_lib.differences(plans.shared(config), plans.shared(first))
   if lines:
     raise ValueError(
-      f"method {method!r} differs from the first one in more than its loss and optimizer, so that they cannot be compared:\n  "
-      + "\n  ".join(lines)
+      f"method {method!r} differs from the first one in more than its loss and optimizer, so that "
+      "they cannot be compared:\n  " + "\n  ".join(lines)
     )
 
 

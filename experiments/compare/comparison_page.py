@@ -34,7 +34,8 @@ _TABLE = {
 
 
 def make(folder: Path) -> str:
-  """The page on a finished comparison; curves need the folders of its runs, the page says where they are gone.
+  """The page on a finished comparison; curves need the folders of its runs, the page says where
+  they are gone.
 
   Raises:
     ValueError: a file is damaged.
@@ -85,7 +86,8 @@ def _check(path: Path, table: Mapping[str, Any]) -> None:
       or sizes != {len(table["plan"]["seeds"])}
     ):
       raise ValueError(
-        f"{path} is damaged (method {entry['method']!r} has other metrics or seeds than the plan): remove it, and the command of soprc compare "
+        f"{path} is damaged (method {entry['method']!r} has other metrics or seeds than the plan): "
+        "remove it, and the command of soprc compare "
         "writes it again"
       )
 
@@ -187,7 +189,8 @@ def _row(folder: Path, table: Mapping[str, Any], entry: Mapping[str, Any]) -> co
   )
   if [name.folder() for name in names] != entry["runs"]:
     raise ValueError(
-      f"{folder / 'table.json'} is damaged (the runs of {entry['method']!r} are not those of its rate and seeds): remove it, and make it again"
+      f"{folder / 'table.json'} is damaged (the runs of {entry['method']!r} are not those of its "
+      "rate and seeds): remove it, and make it again"
     )
   val = {
     float(rate): np.nan if value is None else value for rate, value in entry["val_by_rate"].items()
@@ -217,7 +220,10 @@ def _costs(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Ma
     seconds = entry["step_seconds"]
     cells = [1e3 * seconds, size / seconds if seconds else None, entry["peak_memory_bytes"] / 2**20]
     rows.append([page.name(entry["label"]), *(page.number(cell, 0) for cell in cells)])
-  caption = f"Cost of a training step of the whole batch, on {table.get('costs_on', 'a device that was not noted')}"
+  caption = (
+    "Cost of a training step of the whole batch, on "
+    f"{table.get('costs_on', 'a device that was not noted')}"
+  )
   return page.table(caption, ["method", "milliseconds", "images per second", "memory, MiB"], rows)
 
 

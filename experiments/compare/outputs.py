@@ -66,7 +66,9 @@ def write(
 
 
 def _costs(folder: Path, configs: Mapping[str, Any]) -> dict[str, step_cost.Cost]:
-  """Costs of all methods, measured in one go; those of an earlier call if they were of the same configs and device."""
+  """Costs of all methods, measured in one go; those of an earlier call if they were of the same
+  configs and device.
+  """
   path = folder / _COSTS
   key = {
     "device": parallel.describe(),
@@ -102,6 +104,7 @@ def _title(plan: plans.Plan, configs: Mapping[str, Any]) -> str:
   optimizers = " or ".join(sorted({config.optim.name for config in configs.values()}))
   start = f"from the networks in {plan.init_from}" if plan.init_from else "from random weights"
   return (
-    f"{config.data.source}, {config.model.name} (width {config.model.width}), {config.train.steps} steps of "
+    f"{config.data.source}, {config.model.name} (width {config.model.width}), {config.train.steps} "
+    "steps of "
     f"{config.train.batch_size} images, {optimizers}, {start}"
   )

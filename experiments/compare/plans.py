@@ -48,14 +48,18 @@ MakeConfig = Callable[[str], Any]
 
 
 class Plan(NamedTuple):
-  """Which runs a comparison makes: every method at each rate with the first seed, and at its best rate with the others.
+  """Which runs a comparison makes: every method at each rate with the first seed, and at its best
+  rate with the others.
 
   Attributes:
-    methods: names that the config file, or `methods.choose`, takes. The first is compared with the others.
+    methods: names that the config file, or `methods.choose`, takes. The first is compared with the
+      others.
     rates: grid of learning rates.
     seeds: seeds of weights, batches and augmentation; the first picks the rate.
-    init_from: workdir of the run that all methods start from, ``{seed}`` replaced; empty: random weights.
-    soprc_with_sgd: SOPRC trains by SGD and the others by Adam, as in the paper's appendix; else all by ``config.optim.name``.
+    init_from: workdir of the run that all methods start from, ``{seed}`` replaced; empty: random
+      weights.
+    soprc_with_sgd: SOPRC trains by SGD and the others by Adam, as in the paper's appendix; else all
+      by ``config.optim.name``.
     sgd_rates: grid of SOPRC's rates in that case.
   """
 
@@ -162,7 +166,9 @@ def run_config(plan: Plan, make_config: MakeConfig, name: RunName) -> Any:
 
 
 def best(val: Mapping[T, float]) -> T:
-  """The key with the highest val mAUPRC, of equal ones the first; one with which training broke down (NaN) is below all."""
+  """The key with the highest val mAUPRC, of equal ones the first; one with which training broke
+  down (NaN) is below all.
+  """
   return max(val, key=lambda key: -math.inf if math.isnan(val[key]) else val[key])
 
 
@@ -172,13 +178,17 @@ def describe(plan: Plan) -> str:
   shown = sorted({f"{', '.join(f'{rate:g}' for rate in grid)}" for grid in grids.values()})
   start = f"the networks in {plan.init_from}" if plan.init_from else "random weights"
   return (
-    f"{num_runs(plan)} runs: {len(plan.methods)} methods ({', '.join(plan.methods)}), learning rates "
-    f"{' or '.join(shown)} at seed {plan.seeds[0]}, the best on val at seeds {', '.join(map(str, plan.seeds))}; from {start}"
+    f"{num_runs(plan)} runs: {len(plan.methods)} methods ({', '.join(plan.methods)}), learning "
+    "rates "
+    f"{' or '.join(shown)} at seed {plan.seeds[0]}, the best on val at seeds "
+    f"{', '.join(map(str, plan.seeds))}; from {start}"
   )
 
 
 def shared(config: Any) -> dict[str, Any]:
-  """What all runs of a comparison have in common: everything but the loss, the optimizer, the seed and the start."""
+  """What all runs of a comparison have in common: everything but the loss, the optimizer, the seed
+  and the start.
+  """
   tree = config.to_dict()
   del tree["loss"], tree["seed"], tree["model"]["init_from"]
   for key in ("name", "learning_rate"):
@@ -192,7 +202,9 @@ def num_runs(plan: Plan) -> int:
 
 
 def possible_runs(plan: Plan, method: str) -> list[RunName]:
-  """Returns every run that a method may make: its rates at the first seed, and each rate at the others."""
+  """Returns every run that a method may make: its rates at the first seed, and each rate at the
+  others.
+  """
   return [RunName(method, rate, seed) for seed in plan.seeds for rate in rates_of(plan, method)]
 
 

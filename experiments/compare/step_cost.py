@@ -1,4 +1,6 @@
-"""What a training step costs by the method: time, measured side by side, and memory, as XLA plans it."""
+"""What a training step costs by the method: time, measured side by side, and memory, as XLA plans
+it.
+"""
 
 from collections.abc import Callable, Mapping
 import time
@@ -19,8 +21,8 @@ class Cost(NamedTuple):
 
   Attributes:
     step_seconds: median time of a step of the batch of all devices, without loading.
-    peak_bytes: memory of the step on one device, by XLA's plan: arguments (network, optimizer with what the loss carries, batch),
-      results that do not take their place, and temporaries.
+    peak_bytes: memory of the step on one device, by XLA's plan: arguments (network, optimizer with
+      what the loss carries, batch), results that do not take their place, and temporaries.
   """
 
   step_seconds: float
@@ -47,7 +49,8 @@ def measure(configs: Mapping[str, Any], *, rounds: int = 7) -> dict[str, Cost]:
 
 
 def run_seconds(base: ConfigDict) -> Callable[[ConfigDict], float]:
-  """Measures steps of a config, and returns a function that estimates the seconds of a run of a config like it.
+  """Measures steps of a config, and returns a function that estimates the seconds of a run of a
+  config like it.
 
   Args:
     base: resolved.

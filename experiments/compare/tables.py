@@ -53,7 +53,8 @@ def mean_and_deviation(values: np.ndarray) -> str:
 def paired_difference(first: np.ndarray, other: np.ndarray) -> tuple[float, float]:
   """Mean over the seeds of first minus other, and its standard error (NaN for one seed).
 
-  >>> print([f"{value:.2f}" for value in paired_difference(np.array([0.5, 0.7]), np.array([0.4, 0.5]))])
+  >>> print([f"{value:.2f}" for value in paired_difference(np.array([0.5, 0.7]), np.array([0.4,
+  ...   0.5]))])
   ['0.15', '0.05']
   """
   gaps = first - other
@@ -72,7 +73,8 @@ def difference(first: np.ndarray, other: np.ndarray) -> str:
 
 
 def markdown(summaries: Sequence[Summary], device: str) -> str:
-  """A table of the methods, best mAUPRC first, and the paired difference of the first method to each other one.
+  """A table of the methods, best mAUPRC first, and the paired difference of the first method to
+  each other one.
 
   Args:
     summaries: the methods.
@@ -104,15 +106,18 @@ def markdown(summaries: Sequence[Summary], device: str) -> str:
   lines = [
     text_table.markdown(header, rows),
     "",
-    f"Test, mean ± standard deviation over {count} seed{'s' if count > 1 else ''}; learning rate picked on val at the first seed"
+    f"Test, mean ± standard deviation over {count} seed{'s' if count > 1 else ''}; learning rate "
+    "picked on val at the first seed"
     f" (* at the edge of its grid). Difference of {main} paired by seed, ± standard error.",
-    "Step: median time of a training step of the whole batch without loading, the methods taking turns. Memory: XLA's plan for that step "
+    "Step: median time of a training step of the whole batch without loading, the methods taking "
+    "turns. Memory: XLA's plan for that step "
     f"on one device. Both on {device}.",
   ]
   broken = _broken(summaries)
   if broken:
     lines.append(
-      f"Training broke down (loss or gradient not finite; left out of the curves): {', '.join(broken)}."
+      "Training broke down (loss or gradient not finite; left out of the curves): "
+      f"{', '.join(broken)}."
     )
   return "\n".join(lines) + "\n"
 
@@ -166,7 +171,8 @@ def as_json(summaries: Sequence[Summary], about: Mapping[str, Any]) -> dict[str,
 
 
 def mean_pr_curve(folder: Path, row: comparison.Row, *, points: int = 501) -> Curve:
-  """Recall ``[points]`` from 0 to 1, and the mean over the seeds of the runs' mean precision there; runs that broke down are left out.
+  """Recall ``[points]`` from 0 to 1, and the mean over the seeds of the runs' mean precision there;
+  runs that broke down are left out.
 
   Raises:
     ValueError: the file of a run is damaged.
@@ -197,7 +203,8 @@ def _pr_curve(path: Path) -> Curve:
       or {recall.dtype.kind, precision.dtype.kind} != {"f"}
     ):
       raise ValueError(
-        f"{path} is damaged (recall {list(recall.shape)} and precision {list(precision.shape)} are no curve)"
+        f"{path} is damaged (recall {list(recall.shape)} and precision {list(precision.shape)} are "
+        "no curve)"
       )
   except ValueError as error:
     raise ValueError(f"{error}: remove {path.parent}, and the run is made again") from error
@@ -206,13 +213,16 @@ def _pr_curve(path: Path) -> Curve:
 
 
 def mean_convergence(folder: Path, row: comparison.Row) -> Curve:
-  """Steps at which val was evaluated, and the mean over the seeds of val mAUPRC; runs that broke down are left out."""
+  """Steps at which val was evaluated, and the mean over the seeds of val mAUPRC; runs that broke
+  down are left out.
+  """
   steps, values = logged(folder, row, "val_mAUPRC")
   return steps, values.mean(axis=0) if len(values) else steps
 
 
 def logged(folder: Path, row: comparison.Row, key: str) -> tuple[np.ndarray, np.ndarray]:
-  """``[N]`` steps whose line of the log has a key, and ``[runs, N]`` its values; runs that broke down are left out, N = 0 if the key is in no log.
+  """``[N]`` steps whose line of the log has a key, and ``[runs, N]`` its values; runs that broke
+  down are left out, N = 0 if the key is in no log.
 
   Raises:
     ValueError: the logs of the runs do not have it at the same steps: one of them is damaged.
@@ -238,7 +248,8 @@ def logged(folder: Path, row: comparison.Row, key: str) -> tuple[np.ndarray, np.
   if fewest < most:
     path = min(sizes, key=lambda path: sizes[path])
     raise ValueError(
-      f"{path} has {key} at {fewest} steps, the log of another seed at {most}: it is damaged. Remove {path.parent}, and the run is "
+      f"{path} has {key} at {fewest} steps, the log of another seed at {most}: it is damaged. "
+      f"Remove {path.parent}, and the run is "
       "made again"
     )
   values = np.array(list(found.values()), float).reshape(len(found), most, 2)

@@ -1,11 +1,14 @@
-r"""Makes one HTML page on a finished training run, or on a finished comparison; the page needs nothing but itself.
+r"""Makes one HTML page on a finished training run, or on a finished comparison; the page needs
+nothing but itself.
 
 soprc report --workdir=runs/glyphs [--output=FILE.html] [--data_root=IMAGES]
 
-Of a run: results with the paper's numbers beside them, convergence, mean precision-recall curve, average precision by class, queries with
-their nearest images, classes that are taken for each other, the tracked scores v, time, config and versions. The test images are embedded
-once more by the network that was tested; where the data are gone, the page goes without pictures and says so. Of a comparison: the table
-of methods, curves, learning rates and costs. The page is WORKDIR/report.html unless --output names another file; an earlier report is replaced.
+Of a run: results with the paper's numbers beside them, convergence, mean precision-recall curve,
+average precision by class, queries with their nearest images, classes that are taken for each
+other, the tracked scores v, time, config and versions. The test images are embedded once more by
+the network that was tested; where the data are gone, the page goes without pictures and says so. Of
+a comparison: the table of methods, curves, learning rates and costs. The page is
+WORKDIR/report.html unless --output names another file; an earlier report is replaced.
 """
 
 from collections.abc import Sequence

@@ -32,14 +32,16 @@ def write(workdir: Path, output: Path | None = None, *, data_root: Path | None =
     text = comparison.make(workdir)
   elif (workdir / _COMPARISON).exists():
     raise ValueError(
-      f"the comparison in {workdir} has not finished ({_TABLE} is missing): go on with the command of soprc compare that began it, and make the "
+      f"the comparison in {workdir} has not finished ({_TABLE} is missing): go on with the command "
+      "of soprc compare that began it, and make the "
       "report then"
     )
   elif (workdir / workdir_lib.CONFIG).exists():
     text = run.make(workdir, data_root=data_root)
   else:
     raise ValueError(
-      f"--workdir={workdir} holds neither a training run ({workdir_lib.CONFIG}) nor a comparison ({_TABLE}): give the folder of soprc train or "
+      f"--workdir={workdir} holds neither a training run ({workdir_lib.CONFIG}) nor a comparison "
+      f"({_TABLE}): give the folder of soprc train or "
       "experiments.compare"
     )
   workdir_lib.write_atomically(output, text)
@@ -47,7 +49,9 @@ def write(workdir: Path, output: Path | None = None, *, data_root: Path | None =
 
 
 def check_output(output: Path) -> None:
-  """Raises a ValueError or an OSError for a place where no page can be written, or where something else is."""
+  """Raises a ValueError or an OSError for a place where no page can be written, or where something
+  else is.
+  """
   if output.is_dir():
     raise ValueError(f"--output={output} is a folder: name a file in it")
   if not output.parent.is_dir():
@@ -56,5 +60,6 @@ def check_output(output: Path) -> None:
     with output.open(encoding="utf-8", errors="replace") as file:
       if not page.is_own(file.read(2000)):
         raise ValueError(
-          f"--output={output} exists, and is no report of this program: choose another file, or remove it"
+          f"--output={output} exists, and is no report of this program: choose another file, or "
+          "remove it"
         )

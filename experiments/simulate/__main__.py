@@ -1,10 +1,13 @@
-r"""Errors of the estimators and of the interpolated scores on simulated scores: Fig. 1, Appendix B.2, Props. 1 to 3 of the paper.
+r"""Errors of the estimators and of the interpolated scores on simulated scores: Fig. 1, Appendix
+B.2, Props. 1 to 3 of the paper.
 
 soprc simulate --workdir=runs/simulation
 
-Three distributions of scores (binormal, bibeta, offset uniform), 100,000 scores with a share pi = 0.1 of positives, batches with other shares, 500 repetitions. Under
-3 minutes on two CPU cores. WORKDIR receives simulation.json (means and standard deviations) and PNG grids: densities, estimation errors with l_{0,1} and
-with the surrogates, interpolation errors, and v tracked by Eq. 10 beside Prop. 1. A second call draws the pictures again from simulation.json.
+Three distributions of scores (binormal, bibeta, offset uniform), 100,000 scores with a share pi =
+0.1 of positives, batches with other shares, 500 repetitions. Under 3 minutes on two CPU cores.
+WORKDIR receives simulation.json (means and standard deviations) and PNG grids: densities,
+estimation errors with l_{0,1} and with the surrogates, interpolation errors, and v tracked by Eq.
+10 beside Prop. 1. A second call draws the pictures again from simulation.json.
 """
 
 from collections.abc import Sequence
@@ -89,7 +92,8 @@ def _summary(results: dict, settings: "simulation.Settings") -> str:  # type: ig
   """Mean errors at the largest batch, one line a distribution."""
   largest = max(settings.batch_sizes)
   lines = [
-    f"mean error (estimate minus risk, l01) at batch size {largest}, by the share of positives in the batch:"
+    f"mean error (estimate minus risk, l01) at batch size {largest}, by the share of positives in "
+    "the batch:"
   ]
   lines.append(f"{'':>10} {'':>6} " + " ".join(f"{share:>8g}" for share in settings.shares))
   for name in results:

@@ -1,7 +1,8 @@
-"""Estimation and interpolation errors on simulated scores (Fig. 1 and Appendix B.2 of the paper; Props. 1 to 3).
+"""Estimation and interpolation errors on simulated scores (Fig. 1 and Appendix B.2 of the paper;
+Props. 1 to 3).
 
-A population of scores stands for the data set. Batches are drawn from it, with replacement, at a share of positives pi_0 that need not be
-its own; all repetitions run in one compiled call.
+A population of scores stands for the data set. Batches are drawn from it, with replacement, at a
+share of positives pi_0 that need not be its own; all repetitions run in one compiled call.
 """
 
 from collections.abc import Callable
@@ -95,7 +96,9 @@ class Population(NamedTuple):
 def draw_population(
   name: str, *, size: int = 100_000, prior: float = 0.1, seed: int = 0
 ) -> Population:
-  """The scores of a data set of ``size`` examples, a share ``prior`` of them positive, by `DISTRIBUTIONS`."""
+  """The scores of a data set of ``size`` examples, a share ``prior`` of them positive, by
+  `DISTRIBUTIONS`.
+  """
   keys = jax.random.split(jax.random.key(seed))
   num_positives = round(size * prior)
   positive = DISTRIBUTIONS[name].positive(keys[0], (num_positives,))
@@ -135,9 +138,11 @@ def zero_one_risk(population: Population) -> float:
 def zero_one_errors(
   population: Population, sizes: Batch, *, risk: float, repetitions: int, seed: int
 ) -> dict[str, np.ndarray]:
-  """Errors of the estimators with l_{0,1} in place of the surrogates against ``risk``, ``{"SOPRC": [R], "AP": [R]}``.
+  """Errors of the estimators with l_{0,1} in place of the surrogates against ``risk``, ``{"SOPRC":
+  [R], "AP": [R]}``.
 
-  SOPRC has the population's prior and, in v, the scores of all positives; the AP loss has the batch's share and the batch's positives.
+  SOPRC has the population's prior and, in v, the scores of all positives; the AP loss has the
+  batch's share and the batch's positives.
   """
   keys = jax.random.split(jax.random.key(seed), repetitions)
   found = _zero_one_estimates(keys, *_arrays_of(population), sizes)
@@ -215,7 +220,8 @@ def _surrogate_estimates(
 
 
 class InterpolationErrors(NamedTuple):
-  """Errors of interpolated scores phi against the quantiles of all positives, averaged over the positions.
+  """Errors of interpolated scores phi against the quantiles of all positives, averaged over the
+  positions.
 
   Attributes:
     of_mean: of the mean of phi over the repetitions, mean absolute: what is systematic.
@@ -262,8 +268,8 @@ class Tracked(NamedTuple):
     bias: mean of v minus E phi, measured.
     expected_bias: (1 - beta)^T (v_1 - E phi).
     variance: of v over that of phi, measured.
-    expected_variance: beta / (2 - beta) (1 - (1 - beta)^(2T)) for a start that is given, with (1 + q) / (1 - q), q = (1 - beta)^T, in place of
-      the bracket for the debiased start.
+    expected_variance: beta / (2 - beta) (1 - (1 - beta)^(2T)) for a start that is given, with (1 +
+      q) / (1 - q), q = (1 - beta)^T, in place of the bracket for the debiased start.
   """
 
   steps: int
@@ -347,7 +353,8 @@ class Settings(NamedTuple):
     shares: shares pi_0 of positives in the batches.
     batch_sizes: n+ + n-.
     repetitions: batches of each kind.
-    interpolation_repetitions: draws of phi; more of them, since the error of their mean is far below that of one.
+    interpolation_repetitions: draws of phi; more of them, since the error of their mean is far
+      below that of one.
     smooth_positives: positives of the data set that phi is drawn from.
     tau1, tau2: of the surrogates.
     betas: of Eq. 10.
@@ -396,13 +403,16 @@ RESULTS: dict[str, Any] = {
 
 
 def run(settings: Settings, *, told: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-  """The whole study as JSON-able numbers, by distribution; ``told`` gets a line about each part that is done."""
+  """The whole study as JSON-able numbers, by distribution; ``told`` gets a line about each part
+  that is done.
+  """
   found: dict[str, Any] = {}
   for name in DISTRIBUTIONS:
     population = draw_population(
       name, size=settings.population, prior=settings.prior, seed=settings.seed
     )
-    # Its quantiles are rough on the scale of 1 / sqrt(its size), which would hide the error of many positives.
+    # Its quantiles are rough on the scale of 1 / sqrt(its size), which would hide the error of many
+    # positives.
     smooth = draw_population(
       name, size=2 * settings.smooth_positives, prior=0.5, seed=settings.seed
     )

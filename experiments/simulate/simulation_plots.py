@@ -1,4 +1,6 @@
-"""Pictures of the simulation study: densities, estimation errors, interpolation errors, tracking."""
+"""Pictures of the simulation study: densities, estimation errors, interpolation errors,
+tracking.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +48,9 @@ def _densities() -> Any:
 def _estimation(
   results: Mapping[str, Any], settings: simulation.Settings, kind: str, title: str
 ) -> Any:
-  """Mean error and one standard deviation against the batch size: a row a distribution, a column a share of positives."""
+  """Mean error and one standard deviation against the batch size: a row a distribution, a column a
+  share of positives.
+  """
   figure, axes = plots.grid(len(simulation.DISTRIBUTIONS), len(settings.shares), size=(3.4, 2.9))
   for row, name in zip(axes, simulation.DISTRIBUTIONS, strict=True):
     for axis, share in zip(row, settings.shares, strict=True):

@@ -1,14 +1,19 @@
-r"""Stability of SOPRC and its generalization gap, measured beside the paper's theory: Def. 1, Theorems 1 and 2.
+r"""Stability of SOPRC and its generalization gap, measured beside the paper's theory: Def. 1,
+Theorems 1 and 2.
 
 soprc stability --workdir=runs/stability
 
-A small model is trained on S and on S with one positive (or one negative) drawn anew, with the same start and batches; epsilon is the mean distance of the
-parameters. It is measured against T, n+, n-, N+, N-, beta and the rate, for SOPRC, SOPRC without v and the AP loss (and two variants of SOPRC), at a constant rate and under the
-conditions of Theorem 2: 142 settings, 128 repetitions with 8 positives and 8 negatives replaced in each. 13 minutes of CPU time in two threads: 7 to 13
-minutes on two idle cores, 28 beside other work.
+A small model is trained on S and on S with one positive (or one negative) drawn anew, with the same
+start and batches; epsilon is the mean distance of the parameters. It is measured against T, n+, n-,
+N+, N-, beta and the rate, for SOPRC, SOPRC without v and the AP loss (and two variants of SOPRC),
+at a constant rate and under the conditions of Theorem 2: 142 settings, 128 repetitions with 8
+positives and 8 negatives replaced in each. 13 minutes of CPU time in two threads: 7 to 13 minutes
+on two idle cores, 28 beside other work.
 
-WORKDIR receives stability.json (each setting as soon as it is measured: a killed call goes on with the same command), table.md (slopes, algorithms beside each other, and
-what agrees with the paper) and PNG pictures, both of the sweeps and algorithms of the call. A second call makes them again from stability.json.
+WORKDIR receives stability.json (each setting as soon as it is measured: a killed call goes on with
+the same command), table.md (slopes, algorithms beside each other, and what agrees with the paper)
+and PNG pictures, both of the sweeps and algorithms of the call. A second call makes them again from
+stability.json.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,9 @@
-"""The quantity that the paper's theory bounds, measured: listwise on-average model stability (Def. 1) and the generalization gap.
+"""The quantity that the paper's theory bounds, measured: listwise on-average model stability (Def.
+1) and the generalization gap.
 
-A small model is trained on S and on S^(i), in which one positive (or one negative) is drawn anew, from the same start and with the same batches. All
-copies of a training run side by side as the lists of one batch; a copy differs from the training on S by one score, that of its own new example.
+A small model is trained on S and on S^(i), in which one positive (or one negative) is drawn anew,
+from the same start and with the same batches. All copies of a training run side by side as the
+lists of one batch; a copy differs from the training on S by one score, that of its own new example.
 """
 
 from typing import Any, NamedTuple
@@ -21,8 +23,9 @@ class Setting(NamedTuple):
   """A training whose stability is measured.
 
   Attributes:
-    algorithm: one of `ALGORITHMS`. "SOPRC without v" has the interpolated scores of the batch itself in place of v; "SOPRC, self weight 1/n+" weights each
-      positive itself as the AP loss does, much more than SOPRC's 1 / (M + 1).
+    algorithm: one of `ALGORITHMS`. "SOPRC without v" has the interpolated scores of the batch
+      itself in place of v; "SOPRC, self weight 1/n+" weights each positive itself as the AP loss
+      does, much more than SOPRC's 1 / (M + 1).
     num_positives: N+.
     num_negatives: N-.
     batch_positives: n+.
@@ -45,17 +48,20 @@ class Setting(NamedTuple):
 
 
 class Measured(NamedTuple):
-  """What `measure` finds at each of L values of T in each of R repetitions, or blocks of 4 of them; the means are the estimates.
+  """What `measure` finds at each of L values of T in each of R repetitions, or blocks of 4 of them;
+  the means are the estimates.
 
   Attributes:
-    epsilon_positive: ``[L, R]`` epsilon+ of Def. 1: distance of the parameters, averaged over all positives that can be replaced.
+    epsilon_positive: ``[L, R]`` epsilon+ of Def. 1: distance of the parameters, averaged over all
+      positives that can be replaced.
     epsilon_negative: ``[L, R]`` epsilon-.
     gap: ``[L, R / 4]`` F(A(S)) - F(A(S); S), the left side of Theorem 1.
     train_risk: ``[L, R]`` F(A(S); S), Eq. 4 with the surrogates.
     start_risk: ``[R]`` F(w_1; S).
-    gradient: ``[R]`` largest gradient norm of SOPRC's loss (without v) on the way, whatever the training's own loss: G is at least that.
-    smoothness: ``[R]`` largest change of the gradient over the change of the parameters, between two copies that see the same batch: an estimate of L from
-      below.
+    gradient: ``[R]`` largest gradient norm of SOPRC's loss (without v) on the way, whatever the
+      training's own loss: G is at least that.
+    smoothness: ``[R]`` largest change of the gradient over the change of the parameters, between
+      two copies that see the same batch: an estimate of L from below.
   """
 
   epsilon_positive: np.ndarray
@@ -72,7 +78,8 @@ class Replaced(NamedTuple):
 
   Attributes:
     positions: ``[K]`` where they stand in S.
-    weight: ``[K]`` with which the distances of the copies add up to the mean over all examples of the class.
+    weight: ``[K]`` with which the distances of the copies add up to the mean over all examples of
+      the class.
   """
 
   positions: np.ndarray
@@ -100,14 +107,17 @@ class Draw(NamedTuple):
 def measure(setting: Setting, *, repetitions: int, replaced: int, seed: int) -> Measured:
   """Stability and generalization gap of one training.
 
-  The gap needs no test data: each model is tested on the training sets of the other repetitions of its block, which stand for S~ in the proof of Theorem 1. Every set
-  and every model takes part in both means equally often, so the luck of a whole set or of a whole model cancels.
+  The gap needs no test data: each model is tested on the training sets of the other repetitions of
+  its block, which stand for S~ in the proof of Theorem 1. Every set and every model takes part in
+  both means equally often, so the luck of a whole set or of a whole model cancels.
 
   Args:
     setting: what is trained.
     repetitions: R, a multiple of 4: independent draws of S, S~ and of the algorithm's randomness.
-    replaced: K >= 1, positives, and negatives, that are replaced, one at a time, in each repetition; see `replace`.
-    seed: of everything. Repetition r begins with the same examples and the same parameters in every setting.
+    replaced: K >= 1, positives, and negatives, that are replaced, one at a time, in each
+      repetition; see `replace`.
+    seed: of everything. Repetition r begins with the same examples and the same parameters in every
+      setting.
 
   Raises:
     ValueError: unknown algorithm, batch larger than the data, or a number out of range.
@@ -161,7 +171,8 @@ def check(setting: Setting, repetitions: int, replaced: int) -> None:
   checks.check_count("repetitions", repetitions)
   if repetitions % stability_training.BLOCK:
     raise ValueError(
-      f"repetitions must be a multiple of {stability_training.BLOCK}, got {repetitions}: models are tested in blocks"
+      f"repetitions must be a multiple of {stability_training.BLOCK}, got {repetitions}: models "
+      "are tested in blocks"
     )
   checks.check_count("replaced", replaced)
   checks.check_range("beta", setting.beta, low=0.0, high=1.0, open_low=True)
@@ -203,7 +214,9 @@ def draw(setting: Setting, *, replaced: int, seed: int, repetition: int) -> Draw
 
 
 def draw_batches(rng: np.random.Generator, steps: int, size: int, count: int) -> np.ndarray:
-  """``[steps, size]`` positions in [0, count), distinct within a batch: each set of ``size`` is equally likely (Floyd's algorithm)."""
+  """``[steps, size]`` positions in [0, count), distinct within a batch: each set of ``size`` is
+  equally likely (Floyd's algorithm).
+  """
   uniform = rng.random((steps, size))
   chosen = np.empty((steps, size), np.int32)
   for i in range(size):
@@ -216,25 +229,31 @@ def draw_batches(rng: np.random.Generator, steps: int, size: int, count: int) ->
 def replace(
   rng: np.random.Generator, batches: np.ndarray, count: int, replaced: int, steps: tuple[int, ...]
 ) -> Replaced:
-  r"""Examples to replace, drawn so that the weighted sum of their distances has the mean of Def. 1 as its expectation.
+  r"""Examples to replace, drawn so that the weighted sum of their distances has the mean of Def. 1
+  as its expectation.
 
-  Only examples that a batch has drawn are chosen: an example that none has drawn never enters the training, so its distance is 0 exactly. A draw
-  s of the training is chosen with chance q_s, and with it the example i(s) that it has drawn, so example i with chance :math:`p_i = \sum_{i(s) = i} q_s`. With
-  the weight :math:`1 / (N K p_i)` the sum over the K choices is in expectation
+  Only examples that a batch has drawn are chosen: an example that none has drawn never enters the
+  training, so its distance is 0 exactly. A draw s of the training is chosen with chance q_s, and
+  with it the example i(s) that it has drawn, so example i with chance :math:`p_i = \sum_{i(s) = i}
+  q_s`. With the weight :math:`1 / (N K p_i)` the sum over the K choices is in expectation
 
-  .. math:: K \sum_s q_s \frac{d_{i(s)}}{N K p_{i(s)}} = \sum_{p_i > 0} p_i \frac{d_i}{N p_i} = \frac{1}{N} \sum_{i=1}^N d_i
+  .. math:: K \sum_s q_s \frac{d_{i(s)}}{N K p_{i(s)}} = \sum_{p_i > 0} p_i \frac{d_i}{N p_i}
+            = \frac{1}{N} \sum_{i=1}^N d_i
 
-  where the last step is :math:`d_i = 0` wherever :math:`p_i = 0`. The choices are K points at equal distances in the cumulative q, with one random offset: one of
-  them, picked at random, is distributed by q, and together they are spread over the time of the training. If K is a multiple of the number of draws and q is
-  uniform, each draw is chosen equally often and the sum is the mean itself.
+  where the last step is :math:`d_i = 0` wherever :math:`p_i = 0`. The choices are K points at equal
+  distances in the cumulative q, with one random offset: one of them, picked at random, is
+  distributed by q, and together they are spread over the time of the training. If K is a multiple
+  of the number of draws and q is uniform, each draw is chosen equally often and the sum is the mean
+  itself.
 
   Args:
     rng: of the offset.
     batches: ``[T, n]`` positions that the batches draw.
     count: N.
     replaced: K.
-    steps: every T at which the distance is wanted. q is the mean of the uniform distributions over the draws up to each of them, so that a small T
-      has its share of examples that are drawn so early.
+    steps: every T at which the distance is wanted. q is the mean of the uniform distributions over
+      the draws up to each of them, so that a small T has its share of examples that are drawn so
+      early.
   """
   times = np.arange(1, len(batches) + 1)
   by_time = np.mean([(times <= last) / last for last in steps], axis=0)
@@ -266,7 +285,9 @@ def _inputs(one: Draw) -> stability_training.Inputs:
 
 
 def _gap(risks: np.ndarray) -> np.ndarray:
-  """Mean risk on the sets of others minus that on the own set, ``[B]`` from ``[B, models, sets]``."""
+  """Mean risk on the sets of others minus that on the own set, ``[B]`` from ``[B, models,
+  sets]``.
+  """
   own = np.trace(risks, axis1=1, axis2=2)
   size = risks.shape[1]
   return (risks.sum(axis=(1, 2)) - own) / (size * (size - 1)) - own / size

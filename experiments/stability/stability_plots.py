@@ -1,4 +1,6 @@
-"""Pictures of the stability study: epsilon and gap against each quantity, and the algorithms where they have learned equally much."""
+"""Pictures of the stability study: epsilon and gap against each quantity, and the algorithms where
+they have learned equally much.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -176,7 +178,9 @@ def _fall(point: stability_sweeps.Point, results: Results, measure: str) -> tupl
 
 
 def _theorem1(sweeps: Sequence[Sweep], results: Results) -> Any:
-  """The gap against its bound, a point for each T of each setting; without those gaps that are not above their standard error."""
+  """The gap against its bound, a point for each T of each setting; without those gaps that are not
+  above their standard error.
+  """
   figure, axes = plots.grid(1, 1, size=(6.0, 4.6))
   axis = axes[0, 0]
   for algorithm, style in _STYLES.items():

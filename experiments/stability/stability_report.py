@@ -1,4 +1,6 @@
-"""The tables of the stability study, and what of the paper they agree with: every verdict is computed from the numbers."""
+"""The tables of the stability study, and what of the paper they agree with: every verdict is
+computed from the numbers.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -32,8 +34,10 @@ class Claim(NamedTuple):
 def markdown(sweeps: Sequence[Sweep], results: Results, effort: stability_sweeps.Effort) -> str:
   """All tables, as far as their sweeps were measured."""
   parts = [
-    f"{effort.repetitions} repetitions, {effort.replaced} positives and {effort.replaced} negatives replaced in each, one at a time; seed {effort.seed}. Slopes of "
-    "logarithms ± standard errors, by least squares; - where a mean is not positive. SOPRC's prior, tau1 and tau2 are those of the risk F.",
+    f"{effort.repetitions} repetitions, {effort.replaced} positives and {effort.replaced} "
+    f"negatives replaced in each, one at a time; seed {effort.seed}. Slopes of "
+    "logarithms ± standard errors, by least squares; - where a mean is not positive. SOPRC's "
+    "prior, tau1 and tau2 are those of the risk F.",
     *_slope_tables(sweeps, results),
     *_comparisons(sweeps, results),
     _table("The paper and the measurement", ("the paper", "measured", ""), claims(sweeps, results)),
@@ -42,14 +46,17 @@ def markdown(sweeps: Sequence[Sweep], results: Results, effort: stability_sweeps
 
 
 def claims(sweeps: Sequence[Sweep], results: Results) -> list[Claim]:
-  """The verdicts on Theorem 1, Theorem 2 and on what v is for, as far as their sweeps were measured."""
+  """The verdicts on Theorem 1, Theorem 2 and on what v is for, as far as their sweeps were
+  measured.
+  """
   return [*_theorem1(sweeps, results), *_theorem2(sweeps, results), *_more_stable(sweeps, results)]
 
 
 def _theorem1(sweeps: Sequence[Sweep], results: Results) -> Iterator[Claim]:
   found = stability_slopes.theorem1(stability_sweeps.settings_of(sweeps), results)
   measured = (
-    f"holds in {found.points - len(found.broken)} of {found.points} points; the gap is {found.median:.2g} of the bound in the median, "
+    f"holds in {found.points - len(found.broken)} of {found.points} points; the gap is "
+    f"{found.median:.2g} of the bound in the median, "
     f"{found.largest:.2g} at most"
   )
   if found.broken:
@@ -75,7 +82,9 @@ def _theorem2(sweeps: Sequence[Sweep], results: Results) -> Iterator[Claim]:
 
 
 def _more_stable(sweeps: Sequence[Sweep], results: Results) -> Iterator[Claim]:
-  """The others have the larger eps+ (Sec. 3: v makes the algorithm more stable, the AP loss is not, above all against a changed positive)."""
+  """The others have the larger eps+ (Sec. 3: v makes the algorithm more stable, the AP loss is not,
+  above all against a changed positive).
+  """
   for conditions in stability_sweeps.CONDITIONS:
     for algorithm, reference in _PAIRS:
       compared = list(_compared(sweeps, results, conditions, reference))
@@ -100,7 +109,9 @@ def _more_stable(sweeps: Sequence[Sweep], results: Results) -> Iterator[Claim]:
 
 
 def _together(verdicts: Sequence[str]) -> str:
-  """The verdict of all that are resolved; `OPEN` if they contradict each other, or none is resolved."""
+  """The verdict of all that are resolved; `OPEN` if they contradict each other, or none is
+  resolved.
+  """
   resolved = {verdict for verdict in verdicts if verdict != OPEN}
   return resolved.pop() if len(resolved) == 1 else OPEN
 
@@ -171,8 +182,10 @@ def _exponent(sweep: Sweep, results: Results) -> str:
   setting = sweep.points[0].setting
   found = stability_slopes.exponent(setting, results[stability_sweeps.name(setting)])
   return (
-    f"The theorem's exponent: L is at least about {found.smoothness:.0f} ({sweep.algorithm}), so lambda = L C (1 + sqrt(1 - beta^2 + beta)) is at least about "
-    f"{found.constant:.0f} and lambda / (lambda + 1) at least {found.value:.3f}: hardly less than T n+ / N+, the expected number of draws of an example."
+    f"The theorem's exponent: L is at least about {found.smoothness:.0f} ({sweep.algorithm}), so "
+    "lambda = L C (1 + sqrt(1 - beta^2 + beta)) is at least about "
+    f"{found.constant:.0f} and lambda / (lambda + 1) at least {found.value:.3f}: hardly less than "
+    "T n+ / N+, the expected number of draws of an example."
   )
 
 
@@ -229,7 +242,10 @@ def _title(sweep: Sweep) -> str:
   setting = sweep.points[-1].setting
   if sweep.conditions == CONSTANT:
     return f"Slopes at a constant rate, eta = {setting.rate:g}"
-  return f"Slopes under the conditions of Theorem 2: eta_t = {setting.rate:g} / t, beta = 1 / n+, T <= N+"
+  return (
+    f"Slopes under the conditions of Theorem 2: eta_t = {setting.rate:g} / t, beta = 1 / n+, "
+    "T <= N+"
+  )
 
 
 def _range(sweep: Sweep) -> str:

@@ -1,4 +1,6 @@
-"""What the measurements of the stability study say: slopes, Theorems 1 and 2, and the algorithms beside each other, with standard errors."""
+"""What the measurements of the stability study say: slopes, Theorems 1 and 2, and the algorithms
+beside each other, with standard errors.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 import functools
@@ -11,10 +13,12 @@ from experiments.stability import stability, stability_sweeps, stability_trainin
 Results = Mapping[str, stability.Measured]
 MEASURES = ("epsilon_positive", "epsilon_negative", "gap")
 
-# Theorem 2: eps+ <= K (T n+)^a / N+ and eps- <= K (T n-)^a / N- with a = lambda / (lambda + 1) for some lambda > 0, which is not known. What holds for every
-# lambda are these bounds of the slopes. Where T is fixed, N+ stands in the denominator only: -1, whatever lambda is. Where T = N+ grows with it, a - 1 < 0.
-# What does not stand in a formula cannot raise it: 0. K and lambda depend on n+ through beta = 1 / n+ (the proof has K of the order 1 / beta^2), which the
-# theorem counts as a constant, and so do we.
+# Theorem 2: eps+ <= K (T n+)^a / N+ and eps- <= K (T n-)^a / N- with a = lambda / (lambda + 1) for
+# some lambda > 0, which is not known. What holds for every lambda are these bounds of the slopes.
+# Where T is fixed, N+ stands in the denominator only: -1, whatever lambda is. Where T = N+ grows
+# with it, a - 1 < 0. What does not stand in a formula cannot raise it: 0. K and lambda depend on n+
+# through beta = 1 / n+ (the proof has K of the order 1 / beta^2), which the theorem counts as a
+# constant, and so do we.
 THEOREM_BOUNDS = {
   "epsilon_positive": {
     "T": 1.0,
@@ -50,7 +54,9 @@ class Estimate(NamedTuple):
 
 
 def samples(measured: stability.Measured, measure: str, at: int) -> np.ndarray:
-  """``[B]`` means of one measure at the T number ``at`` over blocks of `stability_training.BLOCK` repetitions, the units that are independent."""
+  """``[B]`` means of one measure at the T number ``at`` over blocks of `stability_training.BLOCK`
+  repetitions, the units that are independent.
+  """
   values = getattr(measured, measure)
   values = values[at] if values.ndim == 2 else values
   # The gap is one number a block already.
@@ -58,9 +64,11 @@ def samples(measured: stability.Measured, measure: str, at: int) -> np.ndarray:
 
 
 def jackknife(statistic: Callable[[np.ndarray], float], blocks: np.ndarray) -> Estimate | None:
-  """A statistic of means over independent blocks, and its standard error by leaving out one block at a time.
+  """A statistic of means over independent blocks, and its standard error by leaving out one block
+  at a time.
 
-  Blocks that have the same number in all settings also have the same examples there, so what they share cancels from the error of a slope or of a ratio.
+  Blocks that have the same number in all settings also have the same examples there, so what they
+  share cancels from the error of a slope or of a ratio.
 
   Args:
     statistic: from means ``[...]``; NaN where it has no value.
@@ -118,7 +126,8 @@ def slopes(sweep: stability_sweeps.Sweep, results: Results, measure: str) -> Slo
 
 
 def agrees(slope: Estimate | None, bound: float) -> bool | None:
-  """Whether a slope agrees with an upper bound: it is at most two standard errors above it. None if there is no slope.
+  """Whether a slope agrees with an upper bound: it is at most two standard errors above it. None if
+  there is no slope.
 
   >>> agrees(Estimate(-0.9, 0.06), -1.0), agrees(Estimate(-0.9, 0.04), -1.0)
   (True, False)
@@ -130,7 +139,8 @@ class Exponent(NamedTuple):
   """lambda / (lambda + 1) of Theorem 2, from below.
 
   Attributes:
-    smoothness: L, estimated from below: the mean over the repetitions of the largest ratio of changes.
+    smoothness: L, estimated from below: the mean over the repetitions of the largest ratio of
+      changes.
     constant: lambda.
     value: lambda / (lambda + 1).
   """
@@ -152,7 +162,8 @@ class Theorem1(NamedTuple):
 
   Attributes:
     points: how many.
-    broken: `stability_sweeps.name` and T of those whose gap is more than two standard errors above the bound.
+    broken: `stability_sweeps.name` and T of those whose gap is more than two standard errors above
+      the bound.
     largest: largest gap over bound.
     median: of gap over bound.
   """
@@ -164,7 +175,9 @@ class Theorem1(NamedTuple):
 
 
 def theorem1(settings: Sequence[stability.Setting], results: Results) -> Theorem1:
-  """Theorem 1 with the largest gradient norm that was seen in the setting for G: at most G, so the test is stricter than the theorem."""
+  """Theorem 1 with the largest gradient norm that was seen in the setting for G: at most G, so the
+  test is stricter than the theorem.
+  """
   ratios, broken = [], []
   for setting in settings:
     measured = results[stability_sweeps.name(setting)]
@@ -206,7 +219,9 @@ class Compared(NamedTuple):
 def at_same_rate(
   points: Mapping[str, stability_sweeps.Point], results: Results, *, reference: str = "SOPRC"
 ) -> dict[str, Compared]:
-  """Algorithms after the same number of steps at the same rate, from the point of each, beside the one that is the reference."""
+  """Algorithms after the same number of steps at the same rate, from the point of each, beside the
+  one that is the reference.
+  """
   blocks = {algorithm: _columns([point], results) for algorithm, point in points.items()}
   return {
     algorithm: _compared(blocks[algorithm], blocks[reference], lambda means, k: float(means[0, k]))
@@ -221,10 +236,13 @@ def at_equal_fall(
   *,
   reference: str = "SOPRC",
 ) -> dict[str, Compared]:
-  """Algorithms after the same number of steps, each at the rate at which its training risk has fallen by ``fall``.
+  """Algorithms after the same number of steps, each at the rate at which its training risk has
+  fallen by ``fall``.
 
-  A loss with a smaller gradient moves less, in S and in S^(i) alike, and has a smaller epsilon for having learned less. Here each has learned equally much:
-  logarithms are interpolated linearly between the rates of a sweep of each algorithm. No value where no rate of it, or of the reference, falls so far.
+  A loss with a smaller gradient moves less, in S and in S^(i) alike, and has a smaller epsilon for
+  having learned less. Here each has learned equally much: logarithms are interpolated linearly
+  between the rates of a sweep of each algorithm. No value where no rate of it, or of the reference,
+  falls so far.
   """
   blocks = {algorithm: _columns(sweep.points, results) for algorithm, sweep in sweeps.items()}
   return {
@@ -246,7 +264,9 @@ def _columns(points: Sequence[stability_sweeps.Point], results: Results) -> np.n
 
 
 def _interpolated(means: np.ndarray, k: int, fall: float) -> float:
-  """Column k where the fall, which ascends with the rate at first, has the given value; NaN outside, or beside a mean that is not positive."""
+  """Column k where the fall, which ascends with the rate at first, has the given value; NaN
+  outside, or beside a mean that is not positive.
+  """
   falls = means[:, 0]
   above = int(np.argmax(falls >= fall))
   if (

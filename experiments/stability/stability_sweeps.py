@@ -1,4 +1,6 @@
-"""Which trainings the stability study measures, how long they take, and their measurement with what has been measured before."""
+"""Which trainings the stability study measures, how long they take, and their measurement with what
+has been measured before.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import concurrent.futures
@@ -16,7 +18,8 @@ from soprc_jax.training import workdir
 
 CONSTANT, THEOREM = "constant rate", "Theorem 2"
 CONDITIONS = (CONSTANT, THEOREM)
-# The gradient through T is no method of its own: it is measured where Theorem 2 says something about it.
+# The gradient through T is no method of its own: it is measured where Theorem 2 says something
+# about it.
 _THROUGH_T = "SOPRC, gradient through T"
 # For the AP loss, that nothing else than v and the prior be different.
 SELF_WEIGHT = "SOPRC, self weight 1/n+"
@@ -52,7 +55,8 @@ _VALUES: dict[str, dict[str, tuple[float, ...]]] = {
     "beta": (0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
     "rate": (0.0125, 0.025, 0.05, 0.1),
   },
-  # N+ stays at least T; beta follows n+. Up to T = 16 an example is drawn once at most, nearly always.
+  # N+ stays at least T; beta follows n+. Up to T = 16 an example is drawn once at most, nearly
+  # always.
   THEOREM: {
     "T": _STEPS,
     **_BATCHES,
@@ -147,7 +151,9 @@ def _points(conditions: str, quantity: str, algorithm: str) -> tuple[Point, ...]
 
 
 def _point(base: stability.Setting, quantity: str, value: float) -> Point:
-  """The base itself where it has the value. Else only its last T is measured, but for sweeps that compare values of T."""
+  """The base itself where it has the value. Else only its last T is measured, but for sweeps that
+  compare values of T.
+  """
   changed: dict[str, Any] = {_FIELDS[quantity]: value}
   setting, last = base._replace(**changed), base.steps[-1]
   if quantity == "T = N+":
@@ -181,8 +187,10 @@ def name(setting: stability.Setting) -> str:
   """
   rate = f"eta {setting.rate:g}" + (" / t" if setting.decays else "")
   return (
-    f"{setting.algorithm}: N+ {setting.num_positives}, N- {setting.num_negatives}, n+ {setting.batch_positives}, "
-    f"n- {setting.batch_negatives}, T {' '.join(map(str, setting.steps))}, beta {setting.beta:g}, {rate}"
+    f"{setting.algorithm}: N+ {setting.num_positives}, N- {setting.num_negatives}, n+ "
+    f"{setting.batch_positives}, "
+    f"n- {setting.batch_negatives}, T {' '.join(map(str, setting.steps))}, beta {setting.beta:g}, "
+    f"{rate}"
   )
 
 
@@ -201,7 +209,9 @@ class Effort(NamedTuple):
 
 
 def expected_seconds(settings: Sequence[stability.Setting], effort: Effort) -> list[float]:
-  """Rough time of each setting on one core of an AMD EPYC, with the compilation where a shape is new."""
+  """Rough time of each setting on one core of an AMD EPYC, with the compilation where a shape is
+  new.
+  """
   seen: set[Any] = set()
   found = []
   for setting in settings:
@@ -231,7 +241,8 @@ def expected_seconds(settings: Sequence[stability.Setting], effort: Effort) -> l
 def run(
   path: Path, settings: Sequence[stability.Setting], effort: Effort, *, told: Callable[[str], None]
 ) -> dict[str, stability.Measured]:
-  """Measures what ``path`` does not hold yet, and keeps each setting there as soon as it is measured.
+  """Measures what ``path`` does not hold yet, and keeps each setting there as soon as it is
+  measured.
 
   Args:
     path: JSON file, new or of the same effort and model.
@@ -243,7 +254,8 @@ def run(
     `name` of each setting -> what was measured.
 
   Raises:
-    ValueError: the file is damaged, or of another effort or model: the message says what differs. A setting or the effort is out of range.
+    ValueError: the file is damaged, or of another effort or model: the message says what differs. A
+      setting or the effort is out of range.
   """
   for setting in settings:
     stability.check(setting, effort.repetitions, effort.replaced)
@@ -261,7 +273,8 @@ def run(
   missing = [setting for setting in settings if name(setting) not in content["measured"]]
   expected = expected_seconds(missing, effort)
   told(
-    f"{len(settings)} settings, {len(settings) - len(missing)} of them measured before; about {sum(expected) / _WORKERS / 60:.1f} minutes "
+    f"{len(settings)} settings, {len(settings) - len(missing)} of them measured before; about "
+    f"{sum(expected) / _WORKERS / 60:.1f} minutes "
     f"on {_WORKERS} idle cores"
   )
   began = time.perf_counter()
@@ -316,7 +329,8 @@ def _measured(
         fits = False
       if not fits:
         raise ValueError(
-          f"{path} is damaged ({key} of {name(setting)!r} is not {list(shape)} numbers): {stored.REMEDY}"
+          f"{path} is damaged ({key} of {name(setting)!r} is not {list(shape)} numbers): "
+          f"{stored.REMEDY}"
         )
     yield stability.Measured(*arrays)
 
@@ -365,6 +379,7 @@ def _read(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
   ]
   if differences:
     raise ValueError(
-      f"{path} is of other settings ({'; '.join(differences)}): choose another --workdir, or the same flags"
+      f"{path} is of other settings ({'; '.join(differences)}): choose another --workdir, or the "
+      "same flags"
     )
   return content

@@ -1,4 +1,6 @@
-"""The small model of the stability study, and its training on many copies of the data that differ in one example each."""
+"""The small model of the stability study, and its training on many copies of the data that differ
+in one example each.
+"""
 
 import functools
 from typing import Any, Literal, NamedTuple, get_args
@@ -63,8 +65,10 @@ class Trained(NamedTuple):
   Attributes:
     weights: ``[R, T, W]`` parameters of the training on S after each step.
     distances: ``[R, T, C - 1]`` of the other copies from them.
-    gradient: ``[R]`` largest gradient norm of SOPRC's loss without v on the batches, whatever the training's own loss.
-    smoothness: ``[R]`` largest change of the gradient over the change of the parameters, between S and a copy that sees the same batch.
+    gradient: ``[R]`` largest gradient norm of SOPRC's loss without v on the batches, whatever the
+      training's own loss.
+    smoothness: ``[R]`` largest change of the gradient over the change of the parameters, between S
+      and a copy that sees the same batch.
   """
 
   weights: jax.Array
@@ -79,7 +83,8 @@ def first_weights(rng: np.random.Generator) -> np.ndarray:
 
 
 def scores(weights: jax.Array, examples: jax.Array) -> jax.Array:
-  """Scores in (-1, 1) of one hidden layer of tanh: bounded with bounded gradients, as the assumptions ask.
+  """Scores in (-1, 1) of one hidden layer of tanh: bounded with bounded gradients, as the
+  assumptions ask.
 
   Args:
     weights: ``[C, W]``.
@@ -183,12 +188,15 @@ def _distances(rows: jax.Array) -> jax.Array:
 
 
 def _ratio(change: jax.Array, moved: jax.Array, where: jax.Array) -> jax.Array:
-  """Largest ``change / moved`` of copies that see the same batch and are far enough apart to tell."""
+  """Largest ``change / moved`` of copies that see the same batch and are far enough apart
+  to tell.
+  """
   return jnp.max(masks.ratio(change, moved), where=where & (moved > _LEAST_DISTANCE), initial=0.0)
 
 
 def risks(weights: Any, data: Examples) -> np.ndarray:
-  """F(w_r; S_q) of Eq. 4 with the surrogates, v the scores of all positives, of each model on each set of its block of `BLOCK` repetitions.
+  """F(w_r; S_q) of Eq. 4 with the surrogates, v the scores of all positives, of each model on each
+  set of its block of `BLOCK` repetitions.
 
   Args:
     weights: ``[R, W]`` of the model of each repetition, R a multiple of `BLOCK`.

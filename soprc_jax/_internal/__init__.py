@@ -1,1 +1,3 @@
-"""What several packages of this repository share, one job a module. Private: names here may change at any time."""
+"""What several packages of this repository share, one job a module. Private: names here may change
+at any time.
+"""

@@ -17,8 +17,9 @@ _NAME = "soprc_jax"
 def file(name: str) -> Path:
   """Returns the place of a file in the cache of the user; its folder is made if it is missing.
 
-  The folder is ``$XDG_CACHE_HOME/soprc_jax`` or ``~/.cache/soprc_jax``. Where that cannot be written, it is a temporary
-  folder that only this user can write, with one warning. A file that is in the usual folder is read there.
+  The folder is ``$XDG_CACHE_HOME/soprc_jax`` or ``~/.cache/soprc_jax``. Where that cannot be
+  written, it is a temporary folder that only this user can write, with one warning. A file that is
+  in the usual folder is read there.
 
   Raises:
     OSError: there is no temporary folder either.
@@ -38,7 +39,8 @@ def file(name: str) -> Path:
     folder = _temporary()
     reason = str(error).rstrip(".")
     _warn(
-      f"No cache folder ({reason}): files are cached in {folder}. XDG_CACHE_HOME can name a better one."
+      f"No cache folder ({reason}): files are cached in {folder}. XDG_CACHE_HOME can name a better "
+      "one."
     )
     return folder / name
 
@@ -46,8 +48,8 @@ def file(name: str) -> Path:
 def private_folder(name: str) -> Path:
   """Returns a folder in the cache of the user that only this user can write, or a temporary one.
 
-  For what is run when it is found there, such as compiled functions: in a home that many share, another user
-  may have put them there.
+  For what is run when it is found there, such as compiled functions: in a home that many share,
+  another user may have put them there.
 
   Raises:
     OSError: there is no temporary folder either.
@@ -83,14 +85,17 @@ def _usual() -> Path:
 
 def _home() -> Path:
   home = Path.home()
-  # Making a missing home would put a folder where the system says that there is none (/nonexistent).
+  # Making a missing home would put a folder where the system says that there is none
+  # (/nonexistent).
   if not home.is_absolute() or not home.is_dir():
     raise FileNotFoundError(f"the home folder {home} does not exist")
   return home
 
 
 def _temporary() -> Path:
-  """Returns the temporary folder of this user, or of this process alone where something else has its name."""
+  """Returns the temporary folder of this user, or of this process alone where something else has
+  its name.
+  """
   if not hasattr(os, "geteuid"):  # Windows
     return _of_process()
   path = Path(tempfile.gettempdir()) / f"{_NAME}-{os.geteuid()}"

@@ -8,7 +8,8 @@ import numpy as np
 
 from soprc_jax._internal import masks
 
-# The smallest width: of less, float32 makes 0. The largest: beyond it products with a width overflow.
+# The smallest width: of less, float32 makes 0. The largest: beyond it products with a width
+# overflow.
 _WIDTHS = (float(np.finfo(np.float32).tiny), 1e30)
 
 
@@ -39,7 +40,8 @@ def check_count(name: str, value: Any, *, low: int = 1) -> None:
 def check_range(
   name: str, value: Any, *, low: float = -np.inf, high: float = np.inf, open_low: bool = False
 ) -> None:
-  """Raises a ValueError if a host number lies outside ``[low, high]`` (``(low, high]`` with ``open_low``), or is not finite.
+  """Raises a ValueError if a host number lies outside ``[low, high]`` (``(low, high]`` with
+  ``open_low``), or is not finite.
 
   Traced and device values pass: their numbers are not known, or not worth waiting for, here.
   """
@@ -55,7 +57,9 @@ def check_range(
 
 
 def check_width(name: str, value: Any) -> None:
-  """Raises a ValueError if a host number is no width > 0: of less than float32 can hold it would make 0, hence 0/0."""
+  """Raises a ValueError if a host number is no width > 0: of less than float32 can hold it would
+  make 0, hence 0/0.
+  """
   check_range(name, value, low=0.0, open_low=True)
   numbers = _host_numbers(name, value)
   if numbers is None:
@@ -64,7 +68,8 @@ def check_width(name: str, value: Any) -> None:
   if wrong.any():
     first = numbers[wrong].flat[0]
     raise ValueError(
-      f"{name} must lie in [{_WIDTHS[0]:.3g}, {_WIDTHS[1]:g}], the range that float32 computes with, got {first:g}"
+      f"{name} must lie in [{_WIDTHS[0]:.3g}, {_WIDTHS[1]:g}], the range that float32 computes "
+      f"with, got {first:g}"
     )
 
 
@@ -79,7 +84,9 @@ def _host_numbers(name: str, value: Any) -> np.ndarray | None:
 
 
 def check_lists(**lists: jax.Array) -> None:
-  """Raises an AssertionError, as chex does, unless all are ``[..., list]`` with the same leading axes."""
+  """Raises an AssertionError, as chex does, unless all are ``[..., list]`` with the same leading
+  axes.
+  """
   shapes = {name: array.shape for name, array in lists.items()}
   if (
     any(len(shape) < 1 for shape in shapes.values())
@@ -101,6 +108,8 @@ def per_list(name: str, value: Any, scores: jax.Array) -> jax.Array:
 
 
 def prior_per_list(prior: Any, scores: jax.Array) -> jax.Array:
-  """A prior that broadcasts to ``[...]``, as ``[..., 1]``; NaN outside [0, 1], since a traced one cannot raise."""
+  """A prior that broadcasts to ``[...]``, as ``[..., 1]``; NaN outside [0, 1], since a traced one
+  cannot raise.
+  """
   (array,) = masks.promote(prior, names=("prior",))
   return per_list("prior", jnp.where((array >= 0.0) & (array <= 1.0), array, jnp.nan), scores)

@@ -42,7 +42,8 @@ def integer_labels(labels: Any, name: str = "labels") -> jax.Array:
     )
     if labels.min() < ends.min or labels.max() > ends.max:
       raise ValueError(
-        f"{name} must fit into {ends.bits} bits, map them to rows first; got {labels.min()} to {labels.max()}"
+        f"{name} must fit into {ends.bits} bits, map them to rows first; got {labels.min()} to "
+        f"{labels.max()}"
       )
   return jnp.asarray(labels)
 
@@ -50,8 +51,8 @@ def integer_labels(labels: Any, name: str = "labels") -> jax.Array:
 def label_keys(labels: jax.Array) -> jax.Array:
   """Returns labels as signed integers of the widest type, int32 or with x64 int64.
 
-  Labels of one type are equal where their keys are. An unsigned label beyond that type keeps its bits: its key is
-  negative.
+  Labels of one type are equal where their keys are. An unsigned label beyond that type keeps its
+  bits: its key is negative.
   """
   return labels.astype(jax.dtypes.canonicalize_dtype(np.int64))
 

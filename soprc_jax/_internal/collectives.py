@@ -14,9 +14,11 @@ def psum(values: Any, axis_name: AxisName) -> Any:
 
 
 def join_equal(values: Any, axis_name: AxisName) -> Any:
-  """Arrays of all devices, joined on the leading axis in their order; shard_map knows that they are equal on all.
+  """Arrays of all devices, joined on the leading axis in their order; shard_map knows that they are
+  equal on all.
 
-  As a sum, since an `all_gather` that shard_map takes for equal does not work under `jax.vmap` with an axis name.
+  As a sum, since an `all_gather` that shard_map takes for equal does not work under `jax.vmap` with
+  an axis name.
   """
   count, index = jax.lax.psum(1, axis_name), jax.lax.axis_index(axis_name)
 
@@ -32,7 +34,8 @@ def join_equal(values: Any, axis_name: AxisName) -> Any:
 def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
   """Casts arrays to vary over the same axes of `jax.shard_map`; the identity outside of it.
 
-  Loop carries and custom gradients need that. The transpose of the cast sums the gradient over the devices.
+  Loop carries and custom gradients need that. The transpose of the cast sums the gradient over the
+  devices.
   """
   varying = [_varying_axes(array) for array in arrays]
   union = frozenset[str]().union(*varying)

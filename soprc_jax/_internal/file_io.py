@@ -1,4 +1,6 @@
-"""Files of users and of a run: the paths given, reading regular files, writing whole ones, and what a full disk means."""
+"""Files of users and of a run: the paths given, reading regular files, writing whole ones, and what
+a full disk means.
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -41,7 +43,8 @@ def given(path: str | os.PathLike[str], *, name: str) -> Path:
     raise ValueError(f"{name}={text}: give the plain path, without {address[1]}://")
   if address:
     raise ValueError(
-      f"{name}={text}: remote folders are not supported. Give a path of this machine; mount or copy what is elsewhere"
+      f"{name}={text}: remote folders are not supported. Give a path of this machine; mount or "
+      "copy what is elsewhere"
     )
   expanded = os.path.expanduser(text)
   if expanded == text and (text == "~" or text.startswith("~/")):
@@ -85,7 +88,8 @@ def _open_at_once(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-  """A binary file to write, which takes the place of ``path`` when it is complete and on disk: a kill or a power cut leaves the old or the new one.
+  """A binary file to write, which takes the place of ``path`` when it is complete and on disk: a
+  kill or a power cut leaves the old or the new one.
 
   A link at ``path`` is replaced, not followed, and so is one in the place of the file beside it.
   """
@@ -151,7 +155,9 @@ def what_is_full(error: BaseException, *places: Path) -> str:
 
 
 def _free(*places: Path) -> dict[Path, int]:
-  """Returns the bytes free in each file system that the places are in, by the first of its places."""
+  """Returns the bytes free in each file system that the places are in, by the first of its
+  places.
+  """
   found, seen = dict[Path, int](), set[int]()
   for place in places:
     with contextlib.suppress(OSError):

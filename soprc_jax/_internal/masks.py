@@ -29,7 +29,8 @@ def promote(*arrays: Any, names: Sequence[str] = ("scores",)) -> list[jax.Array]
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
       raise TypeError(f"{name} must be real numbers, got {array.dtype}")
     arrays_.append(jnp.asarray(array))
-  # This function is an explicit promotion: it works where jax_numpy_dtype_promotion is "strict" too.
+  # This function is an explicit promotion: it works where jax_numpy_dtype_promotion is "strict"
+  # too.
   with jax.numpy_dtype_promotion("standard"):
     dtype = jnp.result_type(jnp.float32, *(array.dtype for array in arrays_))
   return [array.astype(dtype) for array in arrays_]
@@ -39,7 +40,8 @@ def mask_like(where: Any, array: jax.Array, name: str = "where") -> jax.Array:
   """The mask as booleans in the shape of ``array``; ``None`` means all valid.
 
   Raises:
-    ValueError: the mask has another shape, or, where its values are known, holds other numbers than 0 and 1.
+    ValueError: the mask has another shape, or, where its values are known, holds other numbers than
+      0 and 1.
   """
   if where is None:
     return jnp.ones(array.shape, bool)
@@ -68,8 +70,8 @@ def as_mask(where: Any, name: str) -> jax.Array:
 def masked(array: jax.Array, where: Any, name: str = "where") -> tuple[jax.Array, jax.Array]:
   """Fills the invalid entries with 0, whatever they hold, and returns the array and its mask.
 
-  A valid entry that is infinite becomes NaN: `RetrievalLists` fills the entries that are not valid with
-  infinities, so that a loss without the masks is NaN and not a plausible number.
+  A valid entry that is infinite becomes NaN: `RetrievalLists` fills the entries that are not valid
+  with infinities, so that a loss without the masks is NaN and not a plausible number.
   """
   mask = mask_like(where, array, name)
   # One after the other: no NaN is computed where the masks are right.
@@ -78,7 +80,9 @@ def masked(array: jax.Array, where: Any, name: str = "where") -> tuple[jax.Array
 
 
 def has_both(positive_where: jax.Array, negative_where: jax.Array) -> jax.Array:
-  """``[...]`` lists with a valid positive and a valid negative, from masks ``[..., P]`` and ``[..., N]``."""
+  """``[...]`` lists with a valid positive and a valid negative, from masks ``[..., P]`` and ``[...,
+  N]``.
+  """
   return jnp.any(positive_where, axis=-1) & jnp.any(negative_where, axis=-1)
 
 

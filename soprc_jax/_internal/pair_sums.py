@@ -55,7 +55,8 @@ def pair_sums(
     values: ``[..., Y]`` with the same leading axes.
     where: ``[..., Y]`` mask of the valid values.
     tau: width > 0.
-    algorithm: ``"dense"``: every pair, in blocks; ``"sorted"``: by sorting, of functions that are polynomials; ``"auto"``:
+    algorithm: ``"dense"``: every pair, in blocks; ``"sorted"``: by sorting, of functions that are
+      polynomials; ``"auto"``:
       by sorting where that is faster.
 
   Returns:

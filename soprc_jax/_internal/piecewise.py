@@ -1,9 +1,12 @@
-r"""Sums ``S_i = sum_j w_j f((y_j - t_i) / tau)`` of a piecewise polynomial f in ``O((T + Y) log Y)`` time and linear memory.
+r"""Sums ``S_i = sum_j w_j f((y_j - t_i) / tau)`` of a piecewise polynomial f in ``O((T + Y) log
+Y)`` time and linear memory.
 
-The values y are sorted once, and a tree over them holds the moments of each node about its smallest value. An interval of sorted values is a few
-nodes of each level (one less than a node has children, at either end), and a polynomial summed over a node follows from its moments. Every
-moment and, for l1, every coefficient is non-negative and nothing is ever subtracted, so the rounding of float32 stays relative to the sum; differences of prefix sums would lose
-all digits of the small sums that matter most.
+The values y are sorted once, and a tree over them holds the moments of each node about its smallest
+value. An interval of sorted values is a few nodes of each level (one less than a node has children,
+at either end), and a polynomial summed over a node follows from its moments. Every moment and, for
+l1, every coefficient is non-negative and nothing is ever subtracted, so the rounding of float32
+stays relative to the sum; differences of prefix sums would lose all digits of the small sums that
+matter most.
 """
 
 from collections.abc import Sequence
@@ -25,14 +28,17 @@ _MIN_PAIRS = 2**22
 # Nodes that are joined to one of the next level: few are faster to ask, many to build.
 _FEW_CHILDREN = 2
 _MANY_CHILDREN = 4
-# Scaled distances beyond this only occur in nodes that no bounded piece uses; their powers must not overflow.
+# Scaled distances beyond this only occur in nodes that no bounded piece uses; their powers must not
+# overflow.
 _FAR = 1e6
 # The linear piece of l1 is capped here: a risk is 1 in float32 long before.
 _FARTHEST = 1e30
 
 
 class Piece(NamedTuple):
-  """``f(x) = sum_k coefficients[k] (x - low)^k`` for ``low <= x < high``; only the last piece may end at infinity."""
+  """``f(x) = sum_k coefficients[k] (x - low)^k`` for ``low <= x < high``; only the last piece may
+  end at infinity.
+  """
 
   low: float
   high: float
@@ -64,7 +70,9 @@ class PiecewisePolynomial(NamedTuple):
 
 
 def _tanh_pieces() -> tuple[Piece, ...]:
-  """``tanh(x / 2)`` for x >= 0, to 1e-7: Chebyshev interpolation of degree 6 between the edges, then 1."""
+  """``tanh(x / 2)`` for x >= 0, to 1e-7: Chebyshev interpolation of degree 6 between the edges,
+  then 1.
+  """
   edges = (0.0, 1.0, 2.0, 3.0, 4.0, 5.5, 7.5, 10.5, 17.5)
   pieces = []
   for low, high in itertools.pairwise(edges):
@@ -80,7 +88,8 @@ def _tanh_pieces() -> tuple[Piece, ...]:
   return (*pieces, Piece(edges[-1], math.inf, (1.0,)))
 
 
-# l1(h - g) of Eq. 7 as a function of (g - h) / tau1, l2(h - v) as one of (v - h) / tau2, and the positive part.
+# l1(h - g) of Eq. 7 as a function of (g - h) / tau1, l2(h - v) as one of (v - h) / tau2, and the
+# positive part.
 ONE_SIDED_HUBER = PiecewisePolynomial(
   (Piece(-1.0, 0.0, (0.0, 0.0, 1.0)), Piece(0.0, math.inf, (1.0, 2.0))), slope_is_linear=True
 )
@@ -97,7 +106,9 @@ def is_faster(num_thresholds: int, num_values: int) -> bool:
 def sums_of_lists(
   f: PiecewisePolynomial, thresholds: jax.Array, values: jax.Array, where: jax.Array, tau: Any
 ) -> jax.Array:
-  """`piecewise_sum` of each list: ``thresholds [..., T]``, ``values`` and ``where [..., Y]`` with equal leading axes, to ``[..., T]``."""
+  """`piecewise_sum` of each list: ``thresholds [..., T]``, ``values`` and ``where [..., Y]`` with
+  equal leading axes, to ``[..., T]``.
+  """
   tau = jnp.asarray(tau, values.dtype)
   thresholds, values, where, tau = collectives.vary_alike(thresholds, values, where, tau)
   lead = thresholds.shape[:-1]
@@ -128,7 +139,8 @@ def piecewise_sum(
     tau: scalar > 0.
 
   Returns:
-    ``[T]``; differentiable by thresholds, values and tau in reverse mode. A NaN in a valid entry makes all of it NaN.
+    ``[T]``; differentiable by thresholds, values and tau in reverse mode. A NaN in a valid entry
+    makes all of it NaN.
   """
   return _piecewise_sum_forward(f, thresholds, values, where, tau)[0]
 
@@ -151,7 +163,8 @@ def _piecewise_sum_backward(
 ) -> tuple[Any, ...]:
   thresholds, values, where, tau, slopes = residuals
   d_thresholds = -cotangent * slopes / tau
-  # By the values the same sum with the roles exchanged: f'((y - t) / tau) = f'((-t - -y) / tau), weighted by the cotangents.
+  # By the values the same sum with the roles exchanged: f'((y - t) / tau) = f'((-t - -y) / tau),
+  # weighted by the cotangents.
   slope = f.derivative()
   negated, weights = _sort_with(-thresholds, cotangent)
   knots = _knots(f, thresholds, tau)
@@ -181,7 +194,9 @@ piecewise_sum.defvjp(_piecewise_sum_forward, _piecewise_sum_backward)
 def _interpolated_slopes(
   tree: "_Tree", knots: jax.Array, values: jax.Array, tau: jax.Array, slope: PiecewisePolynomial
 ) -> jax.Array:
-  """``sum_i c_i f'((values_j - thresholds_i) / tau)``, which is linear in the value between ascending knots."""
+  """``sum_i c_i f'((values_j - thresholds_i) / tau)``, which is linear in the value between
+  ascending knots.
+  """
   at_knots = _query(tree, -knots, tau, slope)[0]
   # Halves do not overflow. Flat below the first knot and above the last one.
   half_width, rise = 0.5 * knots[1:] - 0.5 * knots[:-1], at_knots[1:] - at_knots[:-1]
@@ -203,9 +218,11 @@ def _interpolated_slopes(
 
 
 def _knots(f: PiecewisePolynomial, thresholds: jax.Array, tau: jax.Array) -> jax.Array:
-  """Returns the floats next to the lower edges ``t + tau * low`` of all pieces, one below and one above each.
+  """Returns the floats next to the lower edges ``t + tau * low`` of all pieces, one below and one
+  above each.
 
-  No value lies between the two. An edge rounded to one float would be wrong by (spacing of floats at t) / tau.
+  No value lies between the two. An edge rounded to one float would be wrong by (spacing of floats
+  at t) / tau.
   """
   knots = []
   for piece in f.pieces:
@@ -226,7 +243,8 @@ class _Tree(NamedTuple):
   Attributes:
     values: ``[Y]`` ascending.
     weights: ``[Y]``.
-    nodes: ``[nodes, 2 + degree]``, level by level, leaves excluded: smallest value a, and the moments ``sum w ((y - a) / tau)^k``.
+    nodes: ``[nodes, 2 + degree]``, level by level, leaves excluded: smallest value a, and the
+      moments ``sum w ((y - a) / tau)^k``.
     starts: row of the first node of each level.
     children: nodes that are joined to one of the next level.
   """
@@ -294,8 +312,9 @@ def _num_below(
 ) -> jax.Array:
   """``[T]`` how many of the ascending values have ``(y - t) / tau < edge`` (``<=``).
 
-  Searched by that very quotient, as the sum over pairs has it: ``t + tau * edge`` is t itself where tau is less than the spacing of floats at t, and
-  would put equal scores at the wrong side of the edge.
+  Searched by that very quotient, as the sum over pairs has it: ``t + tau * edge`` is t itself where
+  tau is less than the spacing of floats at t, and would put equal scores at the wrong side of the
+  edge.
   """
 
   def halve(_: jax.Array, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -319,7 +338,9 @@ def _add_piece(
   end: jax.Array,
   sums: Any,
 ) -> Any:
-  """Adds the sums of one polynomial over the sorted values ``[first, end)``, from the leaves to the root."""
+  """Adds the sums of one polynomial over the sorted values ``[first, end)``, from the leaves to the
+  root.
+  """
   degree, children, to_the_end = len(piece.coefficients) - 1, tree.children, math.isinf(piece.high)
 
   def add(sums: Any, used: jax.Array, anchor: jax.Array, moments: Sequence[jax.Array]) -> Any:
@@ -354,7 +375,8 @@ def _add_piece(
 
     first, end, sums = jax.lax.fori_loop(0, children - 1, take_ends, (first, end, sums))
     if to_the_end:
-      # The last node may be filled up with nothing, so the rest up to the end is whole nodes as it is; without a rest first is end.
+      # The last node may be filled up with nothing, so the rest up to the end is whole nodes as it
+      # is; without a rest first is end.
       return -(-first // children), -(-end // children), sums
     return first // children, end // children, sums
 
@@ -388,7 +410,9 @@ def _taylor(coefficients: Sequence[float], x: jax.Array) -> list[jax.Array]:
 
 
 def _sorted_valid(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The values in ascending order and their weights, 1 where valid; the invalid ones come first, at the smallest valid value."""
+  """The values in ascending order and their weights, 1 where valid; the invalid ones come first, at
+  the smallest valid value.
+  """
   num_valid = jnp.sum(where, dtype=jnp.int32)
   ascending = _sort(jnp.where(where, values, -jnp.inf))
   valid = jnp.arange(values.shape[0], dtype=jnp.int32) >= values.shape[0] - num_valid

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 def ordered_bits(array: jax.Array) -> jax.Array:
   """int32 in the order of float32 numbers, -0.0 below 0.0.
 
-  XLA's CPU backend sorts integers faster than floats: a loss of a list of 20,000 takes half the time. It also compares the
-  smallest floats with each other instead of taking them for 0.
+  XLA's CPU backend sorts integers faster than floats: a loss of a list of 20,000 takes half the
+  time. It also compares the smallest floats with each other instead of taking them for 0.
   """
   bits = jax.lax.bitcast_convert_type(array, jnp.int32)
   return _mirrored(bits)

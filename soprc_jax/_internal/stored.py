@@ -1,4 +1,6 @@
-"""Files that the programs have written and read back: JSON of the expected shape and arrays, or a message that says what is wrong."""
+"""Files that the programs have written and read back: JSON of the expected shape and arrays, or a
+message that says what is wrong.
+"""
 
 from collections.abc import Mapping, Sequence
 import json
@@ -9,7 +11,8 @@ import numpy as np
 
 from soprc_jax._internal.strings import shown
 
-# What remedies nearly all of them: nothing in a results folder is more than what a run has computed.
+# What remedies nearly all of them: nothing in a results folder is more than what a run has
+# computed.
 REMEDY = "remove it, and what it stands for is made again"
 _WHAT = {
   dict: "an object",
@@ -48,8 +51,9 @@ def problem(content: Any, shape: Any, place: str = "") -> str:
 
   Args:
     content: of a JSON file.
-    shape: a type (float takes integers too, bool is none; object takes anything), None, ``[shape]`` for a list of one or more, ``{str: shape}`` for any
-      keys, ``{"key": shape}`` for these keys among others, or a tuple of shapes of which one must fit.
+    shape: a type (float takes integers too, bool is none; object takes anything), None, ``[shape]``
+      for a list of one or more, ``{str: shape}`` for any keys, ``{"key": shape}`` for these keys
+      among others, or a tuple of shapes of which one must fit.
     place: of the content in the file.
 
   >>> problem({"val": {"mAUPRC": "high"}}, {"val": {"mAUPRC": float}})
@@ -109,7 +113,8 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
     try:
       with np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in names}
-    # A flipped bit can claim an encryption, a compression or a size of its own: numpy, zipfile and zlib fail at it in a dozen ways.
+    # A flipped bit can claim an encryption, a compression or a size of its own: numpy, zipfile and
+    # zlib fail at it in a dozen ways.
     except Exception as error:
       reason = (
         f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__

@@ -8,11 +8,13 @@ _STREAM_KEY = 0xBA1A
 
 
 class BalancedSampler:
-  """Draws positives and negatives as two streams, each through its examples in a new order every epoch.
+  """Draws positives and negatives as two streams, each through its examples in a new order every
+  epoch.
 
-  Every positive is seen once in ``N+ / n+`` steps, every negative once in ``N- / n-``, whatever the share; a batch in which an epoch ends may hold an
-  example twice. With ``positive_share=0`` there is one
-  stream of all examples (uniform sampling without replacement): the number of positives then varies, and may be 0.
+  Every positive is seen once in ``N+ / n+`` steps, every negative once in ``N- / n-``, whatever the
+  share; a batch in which an epoch ends may hold an example twice. With ``positive_share=0`` there
+  is one stream of all examples (uniform sampling without replacement): the number of positives then
+  varies, and may be 0.
 
   Args:
     labels: ``[N]``, > 0 is positive.
@@ -21,12 +23,14 @@ class BalancedSampler:
     seed: >= 0.
 
   Attributes:
-    num_positives: n+, the positives of each batch, which stand in front; B for uniform sampling, where any may be one.
+    num_positives: n+, the positives of each batch, which stand in front; B for uniform sampling,
+      where any may be one.
 
   Raises:
     ValueError: a batch would hold no positive or no negative, or more than there are.
 
-  >>> sampler = BalancedSampler(np.array([0, 0, 1, 0, 1, 0]), batch_size=3, positive_share=0.33, seed=0)
+  >>> sampler = BalancedSampler(np.array([0, 0, 1, 0, 1, 0]), batch_size=3, positive_share=0.33,
+  ...   seed=0)
   >>> positives = [int(sampler(step)[0]) for step in range(4)]
   >>> print(sampler.num_positives, sorted(positives[:2]), sorted(positives[2:]))
   1 [2, 4] [2, 4]
@@ -49,8 +53,10 @@ class BalancedSampler:
     ):
       if not 0 < size <= len(stream):
         raise ValueError(
-          f"data.batch_size={batch_size} with data.positive_share={positive_share:g} needs {size} {name} in a batch, and the training "
-          f"examples have {len(stream)}: change one of the two so that it is between 1 and {len(stream)}"
+          f"data.batch_size={batch_size} with data.positive_share={positive_share:g} needs {size} "
+          f"{name} in a batch, and the training "
+          f"examples have {len(stream)}: change one of the two so that it is between 1 and "
+          f"{len(stream)}"
         )
 
   def __call__(self, step: int) -> np.ndarray:

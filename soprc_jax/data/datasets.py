@@ -20,10 +20,12 @@ Splits = dict[str, sources.Source]
 
 
 def make_splits(config: ConfigDict) -> Splits:
-  """The splits of ``config.data``: ``train``, ``val`` and ``test``, no class in two of them; VehicleID has ``test_medium`` and ``test_small`` too.
+  """The splits of ``config.data``: ``train``, ``val`` and ``test``, no class in two of them;
+  VehicleID has ``test_medium`` and ``test_small`` too.
 
-  Data sets with an official test split have ``val_share`` of their other classes in val, drawn by ``split_seed``; data sets without one
-  are divided by ``train_share``, ``val_share`` and the rest. With ``trainval`` the classes of val are trained on, and there is no val.
+  Data sets with an official test split have ``val_share`` of their other classes in val, drawn by
+  ``split_seed``; data sets without one are divided by ``train_share``, ``val_share`` and the rest.
+  With ``trainval`` the classes of val are trained on, and there is no val.
 
   Raises:
     ValueError: the data are not what they should be; the message names the place.
@@ -81,6 +83,8 @@ def _check(splits: Splits) -> None:
       raise ValueError(f"every class of split {name!r} has one image: there is nothing to retrieve")
     if len(counts) < 2:
       raise ValueError(
-        f"split {name!r} has one class, whose images are all there is to find, of {total} classes in all (the default shares want 32): add classes, give the "
-        "split more of them (data.train_share, data.val_share), or for val set data.trainval=True, which does without"
+        f"split {name!r} has one class, whose images are all there is to find, of {total} classes "
+        "in all (the default shares want 32): add classes, give the "
+        "split more of them (data.train_share, data.val_share), or for val set data.trainval=True, "
+        "which does without"
       )

@@ -1,4 +1,6 @@
-"""Pictures as they are stored: any part of one as upright 8-bit RGB, decoded no finer than needed."""
+"""Pictures as they are stored: any part of one as upright 8-bit RGB, decoded no finer than
+needed.
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -17,7 +19,8 @@ from soprc_jax._internal.strings import printable
 Box = tuple[float, float, float, float]
 # A header can claim any size: what is larger than this is refused before memory is taken for it.
 MAX_PIXELS = 150_000_000
-# What a file may be, whatever its name says. Of Pillow's other formats, PostScript would be given to Ghostscript, which runs what is in it.
+# What a file may be, whatever its name says. Of Pillow's other formats, PostScript would be given
+# to Ghostscript, which runs what is in it.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # Errors of the machine and not of one file: a run that skips files must not skip these.
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -90,7 +93,9 @@ class Picture(Protocol):
     """Height and width in pixels, upright."""
 
   def region(self, box: Box, size: tuple[int, int]) -> np.ndarray:
-    """The part ``box`` = (left, top, right, bottom) resized to ``size`` = (height, width): ``[h, w, 3]`` uint8, bilinear, antialiased."""
+    """The part ``box`` = (left, top, right, bottom) resized to ``size`` = (height, width): ``[h, w,
+    3]`` uint8, bilinear, antialiased.
+    """
 
 
 def as_picture(image: np.ndarray | Encoded | Stored) -> Picture:
@@ -138,13 +143,16 @@ class _Pixels:
 
 
 class _File:
-  """A picture that is decoded at each access: JPEG at 1/2, 1/4 or 1/8 of its size where that is fine enough."""
+  """A picture that is decoded at each access: JPEG at 1/2, 1/4 or 1/8 of its size where that is
+  fine enough.
+  """
 
   def __init__(self, encoded: Encoded):
     self._encoded = encoded
     if ImageFile.LOAD_TRUNCATED_IMAGES:
       raise ValueError(
-        "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on: the missing part of a broken file would be grey without a word. Leave it off; "
+        "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on: the missing part of a broken file would be "
+        "grey without a word. Leave it off; "
         "data.on_broken=skip takes another image of the class"
       )
     with _named(encoded.name):
@@ -153,7 +161,8 @@ class _File:
       # Before the orientation, for which Pillow decodes some formats whole.
       if width * height > MAX_PIXELS:
         raise BrokenImageError(
-          f"{printable(encoded.name)}: {width} x {height} pixels are more than {MAX_PIXELS:,}: resize the file"
+          f"{printable(encoded.name)}: {width} x {height} pixels are more than {MAX_PIXELS:,}: "
+          "resize the file"
         )
       if image.format in ("JPEG", "MPO"):
         if not _has_end(encoded.data):
@@ -164,8 +173,8 @@ class _File:
         # and a region may need a fraction of its pixels.
         image.load()
       self._orientation = _orientation(image)
-    # The first region needs no second reading of the header, which costs a tenth of a small region. But not after an error: what has been decoded
-    # until then, Pillow would take for all.
+    # The first region needs no second reading of the header, which costs a tenth of a small region.
+    # But not after an error: what has been decoded until then, Pillow would take for all.
     self._opened: Image.Image | None = image
     width, height = image.size
     self._size = (width, height) if self._orientation in _SIDEWAYS else (height, width)
@@ -191,7 +200,8 @@ class _File:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-  """8-bit RGB of a loaded picture: what is transparent becomes white, 16-bit grey keeps its high byte.
+  """8-bit RGB of a loaded picture: what is transparent becomes white, 16-bit grey keeps its high
+  byte.
 
   Raises:
     ValueError: a mode whose range of values is not known.
@@ -213,11 +223,13 @@ def _from_integers(image: Image.Image) -> Image.Image:
   values = np.asarray(image)
   if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
     raise ValueError(
-      f"integer pixels from {values.min()} to {values.max()} are not 16 bit: convert the file to 8 bit"
+      f"integer pixels from {values.min()} to {values.max()} are not 16 bit: convert the file to 8 "
+      "bit"
     )
   if 0 < values.max(initial=0) < 256:
     raise ValueError(
-      f"16-bit pixels of at most {values.max()}: the picture would be black; convert the file to 8 bit"
+      f"16-bit pixels of at most {values.max()}: the picture would be black; convert the file to 8 "
+      "bit"
     )
   grey = (values // 256).astype(np.uint8)
   if "transparency" in image.info:
@@ -247,7 +259,8 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _has_end(jpeg: bytes) -> bool:
-  """Whether an end-of-image marker follows the first scan of a JPEG; without one libjpeg makes up what is missing, grey or worse.
+  """Whether an end-of-image marker follows the first scan of a JPEG; without one libjpeg makes up
+  what is missing, grey or worse.
 
   A file that was not written to its end can have its full length, zeros in place of the rest.
   """

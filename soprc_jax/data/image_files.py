@@ -1,4 +1,6 @@
-"""Sources of image files below a root folder, and what is checked of them before anything is trained."""
+"""Sources of image files below a root folder, and what is checked of them before anything is
+trained.
+"""
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -78,7 +80,8 @@ def check_root(root: str, *, what: str, layout: str) -> Path:
   folder = file_io.given(root, name="data.root").absolute()
   if not folder.is_dir():
     raise FileNotFoundError(
-      f"data.root={printable(root)}: there is no such folder. It must be that of {what}, with\n{layout}"
+      f"data.root={printable(root)}: there is no such folder. It must be that of {what}, "
+      f"with\n{layout}"
     )
   return folder
 
@@ -117,7 +120,8 @@ def read_lines(path: Path, *, what: str, layout: str) -> list[tuple[int, str]]:
   if lines[0][1].strip().lower().startswith(("<!doctype", "<html", "<?xml")):
     # What a server sends in place of the file: a quota, a login, a page that has moved.
     raise ValueError(
-      f"{path} is a web page and no list: the download went wrong, fetch it again. data.root must be the folder of {what}, with\n{layout}"
+      f"{path} is a web page and no list: the download went wrong, fetch it again. data.root must "
+      f"be the folder of {what}, with\n{layout}"
     )
   return lines
 
@@ -215,7 +219,8 @@ def check_paths(
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts or "\\" in path or "\0" in path:
       raise ValueError(
-        f"{listed_in}: {shown(path)} must be a path relative to {root} that stays in it, with / between folders"
+        f"{listed_in}: {shown(path)} must be a path relative to {root} that stays in it, with / "
+        "between folders"
       )
     if str(parts) != path:  # else one file could be listed under two names
       raise ValueError(f"{listed_in}: write {shown(str(parts))} instead of {shown(path)}")
@@ -228,7 +233,8 @@ def check_paths(
   if missing:
     more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
     raise FileNotFoundError(
-      f"{listed_in}: there is no file {', '.join(missing[:_SHOWN])}{more} in {root}: put it there, or take its line out of the list"
+      f"{listed_in}: there is no file {', '.join(missing[:_SHOWN])}{more} in {root}: put it there, "
+      "or take its line out of the list"
     )
 
 
@@ -270,7 +276,8 @@ def check_disjoint(
   if both:
     shown = [(class_names or {}).get(label, label) for label in both]
     raise ValueError(
-      f"{len(both)} of the classes are both in {names[0]} and in {names[1]}, e.g. {_few(shown)}: give each class to one of them"
+      f"{len(both)} of the classes are both in {names[0]} and in {names[1]}, e.g. {_few(shown)}: "
+      "give each class to one of them"
     )
 
 

@@ -16,7 +16,8 @@ _LAYOUT = (
 
 
 def load(root: str, *, on_broken: str = "error") -> image_files.Files:
-  """All images of a folder; labels are the places of the subfolders in sorted order (their names where these are integers).
+  """All images of a folder; labels are the places of the subfolders in sorted order (their names
+  where these are integers).
 
   Hidden entries are skipped; other files that are no images are counted in a warning. Subfolders
   whose names differ only in blanks at their ends or in their form in Unicode are one class, and a
@@ -28,13 +29,14 @@ def load(root: str, *, on_broken: str = "error") -> image_files.Files:
       and leaves out what else is no file.
 
   Raises:
-    ValueError: no subfolder, one without an image, one with folders or what cannot be read as a file (a pipe, a broken link) in it,
-      or two that are one folder.
+    ValueError: no subfolder, one without an image, one with folders or what cannot be read as a
+      file (a pipe, a broken link) in it, or two that are one folder.
     FileNotFoundError: no such folder.
   """
   if file_io.given(root, name="data.root").is_file():
     raise ValueError(
-      f"data.root={root} is a file: give a folder, or for a CSV data.source=csv (--config=folder:csv)"
+      f"data.root={root} is a file: give a folder, or for a CSV data.source=csv "
+      "(--config=folder:csv)"
     )
   folder = image_files.check_root(root, what="your images", layout=_LAYOUT)
   others: list[str] = []
@@ -50,7 +52,8 @@ def load(root: str, *, on_broken: str = "error") -> image_files.Files:
     images = _images(entry, others, on_broken)
     if not images:
       raise ValueError(
-        f"{printable(entry)} has no image: remove the folder, or put images ({', '.join(image_files.EXTENSIONS)}) in it"
+        f"{printable(entry)} has no image: remove the folder, or put images "
+        f"({', '.join(image_files.EXTENSIONS)}) in it"
       )
     paths += [f"{entry.name}/{name}" for name in images]
     labels += [numbers[spellings[entry.name]]] * len(images)
@@ -81,13 +84,16 @@ def _classes(folder: Path, others: list[str], on_broken: str) -> list[Path]:
 
 
 def _check_folders(classes: list[Path]) -> None:
-  """Raises a ValueError if two classes are one folder, which would give each of its images two labels."""
+  """Raises a ValueError if two classes are one folder, which would give each of its images two
+  labels.
+  """
   first: dict[str, Path] = {}
   for entry in classes:
     other = first.setdefault(os.path.realpath(entry), entry)
     if other is not entry:
       raise ValueError(
-        f"{printable(entry)} and {printable(other)} are one folder, so each image in it would have two classes: "
+        f"{printable(entry)} and {printable(other)} are one folder, so each image in it would have "
+        "two classes: "
         "remove the link"
       )
 

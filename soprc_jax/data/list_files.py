@@ -1,6 +1,8 @@
-"""The list files that the retrieval benchmarks publish, over a folder of their images: train classes and test classes.
+"""The list files that the retrieval benchmarks publish, over a folder of their images: train
+classes and test classes.
 
-Nothing is downloaded: the error for a missing root says what to fetch from where, and how to lay it out.
+Nothing is downloaded: the error for a missing root says what to fetch from where, and how to lay it
+out.
 """
 
 from collections.abc import Callable
@@ -44,14 +46,16 @@ def _sop_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str,
   header = lines[0][1].split()
   if header != ["image_id", "class_id", "super_class_id", "path"]:
     raise ValueError(
-      f"{path}:1: the header must be 'image_id class_id super_class_id path', got {shown(lines[0][1])}"
+      f"{path}:1: the header must be 'image_id class_id super_class_id path', got "
+      f"{shown(lines[0][1])}"
     )
   rows: dict[str, str] = {}
   for number, line in lines[1:]:
     fields = re.split("[ \t]+", line.lstrip(" \t"), maxsplit=3)  # the path may have blanks
     if len(fields) != 4 or not image_files.is_number(fields[1]) or not strings.stripped(fields[3]):
       raise ValueError(
-        f"{path}:{number}: four fields 'image_id class_id super_class_id path' wanted, got {shown(line)}"
+        f"{path}:{number}: four fields 'image_id class_id super_class_id path' wanted, got "
+        f"{shown(line)}"
       )
     _put(rows, image_files.as_listed(root, fields[3]), fields[1], path, number)
   return rows
@@ -100,16 +104,20 @@ def _names(name: str) -> str:
 
 BENCHMARKS = {
   "sop": _Layout(
-    "Stanford Online Products (https://cvgl.stanford.edu/projects/lifted_struct, Stanford_Online_Products.zip, 2.9 GB)",
-    "  Ebay_train.txt, Ebay_test.txt   as in the archive\n  bicycle_final/, cabinet_final/, ...   its folders of images",
+    "Stanford Online Products (https://cvgl.stanford.edu/projects/lifted_struct, "
+    "Stanford_Online_Products.zip, 2.9 GB)",
+    "  Ebay_train.txt, Ebay_test.txt   as in the archive\n  bicycle_final/, cabinet_final/, ...   "
+    "its folders of images",
     {"train": "Ebay_train.txt", TEST: "Ebay_test.txt"},
     _sop_rows,
     _number,
   ),
   "inaturalist": _Layout(
-    "iNaturalist 2018 (https://github.com/visipedia/inat_comp/tree/master/2018, train_val2018.tar.gz, 120 GB) with the retrieval lists of "
+    "iNaturalist 2018 (https://github.com/visipedia/inat_comp/tree/master/2018, "
+    "train_val2018.tar.gz, 120 GB) with the retrieval lists of "
     "SmoothAP (https://github.com/Andrew-Brown1/Smooth_AP)",
-    "  Inat_dataset_splits/Inaturalist_train_set1.txt and Inaturalist_test_set1.txt\n  train_val2018/Aves/..., as in the archive",
+    "  Inat_dataset_splits/Inaturalist_train_set1.txt and Inaturalist_test_set1.txt\n  "
+    "train_val2018/Aves/..., as in the archive",
     {
       "train": "Inat_dataset_splits/Inaturalist_train_set1.txt",
       TEST: "Inat_dataset_splits/Inaturalist_test_set1.txt",
@@ -120,7 +128,8 @@ BENCHMARKS = {
   # The paper's tables show the large list; the smaller ones lie in it.
   "vehicle_id": _Layout(
     "PKU VehicleID (on request from https://www.pkuml.org/resources/pku-vehicleid.html)",
-    "  train_test_split/train_list.txt, test_list_800.txt (small), test_list_1600.txt (medium), test_list_2400.txt (large)\n"
+    "  train_test_split/train_list.txt, test_list_800.txt (small), test_list_1600.txt (medium), "
+    "test_list_2400.txt (large)\n"
     "  image/0000001.jpg, ...   as in the archive",
     {
       "train": "train_test_split/train_list.txt",
@@ -143,7 +152,8 @@ def load(name: str, root: str, *, on_broken: str = "error") -> Benchmark:
     on_broken: see `image_files.check_paths`.
 
   Raises:
-    ValueError: a line of a list is wrong, an image is listed twice or under two labels, or a test class is among the training classes.
+    ValueError: a line of a list is wrong, an image is listed twice or under two labels, or a test
+      class is among the training classes.
     FileNotFoundError: the folder, a list or an image is missing.
   """
   folder = image_files.check_root(root, what=BENCHMARKS[name].what, layout=BENCHMARKS[name].layout)
@@ -163,7 +173,8 @@ def load(name: str, root: str, *, on_broken: str = "error") -> Benchmark:
 def read_lists(
   name: str, folder: Path, *, layout: str = ""
 ) -> tuple[dict[str, dict[str, int]], dict[int, str]]:
-  """Reads split -> image -> label, and label -> class name, from the list files of a benchmark; the images themselves are not looked for.
+  """Reads split -> image -> label, and label -> class name, from the list files of a benchmark; the
+  images themselves are not looked for.
 
   Args:
     name: key of `BENCHMARKS`.
@@ -193,7 +204,8 @@ def read_lists(
 
 
 _CSV_LAYOUT = (
-  "  a header 'path,label' or 'path,label,split' and no other column, commas between, UTF-8; paths relative to the folder of the CSV; "
+  "  a header 'path,label' or 'path,label,split' and no other column, commas between, UTF-8; paths "
+  "relative to the folder of the CSV; "
   "split one of train, val, test"
 )
 CSV_SPLITS = ("train", "val", "test")
@@ -207,7 +219,8 @@ def load_csv(path: str, *, on_broken: str = "error") -> dict[str, image_files.Fi
     on_broken: see `image_files.check_paths`.
 
   Raises:
-    ValueError: a wrong header, row or split, an image that is listed twice, a class in two splits, no training or test image.
+    ValueError: a wrong header, row or split, an image that is listed twice, a class in two splits,
+      no training or test image.
     FileNotFoundError: the file or an image is missing.
   """
   file = file_io.given(path, name="data.root").absolute()
@@ -252,7 +265,8 @@ def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
     if key in first:
       line, other = first[key]
       raise ValueError(
-        f"{place}: {shown(path)} is listed twice, first in line {line}{image_files.other_spelling(path, other)}: "
+        f"{place}: {shown(path)} is listed twice, first in line "
+        f"{line}{image_files.other_spelling(path, other)}: "
         "take one of the lines out"
       )
     if Path(path).suffix.lower() not in image_files.EXTENSIONS:

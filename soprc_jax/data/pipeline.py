@@ -1,4 +1,6 @@
-"""From plans to arrays: batches loaded and prefetched by Grain, each a function of (seed, step) only."""
+"""From plans to arrays: batches loaded and prefetched by Grain, each a function of (seed, step)
+only.
+"""
 
 from collections.abc import Iterator, Mapping
 import os
@@ -27,14 +29,15 @@ class TrainBatches:
     augmentation: name in `transforms.AUGMENTATIONS`.
     image_size: side of the images in pixels.
     resize_to: shorter side before the crop, for the augmentation ``crop``.
-    on_broken: what happens at an image that cannot be decoded. ``"error"``: a BrokenImageError that names it; ``"skip"``: another image
-      of its class stands in, drawn by (seed, t, i); a slot whose class has no good image is masked out.
+    on_broken: what happens at an image that cannot be decoded. ``"error"``: a BrokenImageError that
+      names it; ``"skip"``: another image of its class stands in, drawn by (seed, t, i); a slot
+      whose class has no good image is masked out.
     seed: the augmentation of slot i at step t is drawn from (seed, t, i).
     num_steps: number of steps.
     shard: (index, count): the part of every batch that this process loads.
 
-  A batch is ``{"image": [B, H, W, 3] uint8, "label": [B] int32 rows, "where": [B] bool, "position": [B] int64, "broken": [B] bool}``,
-  ``broken`` where the planned image could not be decoded.
+  A batch is ``{"image": [B, H, W, 3] uint8, "label": [B] int32 rows, "where": [B] bool, "position":
+  [B] int64, "broken": [B] bool}``, ``broken`` where the planned image could not be decoded.
   """
 
   def __init__(
@@ -133,7 +136,8 @@ def iterate(
   Args:
     batches: what to load.
     start: first step; the position in the data is the step, so there is no iterator to save.
-    workers: worker processes (spawned, never forked); 0 loads in threads of this process. Any number gives the same batches.
+    workers: worker processes (spawned, never forked); 0 loads in threads of this process. Any
+      number gives the same batches.
     prefetch: batches loaded ahead.
   """
   steps: Any = grain.MapDataset.range(start, len(batches)).map(batches.__getitem__)
@@ -154,7 +158,9 @@ def _ignore_interrupts(worker: int, count: int) -> None:
 
 
 def _read_options(prefetch: int, *, processes: int = 1) -> grain.ReadOptions:
-  """Threads of each of so many processes: together one a core, since more only take turns; a process of 16 is busy with itself."""
+  """Threads of each of so many processes: together one a core, since more only take turns; a
+  process of 16 is busy with itself.
+  """
   threads = min(max((os.cpu_count() or 1) // processes, 1), 16)
   return grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(prefetch, threads))
 
@@ -179,8 +185,8 @@ def eval_batches(
     shard: (index, count): the part of every batch that this process loads; count divides B.
 
   Yields:
-    ``{"image": [B / count, H, W, 3] uint8, "where": [B / count] bool}``; ``where`` is False for the padding of the last batch and for
-    broken images.
+    ``{"image": [B / count, H, W, 3] uint8, "where": [B / count] bool}``; ``where`` is False for the
+    padding of the last batch and for broken images.
   """
   index, count = shard
   size = batch_size // count

@@ -13,7 +13,8 @@ class BatchPlan(NamedTuple):
 
   Attributes:
     positions: ``[B]`` positions in the source; classes in blocks of K.
-    where: ``[B]`` False for slots that a small class leaves empty (they repeat an image of the class).
+    where: ``[B]`` False for slots that a small class leaves empty (they repeat an image of the
+      class).
   """
 
   positions: np.ndarray
@@ -23,17 +24,19 @@ class BatchPlan(NamedTuple):
 class ClassSampler:
   """Batches of ``batch_size / per_class`` distinct classes with ``per_class`` images each.
 
-  An epoch deals the images of every class into groups of K, and the groups into batches so that no class
-  stands twice in a batch: every image of every class is seen at least once an epoch. A last group that is not full takes other
-  images of its class again; a batch that is not full takes further classes. Which classes meet is drawn anew each epoch.
+  An epoch deals the images of every class into groups of K, and the groups into batches so that no
+  class stands twice in a batch: every image of every class is seen at least once an epoch. A last
+  group that is not full takes other images of its class again; a batch that is not full takes
+  further classes. Which classes meet is drawn anew each epoch.
 
   Args:
     labels: ``[N]`` labels of the source, any integers.
     batch_size: B, images in a batch over all devices.
     per_class: K >= 2.
     seed: batch ``step`` is a pure function of (labels, these settings, seed, step).
-    small_classes: what happens to a class of fewer than K images: ``"mask"``: its missing slots are masked out;
-      ``"repeat"``: its images are used several times in a batch; ``"drop"``: it is left out.
+    small_classes: what happens to a class of fewer than K images: ``"mask"``: its missing slots are
+      masked out; ``"repeat"``: its images are used several times in a batch; ``"drop"``: it is left
+      out.
 
   Attributes:
     num_small: number of classes that have fewer than K images.
@@ -57,7 +60,8 @@ class ClassSampler:
       raise ValueError(f"per_class must be at least 2 (a query needs a positive), got {per_class}")
     if batch_size % per_class or batch_size < 2 * per_class:
       raise ValueError(
-        f"batch_size must be a multiple of per_class={per_class} with at least 2 classes, got {batch_size}"
+        f"batch_size must be a multiple of per_class={per_class} with at least 2 classes, got "
+        f"{batch_size}"
       )
     if small_classes not in SMALL_CLASS_POLICIES:
       raise ValueError(
@@ -72,7 +76,8 @@ class ClassSampler:
     self._classes_per_batch = batch_size // per_class
     if len(members) < self._classes_per_batch:
       raise ValueError(
-        f"train.batch_size={batch_size} with train.per_class={per_class} needs {self._classes_per_batch} classes to train on, "
+        f"train.batch_size={batch_size} with train.per_class={per_class} needs "
+        f"{self._classes_per_batch} classes to train on, "
         f"the training split has {len(members)}: {_smaller_batch(len(members), per_class)}"
       )
     self._members = members
@@ -81,7 +86,8 @@ class ClassSampler:
     self._mask_small = small_classes == "mask"
     self._groups = np.array([-(-len(images) // per_class) for images in members])
     self.num_classes = len(members)
-    # At least as many batches as the largest class has groups, since a class stands in a batch once.
+    # At least as many batches as the largest class has groups, since a class stands in a batch
+    # once.
     self.batches_per_epoch = max(
       -(-int(self._groups.sum()) // self._classes_per_batch), int(self._groups.max())
     )
@@ -104,7 +110,8 @@ class ClassSampler:
     orders = [rng.permutation(images) for images in self._members]
     batches: list[list[tuple[int, int]]] = [[] for _ in range(self.batches_per_epoch)]
     load = np.zeros(self.batches_per_epoch, np.int64)
-    # Large classes first; each takes the emptiest batches, ties broken at random. Loads then differ by at most one.
+    # Large classes first; each takes the emptiest batches, ties broken at random. Loads then differ
+    # by at most one.
     for row in sorted(rng.permutation(self.num_classes), key=lambda row: -self._groups[row]):
       chosen = np.lexsort((rng.random(len(load)), load))[: self._groups[row]]
       load[chosen] += 1

@@ -99,22 +99,27 @@ class Joined:
 
 
 def ids(source: Source) -> Sequence[str]:
-  """Returns the id of every image. A source says so by an attribute ``ids``; without it every image is read."""
+  """Returns the id of every image. A source says so by an attribute ``ids``; without it every image
+  is read.
+  """
   found: Sequence[str] | None = getattr(source, "ids", None)
   return [source[index].id for index in range(len(source))] if found is None else found
 
 
 def shown_classes(source: Source) -> list[str]:
-  """Returns what names the class of every image for people: its name, or its label where it has none."""
+  """Returns what names the class of every image for people: its name, or its label where it has
+  none.
+  """
   names = class_names(source)
   return [names.get(label, str(label)) for label in source.labels.tolist()]
 
 
 def class_names(source: Source) -> dict[int, str]:
-  """Label -> what the data call the class, for the classes of a source whose labels are places in a list of names and not ids of their own.
+  """Label -> what the data call the class, for the classes of a source whose labels are places in a
+  list of names and not ids of their own.
 
-  A folder more or less and such a label means another class: what is kept by label has to be compared by name. A source says so by an attribute
-  ``class_names``; empty for the others.
+  A folder more or less and such a label means another class: what is kept by label has to be
+  compared by name. A source says so by an attribute ``class_names``; empty for the others.
   """
   names: dict[int, str] = getattr(source, "class_names", {})
   present = set(np.unique(source.labels).tolist())

@@ -1,7 +1,9 @@
-"""Tables of numbers and categories with a rare positive class: loading, thinning, splitting, standardising.
+"""Tables of numbers and categories with a rare positive class: loading, thinning, splitting,
+standardising.
 
-A missing number is NaN in a `Table`. In a split it is the mean of the training examples, which is 0 after standardising, and each
-column in which any number of the table is missing has a companion ``NAME is missing`` of 0 and 1.
+A missing number is NaN in a `Table`. In a split it is the mean of the training examples, which is 0
+after standardising, and each column in which any number of the table is missing has a companion
+``NAME is missing`` of 0 and 1.
 """
 
 from collections.abc import Callable, Mapping
@@ -74,7 +76,8 @@ def load(name: str, *, positive: int) -> Table:
 
   Args:
     name: key of `DATA_SETS`.
-    positive: the class that is positive, of ``digits`` and ``breast_cancer`` (0 malignant, 1 benign).
+    positive: the class that is positive, of ``digits`` and ``breast_cancer`` (0 malignant, 1
+      benign).
 
   Raises:
     ValueError: unknown name or class; a package is missing.
@@ -87,8 +90,9 @@ def load(name: str, *, positive: int) -> Table:
 def split(table: Table, *, share: float, val_share: float, test_share: float, seed: int) -> Splits:
   """Splits a table at random, each class by itself, after thinning its positives.
 
-  The sizes of the parts do not depend on the seed. Numbers are standardised by mean and deviation of the training examples (a column that
-  is constant there becomes 0), categories are one-hot, 0 or 1.
+  The sizes of the parts do not depend on the seed. Numbers are standardised by mean and deviation
+  of the training examples (a column that is constant there becomes 0), categories are one-hot, 0 or
+  1.
 
   Args:
     table: data set.
@@ -104,7 +108,8 @@ def split(table: Table, *, share: float, val_share: float, test_share: float, se
   shares = (val_share, test_share)
   if min(shares) <= 0 or sum(shares) >= 1:
     raise ValueError(
-      "data.val_share and data.test_share must be > 0 with a sum below 1, the rest is for training; "
+      "data.val_share and data.test_share must be > 0 with a sum below 1, the rest is for "
+      "training; "
       f"got {val_share:g} and {test_share:g}"
     )
   rng = np.random.default_rng([_SPLIT_KEY, seed])
@@ -115,7 +120,8 @@ def split(table: Table, *, share: float, val_share: float, test_share: float, se
   for name, *classes in zip(("train", "val", "test"), *cuts):
     if min(len(rows) for rows in classes) < 2:
       raise ValueError(
-        f"{name} would have {len(classes[0])} positives and {len(classes[1])} negatives of {len(positives)} and {len(negatives)}, "
+        f"{name} would have {len(classes[0])} positives and {len(classes[1])} negatives of "
+        f"{len(positives)} and {len(negatives)}, "
         "and needs 2 of each: raise data.share, or change data.val_share and data.test_share"
       )
     parts[name] = np.sort(np.concatenate(classes))
@@ -132,7 +138,9 @@ def split(table: Table, *, share: float, val_share: float, test_share: float, se
 
 
 def check(table: Table) -> None:
-  """Raises a ValueError for a table that nothing can be learned from, or whose columns do not fit."""
+  """Raises a ValueError for a table that nothing can be learned from, or whose columns do
+  not fit.
+  """
   count = len(table.labels)
   if table.labels.dtype != bool or table.labels.ndim != 1:
     raise ValueError(
@@ -152,7 +160,8 @@ def check(table: Table) -> None:
   for name, column in zip(table.number_names, table.numbers.T):
     if np.isinf(column).any():
       raise ValueError(
-        f"column {name!r} is infinite in row {int(np.argmax(np.isinf(column)))}: make it NaN if it is missing"
+        f"column {name!r} is infinite in row {int(np.argmax(np.isinf(column)))}: make it NaN if it "
+        "is missing"
       )
     if np.isnan(column).all():
       raise ValueError(f"column {name!r} has no number at all: leave it out")
@@ -166,7 +175,8 @@ def _thinned(positives: np.ndarray, num_negatives: int, share: float) -> np.ndar
   own = len(positives) / (len(positives) + num_negatives)
   if share > own:
     raise ValueError(
-      f"data.share must be at most {own:.4f}, the share of positives that the data have, or 0; got {share:g}"
+      f"data.share must be at most {own:.4f}, the share of positives that the data have, or 0; got "
+      f"{share:g}"
     )
   return positives[: round(num_negatives * share / (1 - share))]
 
@@ -222,7 +232,8 @@ def _from_sklearn(loader: str, positive: int) -> Table:
   classes = np.unique(bunch.target)
   if positive not in classes:
     raise ValueError(
-      f"data.positive must be a class of {loader.removeprefix('load_')}, {classes[0]} to {classes[-1]}; got {positive}"
+      f"data.positive must be a class of {loader.removeprefix('load_')}, {classes[0]} to "
+      f"{classes[-1]}; got {positive}"
     )
   names = tuple(str(name) for name in bunch.feature_names)
   return Table(bunch.data.astype(np.float32), names, {}, bunch.target == positive)

@@ -1,6 +1,8 @@
-"""Data sets that TensorFlow Datasets has prepared as array_record: read without TensorFlow, one record at a time.
+"""Data sets that TensorFlow Datasets has prepared as array_record: read without TensorFlow, one
+record at a time.
 
-Preparing needs the ``[tfds]`` extra, once: ``tfds build stanford_online_products --file_format=array_record --data_dir=ROOT``.
+Preparing needs the ``[tfds]`` extra, once: ``tfds build stanford_online_products
+--file_format=array_record --data_dir=ROOT``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,8 +18,14 @@ from soprc_jax.data import decoding, image_files, list_files, sources
 _log = logging.getLogger(__name__)
 # Name here -> name in TFDS.
 DATA_SETS = {"tfds_sop": "stanford_online_products", "tfds_inaturalist": "i_naturalist2018"}
-_LAYOUT = "  what this command writes: tfds build {name} --file_format=array_record --data_dir=ROOT   (needs pip install -e '.[tfds]')"
-_INATURALIST_LISTS = "\n  Inat_dataset_splits/Inaturalist_train_set1.txt and Inaturalist_test_set1.txt   of https://github.com/Andrew-Brown1/Smooth_AP"
+_LAYOUT = (
+  "  what this command writes: tfds build {name} --file_format=array_record "
+  "--data_dir=ROOT   (needs pip install -e '.[tfds]')"
+)
+_INATURALIST_LISTS = (
+  "\n  Inat_dataset_splits/Inaturalist_train_set1.txt and "
+  "Inaturalist_test_set1.txt   of https://github.com/Andrew-Brown1/Smooth_AP"
+)
 
 
 class Records:
@@ -94,7 +102,9 @@ def _sop(builder: Any, folder: Path) -> tuple[sources.Source, sources.Source]:
 
 
 def _inaturalist(builder: Any, folder: Path, layout: str) -> tuple[sources.Source, sources.Source]:
-  """The lists name files of TFDS's splits ``train`` and ``validation``; an id is the name of the file without its ending."""
+  """The lists name files of TFDS's splits ``train`` and ``validation``; an id is the name of the
+  file without its ending.
+  """
   rows, class_names = list_files.read_lists("inaturalist", folder, layout=layout)
   label_of = {Path(path).stem: label for found in rows.values() for path, label in found.items()}
   parts: list[sources.Source] = []
@@ -116,7 +126,8 @@ def _inaturalist(builder: Any, folder: Path, layout: str) -> tuple[sources.Sourc
     missing = [stem for stem in stems if stem not in positions]
     if missing:
       raise ValueError(
-        f"{len(missing)} images of the list for {split} are not in {builder.name}, e.g. {missing[0]!r}"
+        f"{len(missing)} images of the list for {split} are not in {builder.name}, e.g. "
+        f"{missing[0]!r}"
       )
     splits.append(sources.Subset(everything, [positions[stem] for stem in stems]))
   image_files.check_disjoint(
@@ -149,7 +160,9 @@ def _data_source(builder: Any, split: str) -> Any:
 
 
 def _column(part: Any, key: str, folder: Path, name: str) -> np.ndarray:
-  """A feature of all records; read once, since that reads the whole data set, and kept beside it."""
+  """A feature of all records; read once, since that reads the whole data set, and kept
+  beside it.
+  """
   path = folder / f".soprc_jax-{name}-{key}-{len(part)}.npy"
   if path.exists():
     try:

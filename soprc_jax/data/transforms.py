@@ -17,9 +17,12 @@ def make_augmentation(name: str, size: int, *, resize_to: int = 256) -> Transfor
   """The training transform ``name``, from pixels ``[H, W, 3]`` or a file to ``[size, size, 3]``.
 
   * ``none``: resize only, whatever the aspect;
-  * ``affine``: a small rotation (15 degrees at most), scale (0.8 to 1.2), shear and shift, for glyphs (never a flip: b is not d);
-  * ``resized_crop``: a random crop of 20 to 100 % of the area at an aspect of 3:4 to 4:3, and a flip in half of the cases: the authors' code;
-  * ``crop``: the shorter side resized to ``resize_to``, a random crop of ``size``, and a flip in half of the cases: the paper's text.
+  * ``affine``: a small rotation (15 degrees at most), scale (0.8 to 1.2), shear and shift, for
+    glyphs (never a flip: b is not d);
+  * ``resized_crop``: a random crop of 20 to 100 % of the area at an aspect of 3:4 to 4:3, and a
+    flip in half of the cases: the authors' code;
+  * ``crop``: the shorter side resized to ``resize_to``, a random crop of ``size``, and a flip in
+    half of the cases: the paper's text.
 
   Raises:
     ValueError: unknown name, or ``resize_to`` smaller than ``size`` for ``crop``.
@@ -39,7 +42,8 @@ def make_augmentation(name: str, size: int, *, resize_to: int = 256) -> Transfor
 
 
 def centre_crop(image: Image, size: int, *, resize_to: int = 0) -> np.ndarray:
-  """The transform of evaluation: the shorter side resized to ``resize_to`` (0: ``size``), then the middle ``[size, size, 3]``.
+  """The transform of evaluation: the shorter side resized to ``resize_to`` (0: ``size``), then the
+  middle ``[size, size, 3]``.
 
   Raises:
     ValueError: ``resize_to`` is smaller than ``size``; the image is broken.

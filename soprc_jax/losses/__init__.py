@@ -1,7 +1,7 @@
 """The losses that the paper compares SOPRC with: pure functions of embeddings and labels.
 
-All take labels of any integer type or booleans, classes of unequal size, a mask, and an ``axis_name`` for the joined
-batch of several devices.
+All take labels of any integer type or booleans, classes of unequal size, a mask, and an
+``axis_name`` for the joined batch of several devices.
 """
 
 from soprc_jax.losses.auroc import auroc_loss

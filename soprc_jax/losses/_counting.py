@@ -1,16 +1,20 @@
-"""Ranks of few relevant scores among many candidates, by counting: the candidates are not sorted."""
+"""Ranks of few relevant scores among many candidates, by counting: the candidates are not
+sorted.
+"""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-# So many relevant scores are compared one by one with each candidate; more are searched for in their order.
+# So many relevant scores are compared one by one with each candidate; more are searched for in
+# their order.
 _FEW = 16
 
 
 class Places(NamedTuple):
-  """Where K relevant scores stand among L candidates in descending order; they come behind others of the same score.
+  """Where K relevant scores stand among L candidates in descending order; they come behind others
+  of the same score.
 
   Attributes:
     positions: ``[K]`` candidates before each relevant one.

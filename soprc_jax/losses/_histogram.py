@@ -10,7 +10,8 @@ from soprc_jax.losses import _ranking
 def histograms(
   position: jax.Array, found: _ranking.Ranking, centres: np.ndarray, *, open_ends: bool
 ) -> tuple[jax.Array, jax.Array]:
-  """Triangular weights of unit width summed over the relevant and over all candidates, ``[L, B]`` each.
+  """Triangular weights of unit width summed over the relevant and over all candidates, ``[L, B]``
+  each.
 
   Args:
     position: ``[B, G]`` scores in units of bins.
@@ -30,5 +31,6 @@ def histograms(
     relevant = jnp.sum(jnp.where(found.relevant, weight, zero), axis=-1)
     return relevant, jnp.sum(jnp.where(found.candidates, weight, zero), axis=-1)
 
-  # One bin at a time, recomputed for the gradient: the weights of all bins would be L times the similarity matrix.
+  # One bin at a time, recomputed for the gradient: the weights of all bins would be L times the
+  # similarity matrix.
   return jax.lax.map(jax.checkpoint(one_bin), jnp.asarray(centres, position.dtype))

@@ -1,4 +1,6 @@
-"""What the losses of rankings share: which images count as relevant, and their scores in few columns."""
+"""What the losses of rankings share: which images count as relevant, and their scores in few
+columns.
+"""
 
 from typing import NamedTuple
 
@@ -34,7 +36,9 @@ def ranking(
   where: ArrayLike | None,
   axis_name: collectives.AxisName,
 ) -> Ranking:
-  """The ranking of the batch for each of its images; with ``include_self`` each is relevant to itself."""
+  """The ranking of the batch for each of its images; with ``include_self`` each is relevant to
+  itself.
+  """
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
   relevant = pairs.positive | pairs.itself if include_self else pairs.positive
   valid = masks.has_both(pairs.positive, pairs.negative)
@@ -50,10 +54,11 @@ def relevant_scores(
   max_positives: int | None,
   include_self: bool,
 ) -> tuple[jax.Array, jax.Array]:
-  """The relevant scores of each query in as few columns as is known to suffice, ``[B, K]``, and their mask.
+  """The relevant scores of each query in as few columns as is known to suffice, ``[B, K]``, and
+  their mask.
 
-  K follows from ``max_positives``, or from the largest class where the labels are concrete. Traced labels hide it: K is then the
-  gallery, which costs time but, by blocks, no memory.
+  K follows from ``max_positives``, or from the largest class where the labels are concrete. Traced
+  labels hide it: K is then the gallery, which costs time but, by blocks, no memory.
   """
   width = relevant_width(
     labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
@@ -78,7 +83,8 @@ def relevant_width(
   checks.check_count("max_positives", max_positives)
   if largest is not None and largest > max_positives + 1:
     raise ValueError(
-      f"max_positives={max_positives} is too small: an image of the largest class has {largest - 1} positives"
+      f"max_positives={max_positives} is too small: an image of the largest class has "
+      f"{largest - 1} positives"
     )
   return max_positives + include_self
 

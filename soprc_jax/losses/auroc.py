@@ -30,11 +30,13 @@ def auroc_loss(
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:
-  r"""Mean surrogate over all (positive, negative) pairs of each query (Gao & Zhou, "On the consistency of AUC pairwise optimization", IJCAI 2015).
+  r"""Mean surrogate over all (positive, negative) pairs of each query (Gao & Zhou, "On the
+  consistency of AUC pairwise optimization", IJCAI 2015).
 
   .. math:: L = \mathrm{mean}_q\, \mathrm{mean}_{p, n}\, f(s_{qp} - s_{qn})
 
-  with f(x) = l1 of Eq. 7 (``huber``), log2(1 + exp(-x)) (``logistic``, without tau), or sigmoid(-x / tau) (``sigmoid``).
+  with f(x) = l1 of Eq. 7 (``huber``), log2(1 + exp(-x)) (``logistic``, without tau), or sigmoid(-x
+  / tau) (``sigmoid``).
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
@@ -45,10 +47,12 @@ def auroc_loss(
     include_self: whether a query is relevant to itself, as in the reference code.
     where: ``[B]`` mask of the valid images.
     axis_name: name of a mapped axis: the candidates are then the batch of all its devices.
-    max_positives: static bound on the positives of a query (itself not counted); needed for speed where labels are traced.
+    max_positives: static bound on the positives of a query (itself not counted); needed for speed
+      where labels are traced.
 
   Returns:
-    Scalar >= 0, at least float32. Queries without a positive or a negative are left out; 0 if all are.
+    Scalar >= 0, at least float32. Queries without a positive or a negative are left out; 0 if all
+    are.
 
   Raises:
     ValueError: unknown surrogate, or tau <= 0.
@@ -77,7 +81,8 @@ def auroc_loss(
   ) -> jax.Array:
     sums = pair_sums(SURROGATES[surrogate], positives, scores, negative, tau=tau)
     total = jnp.sum(jnp.where(mask, sums, jnp.zeros_like(sums)))
-    # The number of pairs is a product of two counts; a mask of all pairs would take longer than the losses.
+    # The number of pairs is a product of two counts; a mask of all pairs would take longer than the
+    # losses.
     return masks.ratio(
       total, jnp.sum(mask).astype(total.dtype) * jnp.sum(negative).astype(total.dtype)
     )

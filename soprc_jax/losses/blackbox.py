@@ -12,7 +12,8 @@ from soprc_jax._internal import blockwise, checks, collectives, masks
 from soprc_jax.losses import _counting, _ranking
 from soprc_jax.memory import Memory, compare
 
-# Added to the number of relevant items, as in the method's public code: a perfect ranking costs 1e-5 / number.
+# Added to the number of relevant items, as in the method's public code: a perfect ranking costs
+# 1e-5 / number.
 _EPSILON = 1e-5
 
 
@@ -23,7 +24,8 @@ class _Rankings(NamedTuple):
     scores: ``[Q, L]``.
     relevant: ``[Q, L]``.
     where: ``[Q, L]`` valid candidates, the relevant ones included.
-    columns: ``[Q, K]`` where the relevant candidates stand, L in unused slots; None where there may be any number of them.
+    columns: ``[Q, K]`` where the relevant candidates stand, L in unused slots; None where there may
+      be any number of them.
   """
 
   scores: jax.Array
@@ -46,46 +48,52 @@ def blackbox_ap_loss(
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:
-  r"""1 - AP of the ranks (Rolinek et al., "Optimizing rank-based metrics with blackbox differentiation", CVPR 2020).
+  r"""1 - AP of the ranks (Rolinek et al., "Optimizing rank-based metrics with blackbox
+  differentiation", CVPR 2020).
 
-  .. math:: L = (1 - c)\, \mathrm{mean}_q\, (1 - AP_q) + c\, (1 - AP_{all}), \quad AP = \frac{\sum_{k \in P} R^+(k) / R(k)}{|P| + 10^{-5}}
+  .. math:: L = (1 - c)\, \mathrm{mean}_q\, (1 - AP_q) + c\, (1 - AP_{all}), \quad AP
+            = \frac{\sum_{k \in P} R^+(k) / R(k)}{|P| + 10^{-5}}
 
-  with R(k) the rank of k among all candidates and R+(k) among the relevant ones. AP_q ranks the candidates of query q, AP_all all
-  B x B pairs of the batch at once. With ranks r(x) = 1, 2, ... n in descending order of the scores, divided by n, and the derivative g of the
-  loss by them, the gradient that reaches the scores is (Pogancic et al., "Differentiation of blackbox combinatorial solvers", ICLR 2020)
+  with R(k) the rank of k among all candidates and R+(k) among the relevant ones. AP_q ranks the
+  candidates of query q, AP_all all B x B pairs of the batch at once. With ranks r(x) = 1, 2, ... n
+  in descending order of the scores, divided by n, and the derivative g of the loss by them, the
+  gradient that reaches the scores is (Pogancic et al., "Differentiation of blackbox combinatorial
+  solvers", ICLR 2020)
 
   .. math:: -\frac{r(x) - r(x + \lambda g)}{\lambda + 10^{-8}}
 
-  Of equal scores the relevant ones rank last, so the loss does not depend on the order of the batch, and a collapsed batch is not a
-  perfect one. Which one of several equal relevant entries a gradient reaches is still up to the order.
+  Of equal scores the relevant ones rank last, so the loss does not depend on the order of the
+  batch, and a collapsed batch is not a perfect one. Which one of several equal relevant entries a
+  gradient reaches is still up to the order.
 
-  With a weight on the loss, g stays that of the loss itself, and the result is multiplied: lambda means the same with any weight and any number of
-  devices.
+  With a weight on the loss, g stays that of the loss itself, and the result is multiplied: lambda
+  means the same with any weight and any number of devices.
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
     labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
       `retrieval_lists`.
     lambda_: width > 0 of the interpolation.
-    margin: m >= 0. Scores are shifted by ``-m |z| / 2`` for relevant candidates and by ``m |z| / 2`` for the others, with
-      z standard normal, from ``key``.
+    margin: m >= 0. Scores are shifted by ``-m |z| / 2`` for relevant candidates and by ``m |z| /
+      2`` for the others, with z standard normal, from ``key``.
     interclass_coef: c in [0, 1].
-    memory: more candidates for AP_q, as constants: earlier images, from ``current`` of `embedding_memory`.
+    memory: more candidates for AP_q, as constants: earlier images, from ``current`` of
+      `embedding_memory`.
     key: for ``margin``; the same on all devices.
     include_self: whether a query is a candidate, relevant to itself, as in the reference code.
     where: ``[B]`` mask of the valid images.
     axis_name: name of a mapped axis: the batch is then that of all its devices.
-    max_positives: static bound on the positives of a query in the batch (itself not counted). Where it, or the labels themselves, are known when the
-      loss is compiled, ranks are counted, which takes a fraction of the time of sorting all candidates (not for the candidates of a
-      memory).
+    max_positives: static bound on the positives of a query in the batch (itself not counted). Where
+      it, or the labels themselves, are known when the loss is compiled, ranks are counted, which
+      takes a fraction of the time of sorting all candidates (not for the candidates of a memory).
 
   Returns:
-    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out of the mean, and the second term is 0
-    if the batch has no such pair.
+    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out of the
+    mean, and the second term is 0 if the batch has no such pair.
 
   Raises:
-    ValueError: an option is a plain number out of range; more than 46,340 images on all devices; ``margin`` without ``key``; ``memory`` from ``lookahead``, which would
-      count the batch twice.
+    ValueError: an option is a plain number out of range; more than 46,340 images on all devices;
+      ``margin`` without ``key``; ``memory`` from ``lookahead``, which would count the batch twice.
     AssertionError: when traced, if shapes do not fit.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
@@ -123,7 +131,8 @@ def blackbox_ap_loss(
   if not _is_zero(margin):
     own, of_all = _absolute_noise(key, queries.scores, batch.first, whole_size)
     queries, flat = _shift(queries, own, margin), _shift(flat, of_all, margin)
-  # The derivative by the ranks enters a second ranking: the weights of the whole mean belong inside.
+  # The derivative by the ranks enters a second ranking: the weights of the whole mean belong
+  # inside.
   dtype = queries.scores.dtype
   coef, lambda_ = jnp.asarray(interclass_coef, dtype), jnp.asarray(lambda_, dtype)
   share = masks.ratio(1 - coef, collectives.psum(jnp.sum(valid).astype(dtype), axis_name))
@@ -174,7 +183,9 @@ def _by_sorting(
 def _by_counting(
   ranking: _Rankings, columns: jax.Array, lambda_: jax.Array, weight: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """The same as `_by_sorting`. Only relevant candidates move: each of the others passes those that pass it."""
+  """The same as `_by_sorting`. Only relevant candidates move: each of the others passes those that
+  pass it.
+  """
   scores, size = ranking.scores, _count(ranking.where, ranking.scores.dtype)
   others, used = ranking.where & ~ranking.relevant, columns < scores.shape[0]
   relevant = jnp.where(used, scores[jnp.minimum(columns, scores.shape[0] - 1)], -jnp.inf)
@@ -200,7 +211,9 @@ _weighted_loss.defvjp(_weighted_loss_forward, _weighted_loss_backward)
 def _loss_of_ranks(
   ranks: jax.Array, among: jax.Array, relevant: jax.Array, weight: jax.Array
 ) -> jax.Array:
-  """weight * (1 - AP) as a function of the ranks; those ``among`` the relevant candidates are constants."""
+  """weight * (1 - AP) as a function of the ranks; those ``among`` the relevant candidates are
+  constants.
+  """
   precision = jnp.where(relevant, masks.ratio(among, ranks), 0)
   number = jnp.sum(relevant, axis=-1).astype(ranks.dtype)
   average = jnp.sum(precision, axis=-1) / (number + _EPSILON)
@@ -216,7 +229,8 @@ def _flattened(pairs: _Rankings) -> _Rankings:
   """All pairs as one ranking."""
   if pairs.scores.size > np.iinfo(np.int32).max:
     raise ValueError(
-      f"blackbox_ap_loss ranks all pairs of the batch, at most 2^31 - 1; got {pairs.scores.shape[0]:,} images, "
+      "blackbox_ap_loss ranks all pairs of the batch, at most 2^31 - 1; got "
+      f"{pairs.scores.shape[0]:,} images, "
       f"the square of which is {pairs.scores.size:,}: at most 46,340 images fit"
     )
   flat = jax.tree.map(lambda matrix: matrix.reshape(1, -1), pairs)
@@ -230,7 +244,9 @@ def _flattened(pairs: _Rankings) -> _Rankings:
 
 
 def _positions(rankings: _Rankings) -> jax.Array:
-  """The place of each entry in descending order, from 0: relevant ones behind their equals, masked ones behind all."""
+  """The place of each entry in descending order, from 0: relevant ones behind their equals, masked
+  ones behind all.
+  """
   scores, relevant, where, _ = rankings
   axis = scores.ndim - 1
   index = jax.lax.broadcasted_iota(jnp.int32, scores.shape, axis)
@@ -259,7 +275,8 @@ def _candidates(
   """The candidates that the memory adds to the queries of this device."""
   if memory.own is not None:
     raise ValueError(
-      "the memory already holds the current batch: pass current(opt_state) of the memory, not lookahead"
+      "the memory already holds the current batch: pass current(opt_state) of the memory, not "
+      "lookahead"
     )
   pairs = compare(
     embeddings, labels, memory._replace(embeddings=jax.lax.stop_gradient(memory.embeddings)), where
@@ -270,7 +287,9 @@ def _candidates(
 def _absolute_noise(
   key: Any, scores: jax.Array, first: Any, whole_size: int
 ) -> tuple[jax.Array, jax.Array]:
-  """``|z|`` of the candidates of this device's queries and of all pairs, the same for any number of devices."""
+  """``|z|`` of the candidates of this device's queries and of all pairs, the same for any number of
+  devices.
+  """
   own_key, all_key = jax.random.split(key)
   (count, width), dtype = scores.shape, scores.dtype
   rows = jax.vmap(lambda i: jax.random.normal(jax.random.fold_in(own_key, i), [width], dtype))(

@@ -18,7 +18,8 @@ def contrastive_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
-  r"""Sum over the ordered pairs of the batch (Hadsell, Chopra & LeCun, "Dimensionality reduction by learning an invariant mapping", CVPR 2006).
+  r"""Sum over the ordered pairs of the batch (Hadsell, Chopra & LeCun, "Dimensionality reduction by
+  learning an invariant mapping", CVPR 2006).
 
   .. math:: L = \sum_{positive} [m^+ - s]_+ + \sum_{negative} [s - m^-]_+
 
@@ -28,12 +29,14 @@ def contrastive_loss(
       `retrieval_lists`.
     positive_margin: similarity m+ above which a positive pair costs nothing.
     negative_margin: similarity m- below which a negative pair costs nothing.
-    average_active: divide each of the two sums by the number of pairs that cost something, instead of summing.
+    average_active: divide each of the two sums by the number of pairs that cost something, instead
+      of summing.
     where: ``[B]`` mask of the valid images.
     axis_name: name of a mapped axis: pairs are then over the batch of all its devices.
 
   Returns:
-    Scalar >= 0, at least float32; 0 without pairs. Without ``average_active`` it grows with the square of the batch.
+    Scalar >= 0, at least float32; 0 without pairs. Without ``average_active`` it grows with the
+    square of the batch.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
   >>> print(f"{contrastive_loss(embeddings, jnp.array([0, 0, 1])):.4f}")

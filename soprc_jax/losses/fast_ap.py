@@ -17,13 +17,16 @@ def fast_ap_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
-  r"""1 - AP from a soft histogram of squared distances (Cakir et al., "Deep metric learning to rank", CVPR 2019).
+  r"""1 - AP from a soft histogram of squared distances (Cakir et al., "Deep metric learning to
+  rank", CVPR 2019).
 
-  With triangular weights of width 4 / L around the L + 1 centres of [0, 4], histograms h (all candidates), h+ (positives) and their cumulative sums H, H+:
+  With triangular weights of width 4 / L around the L + 1 centres of [0, 4], histograms h (all
+  candidates), h+ (positives) and their cumulative sums H, H+:
 
   .. math:: L = 1 - \mathrm{mean}_q \frac{1}{N^+_q} \sum_l \frac{h^+_l H^+_l}{H_l}
 
-  The gradient is the true derivative; the reference code returns B / 2 times that and ignores a loss weight.
+  The gradient is the true derivative; the reference code returns B / 2 times that and ignores a
+  loss weight.
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
@@ -34,7 +37,8 @@ def fast_ap_loss(
     axis_name: name of a mapped axis: the candidates are then the batch of all its devices.
 
   Returns:
-    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out; 0 if all are.
+    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out; 0 if
+    all are.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
   >>> print(f"{fast_ap_loss(embeddings, jnp.array([0, 0, 1, 1])):.4f}")

@@ -1,4 +1,6 @@
-"""Listwise AP with quantization, "DIR" in the paper's tables: average precision by a soft histogram of similarities."""
+"""Listwise AP with quantization, "DIR" in the paper's tables: average precision by a soft histogram
+of similarities.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +20,11 @@ def listwise_ap_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
-  r"""1 - AP from a soft histogram of similarities, "DIR" in the paper's tables (Revaud et al., "Learning with average precision: training image retrieval with a listwise loss", ICCV 2019).
+  r"""1 - AP from a soft histogram of similarities, "DIR" in the paper's tables (Revaud et al.,
+  "Learning with average precision: training image retrieval with a listwise loss", ICCV 2019).
 
-  The centres go from 1 down to -1; precision and the gain in recall of each bin follow from cumulative sums of its triangular weights:
+  The centres go from 1 down to -1; precision and the gain in recall of each bin follow from
+  cumulative sums of its triangular weights:
 
   .. math:: L = 1 - \mathrm{mean}_q \sum_m \frac{H^+_m}{H_m} \frac{h^+_m}{N^+_q}
 
@@ -34,7 +38,8 @@ def listwise_ap_loss(
     axis_name: name of a mapped axis: the candidates are then the batch of all its devices.
 
   Returns:
-    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out; 0 if all are.
+    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out; 0 if
+    all are.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
   >>> print(f"{listwise_ap_loss(embeddings, jnp.array([0, 0, 1, 1]), include_self=False):.4f}")

@@ -18,9 +18,11 @@ def multi_similarity_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
-  r"""Mean over anchors of two soft maxima (Wang et al., "Multi-similarity loss with general pair weighting", CVPR 2019).
+  r"""Mean over anchors of two soft maxima (Wang et al., "Multi-similarity loss with general pair
+  weighting", CVPR 2019).
 
-  .. math:: L = \mathrm{mean}_a \; \tfrac{1}{\alpha} \log\Big(1 + \sum_p e^{-\alpha (s_{ap} - b)}\Big)
+  .. math:: L = \mathrm{mean}_a \; \tfrac{1}{\alpha} \log\Big(1 + \sum_p e^{-\alpha (s_{ap}
+            - b)}\Big)
             + \tfrac{1}{\beta} \log\Big(1 + \sum_n e^{\beta (s_{an} - b)}\Big)
 
   Args:

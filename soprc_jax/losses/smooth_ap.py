@@ -21,26 +21,31 @@ def smooth_ap_loss(
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:
-  r"""1 - smoothed AP, mean over queries (Brown et al., "Smooth-AP: smoothing the path towards large-scale image retrieval", ECCV 2020).
+  r"""1 - smoothed AP, mean over queries (Brown et al., "Smooth-AP: smoothing the path towards
+  large-scale image retrieval", ECCV 2020).
 
-  .. math:: R(k) = 1 + \sum_{j \ne k} \sigma\Big(\frac{s_j - s_k}{\tau}\Big), \quad L = 1 - \mathrm{mean}_q\, \mathrm{mean}_{k \in P(q)} \frac{R^+(k)}{R(k)}
+  .. math:: R(k) = 1 + \sum_{j \ne k} \sigma\Big(\frac{s_j - s_k}{\tau}\Big), \quad L = 1
+            - \mathrm{mean}_q\, \mathrm{mean}_{k \in P(q)} \frac{R^+(k)}{R(k)}
 
   with R over all candidates and R+ over the relevant ones.
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
     labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
-      `retrieval_lists`. Where they are concrete, the cost is that of the largest class; traced labels
-      (an argument of a jitted function) cost time cubic in the batch, though not memory, unless ``max_positives`` is given.
+      `retrieval_lists`. Where they are concrete, the cost is that of the largest class; traced
+      labels (an argument of a jitted function) cost time cubic in the batch, though not memory,
+      unless ``max_positives`` is given.
     tau: temperature > 0.
     include_self: whether a query is relevant to itself, as in the reference code.
     where: ``[B]`` mask of the valid images.
     axis_name: name of a mapped axis: the candidates are then the batch of all its devices.
-    max_positives: static bound on the positives of a query (itself not counted); needed for speed where labels are traced. Of more positives
-      evenly spaced ones are kept, as in `retrieval_lists`.
+    max_positives: static bound on the positives of a query (itself not counted); needed for speed
+      where labels are traced. Of more positives evenly spaced ones are kept, as in
+      `retrieval_lists`.
 
   Returns:
-    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out; 0 if all are.
+    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out; 0 if
+    all are.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
   >>> print(f"{smooth_ap_loss(embeddings, jnp.array([0, 0, 1, 1]), include_self=False):.4f}")
@@ -70,8 +75,8 @@ def smooth_ap_loss(
     lowest = lowest - jnp.maximum(_FAR / inverse, 8 * jnp.finfo(lowest.dtype).eps * jnp.abs(lowest))
     in_class = _sigmoids(jnp.where(mask, positives, lowest), positives, inverse)
     above = _sigmoids(jnp.where(negative, scores, lowest), positives, inverse)
-    # Each positive meets itself among the positives with sigmoid(0) = 1/2, where its rank counts it with 1.
-    # 1 - R+/R, without the difference that float32 loses when hardly any negative is above.
+    # Each positive meets itself among the positives with sigmoid(0) = 1/2, where its rank counts it
+    # with 1. 1 - R+/R, without the difference that float32 loses when hardly any negative is above.
     return masks.masked_mean(
       masks.share(jnp.sum(above, axis=1), 0.5 + jnp.sum(in_class, axis=1)), mask
     )

@@ -18,11 +18,13 @@ def triplet_loss(
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:
-  r"""Mean over anchors of the sum over all triplets (Hoffer & Ailon, "Deep metric learning using triplet network", 2015).
+  r"""Mean over anchors of the sum over all triplets (Hoffer & Ailon, "Deep metric learning using
+  triplet network", 2015).
 
   .. math:: L = \mathrm{mean}_a \sum_{p, n} [s_{an} - s_{ap} + m]_+
 
-  No mining. Anchors with no positive or no negative in the batch count with 0, as any other satisfied anchor does.
+  No mining. Anchors with no positive or no negative in the batch count with 0, as any other
+  satisfied anchor does.
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalised again).
@@ -31,7 +33,8 @@ def triplet_loss(
     margin: m >= 0.
     where: ``[B]`` mask of the valid images.
     axis_name: name of a mapped axis: triplets are then over the batch of all its devices.
-    max_positives: static bound on the positives of an anchor, to save memory; see `retrieval_lists`.
+    max_positives: static bound on the positives of an anchor, to save memory; see
+      `retrieval_lists`.
 
   Returns:
     Scalar >= 0, at least float32; 0 without a valid image.

@@ -1,4 +1,6 @@
-"""Evaluation: empirical AUPRC (Eq. 2), retrieval metrics over a gallery, mean precision-recall curve."""
+"""Evaluation: empirical AUPRC (Eq. 2), retrieval metrics over a gallery, mean precision-recall
+curve.
+"""
 
 from soprc_jax.metrics.average_precision import auprc
 from soprc_jax.metrics.curves import mean_pr_curve

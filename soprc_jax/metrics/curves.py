@@ -1,4 +1,6 @@
-"""Mean precision-recall curve over queries, from counts of the scores that reach each of many evenly spaced thresholds."""
+"""Mean precision-recall curve over queries, from counts of the scores that reach each of many
+evenly spaced thresholds.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +24,8 @@ def mean_pr_curve(
   gallery_labels: npt.ArrayLike | None = None,
   block_size: int = 1024,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Mean precision and recall over the queries at fixed similarity thresholds (the curves of the paper's figures).
+  """Mean precision and recall over the queries at fixed similarity thresholds (the curves of the
+  paper's figures).
 
   Args:
     embeddings: ``[N, D]`` queries, unit norm.
@@ -33,8 +36,9 @@ def mean_pr_curve(
     block_size: queries at a time. It does not change the result.
 
   Returns:
-    ``precision [T], recall [T], thresholds [T]``, float64, thresholds ascending. At a threshold that retrieves nothing a query counts
-    with precision 1 and recall 0. Queries without a positive are left out.
+    ``precision [T], recall [T], thresholds [T]``, float64, thresholds ascending. At a threshold
+    that retrieves nothing a query counts with precision 1 and recall 0. Queries without a positive
+    are left out.
 
   Raises:
     ValueError: as in `retrieval_metrics`, or ``thresholds`` < 2.
@@ -50,7 +54,8 @@ def mean_pr_curve(
     retrieved = num_reached(scores, thresholds)[valid]
     hits = num_positives_reached(place, scores[place, columns], len(rows), thresholds)[valid]
     precisions = np.divide(hits, retrieved, out=np.ones(hits.shape), where=retrieved > 0)
-    # Over the first axis numpy adds one query after the other, so that no sum depends on the block size.
+    # Over the first axis numpy adds one query after the other, so that no sum depends on the block
+    # size.
     precision = np.add.reduce(np.concatenate([precision[None], precisions]))
     recall = np.add.reduce(np.concatenate([recall[None], hits / numbers[valid, None]]))
     count += len(precisions)
@@ -64,7 +69,9 @@ def grid(number: int) -> np.ndarray:
 
 
 def num_reached(scores: np.ndarray, number: int) -> np.ndarray:
-  """``[n, T]`` int64: for each row of ``scores [n, G]`` how many are at least as high as each threshold of `grid`."""
+  """``[n, T]`` int64: for each row of ``scores [n, G]`` how many are at least as high as each
+  threshold of `grid`.
+  """
   if number > _MAX_THRESHOLDS or scores.dtype != np.float32:
     return np.stack(
       [len(row) - np.searchsorted(np.sort(row), grid(number), side="left") for row in scores]
@@ -103,7 +110,9 @@ def _rows(scores: np.ndarray) -> np.ndarray:
 
 
 def _edges(number: int) -> np.ndarray:
-  """``[T + 2]`` int32: a score s reaches i thresholds if ``edges[i] <= ordered_bits(s) < edges[i + 1]``; exact, as scores are float32."""
+  """``[T + 2]`` int32: a score s reaches i thresholds if ``edges[i] <= ordered_bits(s) < edges[i +
+  1]``; exact, as scores are float32.
+  """
   thresholds = grid(number)
   above = thresholds.astype(np.float32)
   above = np.where(above < thresholds, np.nextafter(above, np.float32(np.inf)), above)

@@ -1,18 +1,25 @@
-"""Ranks in a large gallery: float32 products decide where they are sure, exact scores everywhere else.
+"""Ranks in a large gallery: float32 products decide where they are sure, exact scores everywhere
+else.
 
-Let ``a`` be a query, ``b`` a candidate, ``u = 2^-24``, D the width, ``s`` the exact score (by the rule of `similarities`: a float64
-sum, rounded to float32 unless an embedding is float64) and ``S`` the float32 product. Then ``|S - s| <= 1.01 (D + 8) u |a| |b| + tiny``:
+Let ``a`` be a query, ``b`` a candidate, ``u = 2^-24``, D the width, ``s`` the exact score (by the
+rule of `similarities`: a float64 sum, rounded to float32 unless an embedding is float64) and ``S``
+the float32 product. Then ``|S - s| <= 1.01 (D + 8) u |a| |b| + tiny``:
 
-* rounding a and b to float32 changes ``sum |a_i b_i| <= |a| |b|`` (Cauchy-Schwarz) by ``(2 u + u^2) |a| |b|`` at most;
-* a float32 sum of D products, in whatever order, with or without fused multiply-add, is wrong by at most
-  ``D u / (1 - D u)`` times the sum of the absolute products (Higham, Accuracy and Stability of Numerical Algorithms, 3.1);
-* the float64 sum is wrong by less than ``2^-28`` of that, and rounding it to float32 changes it by ``u |a| |b|`` at most;
-* what falls below the normal numbers, flushed to zero or not, is less than ``2^-126`` in each of 2 D operations and in a
-  comparison, and times an entry of the other vector in each of 2 D conversions: ``tiny = 2^-123 D (1 + |a| + |b|)`` is more.
+* rounding a and b to float32 changes ``sum |a_i b_i| <= |a| |b|`` (Cauchy-Schwarz) by ``(2 u + u^2)
+  |a| |b|`` at most;
+* a float32 sum of D products, in whatever order, with or without fused multiply-add, is wrong by at
+  most ``D u / (1 - D u)`` times the sum of the absolute products (Higham, Accuracy and Stability of
+  Numerical Algorithms, 3.1);
+* the float64 sum is wrong by less than ``2^-28`` of that, and rounding it to float32 changes it by
+  ``u |a| |b|`` at most;
+* what falls below the normal numbers, flushed to zero or not, is less than ``2^-126`` in each of 2
+  D operations and in a comparison, and times an entry of the other vector in each of 2 D
+  conversions: ``tiny = 2^-123 D (1 + |a| + |b|)`` is more.
 
-So a candidate whose S is further than the bound from the score p of a positive is above or below p for sure; the few others
-get their exact score. Nothing is estimated: the counts are those of the exact scores. By exact scores alone `retrieval_metrics`
-takes more than three times as long, of 5,000 x 512 as of 1,024 queries in a gallery of 60,000.
+So a candidate whose S is further than the bound from the score p of a positive is above or below p
+for sure; the few others get their exact score. Nothing is estimated: the counts are those of the
+exact scores. By exact scores alone `retrieval_metrics` takes more than three times as long, of
+5,000 x 512 as of 1,024 queries in a gallery of 60,000.
 """
 
 import functools
@@ -41,7 +48,8 @@ class Ranks(NamedTuple):
 
   Attributes:
     ap: ``[n]`` average precision (Eq. 2); NaN without a positive.
-    above: ``[n]`` negatives that score at least as high as the best positive; -1 without a positive.
+    above: ``[n]`` negatives that score at least as high as the best positive; -1 without a
+      positive.
   """
 
   ap: np.ndarray
@@ -95,7 +103,9 @@ class Counter:
     return Ranks(ap, above)
 
   def _fast_ranks(self, rows: np.ndarray) -> tuple[np.ndarray, Ranks]:
-    """``[n]`` whether few enough candidates of a query are in doubt, and the ranks of all; those of the others mean nothing."""
+    """``[n]`` whether few enough candidates of a query are in doubt, and the ranks of all; those of
+    the others mean nothing.
+    """
     place, columns = self._task.positives(rows)
     numbers = np.bincount(place, minlength=len(rows))
     positives = _padded(place, similarities.pair_scores(self._task, rows[place], columns), numbers)
@@ -108,7 +118,9 @@ class Counter:
   def _above_for_sure(
     self, rows: np.ndarray, positives: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Counts ``[n, P]`` of all candidates that are not in doubt, ``[n]`` as in `_fast_ranks`, and the pairs in doubt."""
+    """Counts ``[n, P]`` of all candidates that are not in doubt, ``[n]`` as in `_fast_ranks`, and
+    the pairs in doubt.
+    """
     bound = self._bound[rows][:, None]
     low = np.nextafter((positives - bound).astype(np.float32), -np.float32(np.inf))
     high = np.nextafter((positives + bound).astype(np.float32), np.float32(np.inf))
@@ -134,7 +146,9 @@ class Counter:
   def _at_least(
     self, rows: np.ndarray, place: np.ndarray, columns: np.ndarray, positives: np.ndarray
   ) -> np.ndarray:
-    """``[n, P]`` how many of the pairs of a query score at least as high as each of its positives; ``place`` ascends."""
+    """``[n, P]`` how many of the pairs of a query score at least as high as each of its positives;
+    ``place`` ascends.
+    """
     scores = similarities.pair_scores(self._task, rows[place], columns)
     counts = np.zeros((len(place) + 1, positives.shape[1]), np.int64)
     np.cumsum(scores[:, None] >= positives[place], axis=0, out=counts[1:])
@@ -153,8 +167,8 @@ def _count_block(
     tiles: queries ``[t, r, D]``, and ``[t, r, P]`` low and high: scores between them are in doubt.
 
   Returns:
-    ``[t * r, P]`` int32, candidates above high, without those in doubt with any positive; ``[t * r, G]`` bool, which are in doubt; ``[t * r]``
-    int32, how many are.
+    ``[t * r, P]`` int32, candidates above high, without those in doubt with any positive; ``[t * r,
+    G]`` bool, which are in doubt; ``[t * r]`` int32, how many are.
   """
 
   def count(tile: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -165,7 +179,8 @@ def _count_block(
       operator.or_, [(scores >= lower) & (scores <= upper) for lower, upper in thresholds]
     )
     sure = jnp.where(doubtful, -jnp.inf, scores)
-    # One reduction of all counts at a time is one loop over the scores, several times as fast as one loop for each.
+    # One reduction of all counts at a time is one loop over the scores, several times as fast as
+    # one loop for each.
     parts = [(sure > upper).astype(jnp.int32) for _, upper in thresholds] + [
       doubtful.astype(jnp.int32)
     ]
@@ -192,9 +207,12 @@ def exact_ranks(task: similarities.Task, rows: np.ndarray) -> Ranks:
 
 
 def _rank(positives: np.ndarray, scores: np.ndarray) -> tuple[float, int]:
-  """AP (Eq. 2) and the number of negatives at or above the best positive, from the scores of all candidates."""
+  """AP (Eq. 2) and the number of negatives at or above the best positive, from the scores of all
+  candidates.
+  """
   positives = np.sort(positives)
-  # Counting what scores at least as high as each positive is faster than sorting all candidates, unless there are many positives.
+  # Counting what scores at least as high as each positive is faster than sorting all candidates,
+  # unless there are many positives.
   if len(positives) <= max(16, len(scores) // 1000):
     retrieved = np.array([np.count_nonzero(scores >= positive) for positive in positives])
   else:
@@ -205,7 +223,9 @@ def _rank(positives: np.ndarray, scores: np.ndarray) -> tuple[float, int]:
 
 
 def _padded(place: np.ndarray, scores: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-  """``[n, P]`` ascending scores of the positives of each query, then infinity; ``place`` ascends."""
+  """``[n, P]`` ascending scores of the positives of each query, then infinity; ``place``
+  ascends.
+  """
   # Powers of two, so that few different shapes are compiled.
   width = 1 << int(numbers.max(initial=1) - 1).bit_length()
   padded = np.full((len(numbers), width), np.inf, scores.dtype)
@@ -230,7 +250,8 @@ def _from_counts(positives: np.ndarray, numbers: np.ndarray, retrieved: np.ndarr
   ap, above = np.full(len(numbers), np.nan), np.full(len(numbers), -1)
   for number in np.unique(numbers[numbers > 0]):
     same = numbers == number
-    # The mean of so many numbers at a time adds them in the order in which a single query's would be added.
+    # The mean of so many numbers at a time adds them in the order in which a single query's would
+    # be added.
     ap[same] = np.mean(hits[same, :number] / np.maximum(retrieved[same, :number], 1), axis=1)
     above[same] = retrieved[same, number - 1] - hits[same, number - 1]
   return Ranks(ap, above)

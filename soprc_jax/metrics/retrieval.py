@@ -1,7 +1,7 @@
 """Retrieval metrics over a gallery: mean AUPRC (Eq. 2) and recall@k.
 
-They take numpy arrays and work block by block, so that no similarity matrix of a whole data set is ever held.
-`retrieval_metrics` states the precision of similarities and when two of them are equal.
+They take numpy arrays and work block by block, so that no similarity matrix of a whole data set is
+ever held. `retrieval_metrics` states the precision of similarities and when two of them are equal.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -30,14 +30,16 @@ def retrieval_metrics(
 ) -> dict[str, Any]:
   """Mean AUPRC (Eq. 2) and recall@k over a gallery, each image a query in turn.
 
-  Ties are broken against us: AUPRC counts every score ``>=`` that of the positive, and recall@k is a hit only if
-  fewer than k negatives score at least as high as the best positive. The query is left out of its gallery by index (or by
-  id), never by rank, so an exact duplicate of it stays a candidate.
+  Ties are broken against us: AUPRC counts every score ``>=`` that of the positive, and recall@k is
+  a hit only if fewer than k negatives score at least as high as the best positive. The query is
+  left out of its gallery by index (or by id), never by rank, so an exact duplicate of it stays a
+  candidate.
 
-  The similarity of two vectors is the sum of the products of their entries. It is computed in float64, in an order of addition
-  that depends on D only, and is then rounded to float32, unless an embedding is float64 (or an integer type): then it stays
-  float64. Two similarities are equal if these numbers are. So exact duplicates tie, and no result depends on ``block_size``, on
-  the order of the gallery, on devices or on processes.
+  The similarity of two vectors is the sum of the products of their entries. It is computed in
+  float64, in an order of addition that depends on D only, and is then rounded to float32, unless an
+  embedding is float64 (or an integer type): then it stays float64. Two similarities are equal if
+  these numbers are. So exact duplicates tie, and no result depends on ``block_size``, on the order
+  of the gallery, on devices or on processes.
 
   Args:
     embeddings: ``[N, D]`` queries, finite; bfloat16 and float16 count as float32.
@@ -47,21 +49,25 @@ def retrieval_metrics(
     gallery_labels: ``[G]`` integers, with ``gallery``.
     query_ids: ``[N]`` integers or text: candidates with the id of the query are left out.
     gallery_ids: ``[G]``, with ``query_ids`` and ``gallery``.
-    block_size: queries at a time; memory is at most about ``8 * block_size * G`` bytes besides the embeddings and a float64 copy
-      of them. It does not change the result.
-    per_query: adds ``"ap_per_query"`` ``[N]`` (NaN for skipped queries) and ``"negatives_above"`` ``[N]``, the number of negatives
-      that score at least as high as the best positive (-1 for skipped queries).
+    block_size: queries at a time; memory is at most about ``8 * block_size * G`` bytes besides the
+      embeddings and a float64 copy of them. It does not change the result.
+    per_query: adds ``"ap_per_query"`` ``[N]`` (NaN for skipped queries) and ``"negatives_above"``
+      ``[N]``, the number of negatives that score at least as high as the best positive (-1 for
+      skipped queries).
     on_block: called after each block with its number of queries, e.g. to move a progress bar.
 
   Returns:
-    ``{"mAUPRC": float, "recall@k": float for each k, "num_queries": int, "num_skipped": int, "ks_beyond_gallery": list}``. A query without a
-    positive in the gallery is skipped and counted, ``num_queries`` counts the others; to count it as 0, take
-    ``np.nan_to_num(result["ap_per_query"]).mean()`` with ``per_query``. For the ks that exceed the number of
-    candidates, listed last, recall is 1 iff a positive exists. All values are 0 if every query is skipped.
+    ``{"mAUPRC": float, "recall@k": float for each k, "num_queries": int, "num_skipped": int,
+    "ks_beyond_gallery": list}``. A query without a positive in the gallery is skipped and counted,
+    ``num_queries`` counts the others; to count it as 0, take
+    ``np.nan_to_num(result["ap_per_query"]).mean()`` with ``per_query``. For the ks that exceed the
+    number of candidates, listed last, recall is 1 iff a positive exists. All values are 0 if every
+    query is skipped.
 
   Raises:
     TypeError: labels are no integers, ids neither integers nor text, or embeddings no real numbers.
-    ValueError: shapes do not fit; a value is not finite, or so large that a score would not be; a k or ``block_size`` is no integer or below 1.
+    ValueError: shapes do not fit; a value is not finite, or so large that a score would not be; a k
+      or ``block_size`` is no integer or below 1.
 
   >>> embeddings = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
   >>> result = retrieval_metrics(embeddings, np.array([0, 0, 1, 1]), ks=(1,))
@@ -93,17 +99,20 @@ def summarise_ranks(
   ks: Sequence[int],
   num_candidates: int,
 ) -> dict[str, Any]:
-  """The result of `retrieval_metrics` from its values per query, e.g. those that several processes have computed.
+  """The result of `retrieval_metrics` from its values per query, e.g. those that several processes
+  have computed.
 
   Args:
     ap_per_query: ``[N]`` average precision.
-    negatives_above: ``[N]`` negatives at least as high as the best positive; -1 where a query is skipped.
+    negatives_above: ``[N]`` negatives at least as high as the best positive; -1 where a query is
+      skipped.
     ks: cut-offs >= 1.
     num_candidates: size of the gallery of a query, itself not counted.
 
   Raises:
     TypeError: ``negatives_above`` are no integers.
-    ValueError: a k or ``num_candidates`` is no integer or too low; the two arrays do not fit, or an entry of them is out of range.
+    ValueError: a k or ``num_candidates`` is no integer or too low; the two arrays do not fit, or an
+      entry of them is out of range.
   """
   ks, above, ap = _checked_ks(ks), np.asarray(negatives_above), np.asarray(ap_per_query)
   checks.check_count("num_candidates", num_candidates, low=0)
@@ -125,7 +134,8 @@ def summarise_ranks(
   wrong = ap[valid][~((ap[valid] >= 0) & (ap[valid] <= 1))]
   if wrong.size:
     raise ValueError(
-      f"ap_per_query must lie in [0, 1] for a query that negatives_above does not skip, got {wrong[0]}"
+      "ap_per_query must lie in [0, 1] for a query that negatives_above does not skip, got "
+      f"{wrong[0]}"
     )
   count = int(valid.sum())
   result: dict[str, Any] = {

@@ -1,9 +1,10 @@
 """Queries and the gallery that they are ranked in: checked, grouped, and scored by one rule.
 
-The score of two vectors is the sum of the products of their entries in float64, added in an order that depends on the width
-only (`pair_scores`), then rounded to float32 unless an entry has more precision. Equal vectors then have equal scores wherever
-they stand. A matrix product adds in an order that depends on its shape and on the library, so it decides only what its error
-bound leaves no doubt about. The other pairs are scored one by one.
+The score of two vectors is the sum of the products of their entries in float64, added in an order
+that depends on the width only (`pair_scores`), then rounded to float32 unless an entry has more
+precision. Equal vectors then have equal scores wherever they stand. A matrix product adds in an
+order that depends on its shape and on the library, so it decides only what its error bound leaves
+no doubt about. The other pairs are scored one by one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -134,7 +135,8 @@ def make_task(
       and (query_ids.dtype.kind in "US") != (gallery_ids.dtype.kind in "US")
     ):
       raise TypeError(
-        f"query_ids and gallery_ids must both be integers or both text, got {query_ids.dtype} and {gallery_ids.dtype}"
+        f"query_ids and gallery_ids must both be integers or both text, got {query_ids.dtype} and "
+        f"{gallery_ids.dtype}"
       )
     if query_ids.shape != labels.shape or gallery_ids.shape != gallery_labels.shape:
       raise ValueError(
@@ -170,31 +172,39 @@ def _checked(
 
 
 def _checked_ids(name: str, ids: Any) -> np.ndarray:
-  """Ids as an array of integers or text; floats are rejected, since ids that differ may be one float."""
+  """Ids as an array of integers or text; floats are rejected, since ids that differ may be one
+  float.
+  """
   ids = np.asarray(ids)
   if ids.dtype == object and all(isinstance(value, str) for value in ids.flat):
     ids = ids.astype(str)
   exact = ids.dtype == object and all(isinstance(value, (int, np.integer)) for value in ids.flat)
   if ids.size and ids.dtype.kind not in "iuUS" and not exact:
     raise TypeError(
-      f"{name} must be integers or text, got {ids.dtype}: give an array of one integer type, or dtype=object where "
+      f"{name} must be integers or text, got {ids.dtype}: give an array of one integer type, or "
+      "dtype=object where "
       "Python's integers are beyond 64 bits"
     )
   return ids
 
 
 def _check_scores(queries: np.ndarray, gallery: np.ndarray) -> None:
-  """Raises a ValueError where a score may be beyond its dtype: it would tie with others, or with what is left out."""
+  """Raises a ValueError where a score may be beyond its dtype: it would tie with others, or with
+  what is left out.
+  """
   largest, other = (float(np.abs(part).max(initial=0.0)) for part in (queries, gallery))
   dtype = np.result_type(queries, gallery)
   if largest and other > float(np.finfo(dtype).max) / largest / max(queries.shape[1], 1):
     raise ValueError(
-      f"embeddings with entries up to {max(largest, other):g} have scores beyond {dtype}: scale them, e.g. to unit norm"
+      f"embeddings with entries up to {max(largest, other):g} have scores beyond {dtype}: scale "
+      "them, e.g. to unit norm"
     )
 
 
 def group(keys: np.ndarray, gallery_keys: np.ndarray) -> Groups:
-  """Positions in ``gallery_keys [G]`` of each of ``keys [N]``; keys of different integer types are compared as integers."""
+  """Positions in ``gallery_keys [G]`` of each of ``keys [N]``; keys of different integer types are
+  compared as integers.
+  """
   if (
     np.result_type(keys, gallery_keys).kind == "f"
   ):  # uint64 and signed: numpy would compare them in float64
@@ -228,12 +238,14 @@ def all_scores(
     limits: other numbers that the scores will be compared with.
 
   Returns:
-    ``[n, G]``, -inf where left out, that compare with each other (in a row) and with the limits as those of `pair_scores` do.
-    float32 scores are those of `pair_scores`. A float64 score is, unless no other score and no limit is near it.
+    ``[n, G]``, -inf where left out, that compare with each other (in a row) and with the limits as
+    those of `pair_scores` do. float32 scores are those of `pair_scores`. A float64 score is, unless
+    no other score and no limit is near it.
   """
   scores = np.empty((len(rows), len(task.gallery)), task.dtype)
   norms, largest = task.norms
-  # Twice the error of a sum of D products in any order (`_counting`), and of what is too small for a normal number.
+  # Twice the error of a sum of D products in any order (`_counting`), and of what is too small for
+  # a normal number.
   bounds = 2.02 * (task.queries.shape[1] + 2) * 2.0**-53 * norms[rows] * largest + 2.0**-1000
   # Fresh memory of the size of a block costs as much as the product in it.
   for start in range(0, len(rows), _ROWS):
@@ -272,8 +284,8 @@ def _near_others(
 def pair_scores(task: Task, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
   """``[n]`` scores of some pairs of a query and a candidate.
 
-  The order of each sum depends on the width only: numpy adds the entries of a row pairwise. Its einsum would not do, since it cuts
-  its input into buffers wherever a row stands.
+  The order of each sum depends on the width only: numpy adds the entries of a row pairwise. Its
+  einsum would not do, since it cuts its input into buffers wherever a row stands.
   """
   scores = np.empty(len(rows), task.dtype)
   for start in range(0, len(rows), _PAIRS):

@@ -1,15 +1,19 @@
-"""Convolutions of the ResNets: the same function on all devices, computed on CPUs as matrix products.
+"""Convolutions of the ResNets: the same function on all devices, computed on CPUs as matrix
+products.
 
-XLA hands convolutions on GPUs and TPUs to libraries that are made for them. Its own ones for CPUs, and above all their gradients,
-are several times slower than its matrix products. Each way below is followed by how many times as long a training step takes
-without it, of ``configs/glyphs.py`` and of a ResNet-50 at 224 pixels.
+XLA hands convolutions on GPUs and TPUs to libraries that are made for them. Its own ones for CPUs,
+and above all their gradients, are several times slower than its matrix products. Each way below is
+followed by how many times as long a training step takes without it, of ``configs/glyphs.py`` and of
+a ResNet-50 at 224 pixels.
 
 * 1x1 convolutions are products of pixels and kernel (1.16, 1.95).
-* 3x3 convolutions of stride 1 are Winograd's (Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR 2016). A
-  tile of outputs takes 36 products of matrices where a direct one takes 144, the gradients likewise (1.54, 1.18).
+* 3x3 convolutions of stride 1 are Winograd's (Lavin and Gray, "Fast algorithms for convolutional
+  neural networks", CVPR 2016). A tile of outputs takes 36 products of matrices where a direct one
+  takes 144, the gradients likewise (1.54, 1.18).
 * The others are a product of the patches (im2col) and the kernel (1.23, 1.01).
 
-Both of the latter cut an axis into windows that overlap (`_windows`). Winograd's also adds such windows up (`_add_windows`).
+Both of the latter cut an axis into windows that overlap (`_windows`). Winograd's also adds such
+windows up (`_add_windows`).
 """
 
 from collections.abc import Sequence
@@ -22,8 +26,8 @@ import numpy as np
 
 from soprc_jax._internal import collectives
 
-# Winograd's F(4, 3) at the points 0, 1, -1, 2, -2 and infinity: the outputs of a tile along an axis, and the matrices of the input
-# (B^T in the paper), the kernel (G) and the output (A^T).
+# Winograd's F(4, 3) at the points 0, 1, -1, 2, -2 and infinity: the outputs of a tile along an
+# axis, and the matrices of the input (B^T in the paper), the kernel (G) and the output (A^T).
 _TILE = 4
 _INPUT = np.array(
   [
@@ -42,7 +46,9 @@ _OUTPUT = np.array(
 
 
 def implementation(dtype: Any) -> str:
-  """Returns how `convolve` computes on this machine: ``"products"`` of matrices on CPUs, else ``"xla"``."""
+  """Returns how `convolve` computes on this machine: ``"products"`` of matrices on CPUs, else
+  ``"xla"``.
+  """
   # Winograd's differences need more digits than bfloat16 has.
   wide = jnp.dtype(dtype) in (jnp.float32, jnp.float64)
   return "products" if wide and jax.default_backend() == "cpu" else "xla"
@@ -72,7 +78,9 @@ def convolve(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
 
 
 def by_xla(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
-  """Computes the same by XLA's own operation on every backend, up to rounding. Arguments as in `convolve`."""
+  """Computes the same by XLA's own operation on every backend, up to rounding. Arguments as in
+  `convolve`.
+  """
   padding = [(kernel.shape[0] // 2,) * 2] * 2
   return jax.lax.conv_general_dilated(
     x, kernel, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
@@ -96,7 +104,9 @@ def _winograd_forward(
 def _winograd_backward(
   saved: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """The transposes of the forward pass, from its end to its start. jax's own take the step 1.4 times as long."""
+  """The transposes of the forward pass, from its end to its start. jax's own take the step 1.4
+  times as long.
+  """
   x, kernel = saved
   grad_products = _to_tiles(grad, _OUTPUT.T, _num_tiles(x))
   tiles = _to_tiles(_pad(x, 1), _INPUT, _num_tiles(x))
@@ -114,23 +124,30 @@ def _num_tiles(x: jax.Array) -> tuple[int, int]:
 
 
 def _to_tiles(x: jax.Array, matrix: np.ndarray, counts: tuple[int, int]) -> jax.Array:
-  """``matrix w matrix^T`` of each window w of ``x [B, H, W, C]``: ``[n, n, B, *counts, C]`` from n x m matrices."""
+  """``matrix w matrix^T`` of each window w of ``x [B, H, W, C]``: ``[n, n, B, *counts, C]`` from n
+  x m matrices.
+  """
   size = matrix.shape[1]
   rows = jnp.stack(_combine(matrix, _windows(x, 1, size, _TILE, counts[0])))
-  # Fused into one pass, the rows would be computed again for each column: the step takes 1.2 times as long.
+  # Fused into one pass, the rows would be computed again for each column: the step takes 1.2 times
+  # as long.
   rows = jax.lax.optimization_barrier(rows)
   return jnp.stack(_combine(matrix, _windows(rows, 3, size, _TILE, counts[1])), axis=1)
 
 
 def _from_tiles(tiles: jax.Array, matrix: np.ndarray) -> jax.Array:
-  """Sum of the windows ``matrix t matrix^T`` of all tiles t, where they lie: the transpose of `_to_tiles` with the transposed matrix."""
+  """Sum of the windows ``matrix t matrix^T`` of all tiles t, where they lie: the transpose of
+  `_to_tiles` with the transposed matrix.
+  """
   columns = _add_windows(_combine(matrix, [tiles[:, j] for j in range(tiles.shape[1])]), 3)
   columns = jax.lax.optimization_barrier(columns)
   return _add_windows(_combine(matrix, [columns[i] for i in range(columns.shape[0])]), 1)
 
 
 def _kernel_tiles(kernel: jax.Array, matrix: np.ndarray) -> jax.Array:
-  """``matrix k matrix^T`` over the first two axes, as a product with one matrix: by einsum a ResNet-50's step takes 1.3 times as long."""
+  """``matrix k matrix^T`` over the first two axes, as a product with one matrix: by einsum a
+  ResNet-50's step takes 1.3 times as long.
+  """
   rows, size = matrix.shape
   both = jnp.asarray(np.kron(matrix, matrix), kernel.dtype)
   return (both @ kernel.reshape(size * size, -1)).reshape(rows, rows, *kernel.shape[2:])
@@ -192,10 +209,12 @@ def _pad(x: jax.Array, margin: int) -> jax.Array:
 
 
 def _windows(x: jax.Array, axis: int, size: int, stride: int, count: int) -> list[jax.Array]:
-  """Element 0, 1, ... ``size - 1`` of each of ``count`` windows along an axis, which starts a window every ``stride`` elements.
+  """Element 0, 1, ... ``size - 1`` of each of ``count`` windows along an axis, which starts a
+  window every ``stride`` elements.
 
   Returns:
-    ``size`` arrays like ``x`` with ``count`` entries on the axis; 0 where a window goes over the end.
+    ``size`` arrays like ``x`` with ``count`` entries on the axis; 0 where a window goes over the
+    end.
   """
   reach = (count - 1) * stride + 1
   x = _extend(x, axis, 0, max(0, reach + size - 1 - x.shape[axis]))
@@ -203,7 +222,9 @@ def _windows(x: jax.Array, axis: int, size: int, stride: int, count: int) -> lis
 
 
 def _add_windows(parts: Sequence[jax.Array], axis: int) -> jax.Array:
-  """Sum of windows of tiles where they lie: the transpose of `_windows`, as long as the windows reach, in whole tiles."""
+  """Sum of windows of tiles where they lie: the transpose of `_windows`, as long as the windows
+  reach, in whole tiles.
+  """
   last = -(-len(parts) // _TILE) - 1
   sums = []
   for offset in range(_TILE):

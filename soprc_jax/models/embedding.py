@@ -16,8 +16,8 @@ class EmbeddingNet(nn.Module):
 
   Attributes:
     backbone: module from normalised images to features, e.g. `ResNet`.
-    embedding_dim: width D of the embedding, 512 in the paper; 0 leaves the head out, so that D is the number of
-      features.
+    embedding_dim: width D of the embedding, 512 in the paper; 0 leaves the head out, so that D is
+      the number of features.
     dtype: compute dtype of the head.
   """
 
@@ -50,7 +50,8 @@ class EmbeddingNet(nn.Module):
 
 
 def l2_normalize(vectors: jax.Array, *, eps: float = 1e-12) -> jax.Array:
-  """Vectors of the last axis divided by their norm; a norm of at most ``eps`` gives 0 with gradient 0, never NaN.
+  """Vectors of the last axis divided by their norm; a norm of at most ``eps`` gives 0 with gradient
+  0, never NaN.
 
   >>> print(l2_normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))
   [[0.6 0.8]

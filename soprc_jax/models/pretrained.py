@@ -1,4 +1,6 @@
-"""Weights of torchvision's ResNets, by whatever name they are published, as the variables of `EmbeddingNet`."""
+"""Weights of torchvision's ResNets, by whatever name they are published, as the variables of
+`EmbeddingNet`.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +17,8 @@ from soprc_jax.models.resnet import RESNETS, ResNet
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
 HUB = "hf://"
 Variables = dict[str, Any]
-# Before this version a file could run code in spite of weights_only: CVE-2025-32434, CVE-2026-24747.
+# Before this version a file could run code in spite of weights_only: CVE-2025-32434,
+# CVE-2026-24747.
 SAFE_TORCH = (2, 10)
 
 _STATISTICS = {"running_mean": "mean", "running_var": "var"}
@@ -41,7 +44,8 @@ def is_file(source: str) -> bool:
 
 
 def check(source: str, *, name: str = "model.init_from") -> None:
-  """Raises an error if there is no file that `read` could read; of a name on the hub only the form is checked.
+  """Raises an error if there is no file that `read` could read; of a name on the hub only the form
+  is checked.
 
   Args:
     source: see `read`.
@@ -64,12 +68,14 @@ def read(source: str) -> dict[str, np.ndarray]:
   """The state dict in a file, name -> array, under torchvision's names.
 
   Args:
-    source: a ``.pth``, ``.pt`` or ``.bin`` file (needs torch 2.10; read with ``weights_only``, so that nothing in it is executed), a
-      ``.safetensors`` file, or ``hf://USER/REPOSITORY[/FILE]`` (needs ``huggingface_hub``; FILE is ``model.safetensors`` by default).
+    source: a ``.pth``, ``.pt`` or ``.bin`` file (needs torch 2.10; read with ``weights_only``, so
+      that nothing in it is executed), a ``.safetensors`` file, or ``hf://USER/REPOSITORY[/FILE]``
+      (needs ``huggingface_hub``; FILE is ``model.safetensors`` by default).
 
   Raises:
     FileNotFoundError: no such file.
-    ValueError: the file holds no weights, or two of one name, or the package that reads it is not installed.
+    ValueError: the file holds no weights, or two of one name, or the package that reads it is not
+      installed.
   """
   check(source)
   path = (
@@ -80,14 +86,16 @@ def read(source: str) -> dict[str, np.ndarray]:
   for name, array in weights.items():
     if torchvision_name(name) in renamed:
       raise ValueError(
-        f"{source} has two weights for {torchvision_name(name)!r}, one of them as {name!r}: leave one of them out"
+        f"{source} has two weights for {torchvision_name(name)!r}, one of them as {name!r}: leave "
+        "one of them out"
       )
     renamed[torchvision_name(name)] = array
   return renamed
 
 
 def torchvision_name(name: str) -> str:
-  """The name of a weight in torchvision, from timm's, Hugging Face's or a data-parallel wrapper's name.
+  """The name of a weight in torchvision, from timm's, Hugging Face's or a data-parallel wrapper's
+  name.
 
   >>> torchvision_name("resnet.encoder.stages.1.layers.0.layer.2.convolution.weight")
   'layer2.0.conv3.weight'
@@ -104,7 +112,8 @@ def torchvision_name(name: str) -> str:
 
 
 def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
-  """``{"params": ..., "batch_stats": ...}`` of an `EmbeddingNet` around a `ResNet`; ``fc`` becomes its head.
+  """``{"params": ..., "batch_stats": ...}`` of an `EmbeddingNet` around a `ResNet`; ``fc`` becomes
+  its head.
 
   Args:
     weights: state dict under torchvision's names.
@@ -124,7 +133,8 @@ def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
         break
     if not isinstance(node, dict) or path[-1] in node:
       raise ValueError(
-        f"{name!r} names a weight and what is in another one: these are weights of none of {', '.join(RESNETS)}"
+        f"{name!r} names a weight and what is in another one: these are weights of none of "
+        f"{', '.join(RESNETS)}"
       )
     # Torch stores kernels as [out, in, height, width] and [out, in].
     node[path[-1]] = np.transpose(array, (2, 3, 1, 0)) if array.ndim == 4 else array.T
@@ -150,12 +160,14 @@ def architecture(variables: Variables, *, source: str) -> str:
       return name
   names = ", ".join(".".join(path[1:]) for path in list(found)[:3]) or "nothing"
   raise ValueError(
-    f"{source} holds the weights of none of {', '.join(RESNETS)} with torchvision's, timm's or Hugging Face's names; it has {names}, ..."
+    f"{source} holds the weights of none of {', '.join(RESNETS)} with torchvision's, timm's or "
+    f"Hugging Face's names; it has {names}, ..."
   )
 
 
 def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variables, bool]:
-  """The variables as float32 in the structure of a network; the head stays the network's own where the stored one is of another size.
+  """The variables as float32 in the structure of a network; the head stays the network's own where
+  the stored one is of another size.
 
   Args:
     variables: as `to_flax` returns them.
@@ -166,7 +178,8 @@ def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variable
     The variables, and whether the head is the stored one.
 
   Raises:
-    ValueError: the backbone is of another architecture; the first names and shapes that differ are told.
+    ValueError: the backbone is of another architecture; the first names and shapes that differ are
+      told.
   """
   found, wanted = _flat(variables), _flat(like)
   head = {path: leaf for path, leaf in wanted.items() if _is_head(path)}
@@ -255,7 +268,8 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     raise ValueError(f"{path} is no safetensors file ({error}): fetch it again") from error
   except (AttributeError, KeyError, TypeError) as error:  # what numpy has no type for
     raise ValueError(
-      f"{path} has weights of a type that cannot be read ({error}): write them as float32 or float16"
+      f"{path} has weights of a type that cannot be read ({error}): write them as float32 or "
+      "float16"
     ) from error
 
 
@@ -264,12 +278,15 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
     import torch
   except ImportError:
     raise ValueError(
-      f"{path}: reading it needs torch (pip install torch --index-url https://download.pytorch.org/whl/cpu), once: "
-      "experiments.convert_weights writes a checkpoint that does not need it; a .safetensors file of the weights does not either"
+      f"{path}: reading it needs torch (pip install torch --index-url "
+      "https://download.pytorch.org/whl/cpu), once: "
+      "experiments.convert_weights writes a checkpoint that does not need it; a .safetensors file "
+      "of the weights does not either"
     ) from None
   if tuple(int(part) for part in torch.__version__.split(".")[:2]) < SAFE_TORCH:
     raise ValueError(
-      f"{path}: torch {torch.__version__} may run what is in such a file; install torch >= {'.'.join(map(str, SAFE_TORCH))}, or give a "
+      f"{path}: torch {torch.__version__} may run what is in such a file; install torch >= "
+      f"{'.'.join(map(str, SAFE_TORCH))}, or give a "
       ".safetensors file of the weights"
     )
   try:
@@ -278,7 +295,8 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
     Exception
   ) as error:  # pickle, zip and torch errors: whatever is in the file, it is not executed
     raise ValueError(
-      f"{path} is no file of weights that can be read without executing it ({str(error).splitlines()[0] if str(error) else 'empty'}): "
+      f"{path} is no file of weights that can be read without executing it "
+      f"({str(error).splitlines()[0] if str(error) else 'empty'}): "
       "give one that torch.save(model.state_dict(), FILE) wrote, or a .safetensors file"
     ) from error
   for key in ("state_dict", "model"):

@@ -1,6 +1,8 @@
-"""ResNet feature extractors, the architecture of torchvision's (He et al., 2016; "v1.5": stride on the 3x3).
+"""ResNet feature extractors, the architecture of torchvision's (He et al., 2016; "v1.5": stride on
+the 3x3).
 
-Padding is explicit, and batch norm has torchvision's epsilon and momentum, so converted weights give the same features.
+Padding is explicit, and batch norm has torchvision's epsilon and momentum, so converted weights
+give the same features.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +16,8 @@ import jax.numpy as jnp
 from soprc_jax._internal import collectives, masks
 from soprc_jax.models import convolutions
 
-# name -> (blocks in each stage, whether they are bottlenecks). resnet8 is the three-stage CIFAR network of one block a stage.
+# name -> (blocks in each stage, whether they are bottlenecks). resnet8 is the three-stage CIFAR
+# network of one block a stage.
 RESNETS: dict[str, tuple[tuple[int, ...], bool]] = {
   "resnet8": ((1, 1, 1), False),
   "resnet18": ((2, 2, 2, 2), False),
@@ -33,16 +36,19 @@ class ResNet(nn.Module):
   """Images to globally pooled features.
 
   Attributes:
-    stages: number of blocks in each stage; the width doubles and the resolution halves from stage to stage.
+    stages: number of blocks in each stage; the width doubles and the resolution halves from stage
+      to stage.
     bottleneck: bottleneck blocks (ResNet-50 and deeper) instead of basic ones.
     width: channels of the first stage, 64 in the paper's networks.
-    stem: ``"imagenet"``: 7x7 convolution with stride 2 and a 3x3 max pool with stride 2; ``"small"``: 3x3 convolution, for
-      images of about 32 pixels.
+    stem: ``"imagenet"``: 7x7 convolution with stride 2 and a 3x3 max pool with stride 2;
+      ``"small"``: 3x3 convolution, for images of about 32 pixels.
     stem_stride: stride of the small stem, 1 or 2. Stride 2 costs a quarter.
-    freeze_bn: normalise by the running statistics and never move them, in training too; scale and bias still train.
+    freeze_bn: normalise by the running statistics and never move them, in training too; scale and
+      bias still train.
     dtype: compute dtype, float32 or bfloat16; parameters are float32.
     axis_name: mapped axis over which batch statistics are averaged when they are not frozen.
-    convolve: computes the convolutions. ``convolutions.by_xla`` is XLA's own on CPUs too, for programs that leave this machine.
+    convolve: computes the convolutions. ``convolutions.by_xla`` is XLA's own on CPUs too, for
+      programs that leave this machine.
   """
 
   stages: Sequence[int]
@@ -97,11 +103,13 @@ class ResNet(nn.Module):
 
 
 def _max_pool(x: jax.Array) -> jax.Array:
-  """Maximum of 3x3 pixels with stride 2 and padding 1: ``[B, ceil(H / 2), ceil(W / 2), C]`` from ``[B, H, W, C]``.
+  """Maximum of 3x3 pixels with stride 2 and padding 1: ``[B, ceil(H / 2), ceil(W / 2), C]`` from
+  ``[B, H, W, C]``.
 
   The gradient goes to the first of equal pixels in reading order, as in torch.
   """
-  # Copies of the edge change no maximum. The ONNX converter knows neither a padding of the pooling itself nor jnp.pad.
+  # Copies of the edge change no maximum. The ONNX converter knows neither a padding of the pooling
+  # itself nor jnp.pad.
   for axis in (1, 2):
     first, last = (
       jax.lax.slice_in_dim(x, start, start + 1, axis=axis) for start in (0, x.shape[axis] - 1)
@@ -121,7 +129,9 @@ class _Kernel(nn.Module):
 
 
 class _BatchNorm(nn.Module):
-  """Batch norm with torchvision's constants, over the valid images of all devices, of a convolution."""
+  """Batch norm with torchvision's constants, over the valid images of all devices, of a
+  convolution.
+  """
 
   use_running_average: bool
   dtype: Any
@@ -139,7 +149,9 @@ class _BatchNorm(nn.Module):
 
 
 class _Normalize(nn.Module):
-  """Flax's `nn.BatchNorm` but for its mask: that one averages the means of the devices, however few images each has."""
+  """Flax's `nn.BatchNorm` but for its mask: that one averages the means of the devices, however few
+  images each has.
+  """
 
   use_running_average: bool
   dtype: Any
@@ -156,7 +168,8 @@ class _Normalize(nn.Module):
     scale = self.param("scale", nn.initializers.ones, (features,), jnp.float32)
     bias = self.param("bias", nn.initializers.zeros, (features,), jnp.float32)
     if self.use_running_average:
-      # The factor goes into the kernel: no pass over the pixels, and its gradient comes from the kernel's.
+      # The factor goes into the kernel: no pass over the pixels, and its gradient comes from the
+      # kernel's.
       factor = jax.lax.rsqrt(running_var.value + 1e-5) * scale
       kernel = kernel * factor[None, None, None]
       offset = bias - running_mean.value * factor
@@ -177,7 +190,9 @@ class _Normalize(nn.Module):
 def _batch_moments(
   x: jax.Array, where: jax.Array | None, axis_name: str | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Mean and variance of each channel over the valid images of all devices, and the number of their pixels."""
+  """Mean and variance of each channel over the valid images of all devices, and the number of their
+  pixels.
+  """
   count = jnp.asarray(x.shape[0] if where is None else jnp.sum(where), jnp.float32) * (
     x.shape[1] * x.shape[2]
   )
@@ -200,7 +215,9 @@ def _conv_norm(
   norm: _Norm,
   names: tuple[str, str],
 ) -> jax.Array:
-  """A convolution to ``width`` channels and its batch norm, under these names of the module in whose compact scope it is called."""
+  """A convolution to ``width`` channels and its batch norm, under these names of the module in
+  whose compact scope it is called.
+  """
   kernel = _Kernel((size, size, x.shape[-1], width), name=names[0])()
   return norm(name=names[1])(x, kernel, stride, where)
 
@@ -235,7 +252,9 @@ class _Bottleneck(nn.Module):
 
 
 def _shortcut(block: Any, x: jax.Array, y: jax.Array, where: jax.Array | None) -> jax.Array:
-  """The block's input, projected where the shape changes; called inside the block's compact scope."""
+  """The block's input, projected where the shape changes; called inside the block's compact
+  scope.
+  """
   if x.shape == y.shape:
     return x
   return _conv_norm(

@@ -1,7 +1,7 @@
 """Charts as inline SVG: lines and histograms, whose colours follow the scheme of the page.
 
-A chart is drawn for a width of 400 pixels and grows and shrinks with its place, so that its letters stay legible on a phone; the legend
-stands below, as HTML, and cannot cover a curve.
+A chart is drawn for a width of 400 pixels and grows and shrinks with its place, so that its letters
+stay legible on a phone; the legend stands below, as HTML, and cannot cover a curve.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,8 @@ class Series(NamedTuple):
     x: ``[N]``.
     y: ``[N]``; a value that is not finite leaves a gap.
     style: number that picks colour and dashes; None: the colour of the text, thick.
-    dash: 0 solid, 1 dashed, 2 dotted; None: by the style, so that curves differ without their colours too.
+    dash: 0 solid, 1 dashed, 2 dotted; None: by the style, so that curves differ without their
+      colours too.
     marks: whether each point is marked.
     faint: thin and pale, behind the others.
   """
@@ -118,7 +119,10 @@ def histogram(
   y = Scale(0.0, float(counts.max()) * 1.05, BOTTOM, TOP)
   parts = zip(edges[:-1], edges[1:], counts, strict=True)
   bars = [_bar(x, y, float(low), float(high), int(count)) for low, high, count in parts if count]
-  told = f"{title}: {len(values)} values from {values.min():.3g} to {values.max():.3g}, median {np.median(values):.3g}"
+  told = (
+    f"{title}: {len(values)} values from {values.min():.3g} to {values.max():.3g}, median "
+    f"{np.median(values):.3g}"
+  )
   return _draw(title, x, y, (x_label, y_label), told, bars=bars)
 
 
@@ -208,7 +212,9 @@ def _draw(
 
 
 def _x_tick(at: str, value: float) -> tuple[str, str, str, str]:
-  """Place of a tick, its label, and the label's place and anchor: the outermost one must not leave the picture."""
+  """Place of a tick, its label, and the label's place and anchor: the outermost one must not leave
+  the picture.
+  """
   is_last = float(at) > RIGHT - 12
   return (
     at,

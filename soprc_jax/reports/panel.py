@@ -1,4 +1,6 @@
-"""Pictures of queries and of what was found for them, of classes, and of classes that are taken for each other."""
+"""Pictures of queries and of what was found for them, of classes, and of classes that are taken for
+each other.
+"""
 
 import base64
 from collections.abc import Iterable
@@ -27,7 +29,8 @@ SOME, WORST, PAIRS = 6, 6, 8
 
 
 def thumbnail(image: np.ndarray | decoding.Encoded | decoding.Stored) -> str:
-  """Returns a small copy of a whole picture as a ``data:`` address, JPEG or PNG, whichever is shorter; small pictures keep their size.
+  """Returns a small copy of a whole picture as a ``data:`` address, JPEG or PNG, whichever is
+  shorter; small pictures keep their size.
 
   Raises:
     BrokenImageError: it cannot be decoded.

@@ -90,7 +90,8 @@ _ROWS = {
 # Which of the nine columns of VehicleID's tables: small, medium and large follow one another.
 _VEHICLE_ID_COLUMNS = {"test_small": 0, "test_medium": 3, "test": 6}
 ERRATUM_11 = (
-  "The paper prints its own row of the large list of VehicleID twice: 74.92 / 92.56 / 96.43 in Table 1, which stands here, and 74.95 / 92.50 / 96.44 "
+  "The paper prints its own row of the large list of VehicleID twice: 74.92 / 92.56 / 96.43 in "
+  "Table 1, which stands here, and 74.95 / 92.50 / 96.44 "
   "in the appendix (erratum 11)."
 )
 

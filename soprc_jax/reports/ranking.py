@@ -1,4 +1,6 @@
-"""What the rankings of a split show: the nearest images of each query, AP by class, classes that are taken for each other."""
+"""What the rankings of a split show: the nearest images of each query, AP by class, classes that
+are taken for each other.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -60,7 +62,8 @@ def nearest(
   k: int,
   on_block: Callable[[int], None] = lambda count: None,
 ) -> Nearest:
-  """The ``k`` nearest images of each image, itself left out; by exact scores, block by block, so that memory stays bounded.
+  """The ``k`` nearest images of each image, itself left out; by exact scores, block by block, so
+  that memory stays bounded.
 
   Args:
     embeddings: ``[N, D]``, N >= 2.
@@ -99,8 +102,8 @@ def by_class(labels: np.ndarray, ap: np.ndarray) -> Classes:
 def look_alikes(labels: np.ndarray, found: Nearest, *, count: int, examples: int) -> list[Pair]:
   """The pairs of classes that are taken for each other most often.
 
-  A query with P images of its class should have them in its first P places; each place of these, among the first k, that an image of
-  another class takes is an error.
+  A query with P images of its class should have them in its first P places; each place of these,
+  among the first k, that an image of another class takes is an error.
 
   Args:
     labels: ``[N]``.
@@ -134,7 +137,9 @@ def look_alikes(labels: np.ndarray, found: Nearest, *, count: int, examples: int
 
 
 def worst_queries(labels: np.ndarray, ap: np.ndarray, count: int) -> np.ndarray:
-  """Positions of the queries with the lowest AP, at most one of each class; of equal ones the first."""
+  """Positions of the queries with the lowest AP, at most one of each class; of equal ones the
+  first.
+  """
   order = np.argsort(ap, kind="stable")  # NaN last
   order = order[~np.isnan(ap[order])]
   first = np.unique(labels[order], return_index=True)[1]
@@ -148,7 +153,9 @@ def some_queries(ap: np.ndarray, count: int, *, seed: int = 0) -> np.ndarray:
 
 
 def _best(scores: np.ndarray, k: int) -> np.ndarray:
-  """``[n, k]`` columns of the largest scores ``[n, G]`` of each row, descending, of equal ones the first."""
+  """``[n, k]`` columns of the largest scores ``[n, G]`` of each row, descending, of equal ones the
+  first.
+  """
   last = scores.shape[1] - k
   limit = np.partition(scores, last, axis=1)[:, last]
   rows, columns = np.nonzero(

@@ -44,7 +44,8 @@ class Run(NamedTuple):
     config: resolved.
     results: of ``results.json``.
     lines: of ``metrics.jsonl``, one a step.
-    curve: recall and precision ``[T]``, mean over the queries of test; None without ``pr_curve.npz``.
+    curve: recall and precision ``[T]``, mean over the queries of test; None without
+      ``pr_curve.npz``.
     v: lines of ``v.jsonl``, see `read_v`; None without.
     kept_steps: steps that were not finite and are kept.
   """
@@ -77,7 +78,8 @@ def read(workdir: Path) -> Run:
   if not path.exists():
     total = config.warmup.steps + config.train.steps
     raise ValueError(
-      f"the run in {workdir} has not finished ({workdir_lib.RESULTS} is missing; its log has {len(lines)} of {total} steps): go on with the "
+      f"the run in {workdir} has not finished ({workdir_lib.RESULTS} is missing; its log has "
+      f"{len(lines)} of {total} steps): go on with the "
       "command of soprc train that began it, and make the report then"
     )
   results = stored.read_json(
@@ -111,7 +113,8 @@ def splits(results: dict[str, Any]) -> list[str]:
 
 
 def read_v(workdir: Path) -> list[dict[str, Any]] | None:
-  """The lines of ``v.jsonl``: v of some classes at each evaluation, and the true scores; None without the file.
+  """The lines of ``v.jsonl``: v of some classes at each evaluation, and the true scores; None
+  without the file.
 
   Raises:
     ValueError: a line is not what it should be.
@@ -130,7 +133,10 @@ def _v_problem(line: dict[str, Any]) -> str:
   for i, entry in enumerate([] if problem else line["classes"]):
     problem = problem or stored.problem(entry, _V_ENTRY, f"classes[{i}]")
     if not problem and len(entry["v"]) != len(entry["true"]):
-      problem = f"class {shown(entry['class'])} has {len(entry['v'])} points in v and {len(entry['true'])} true ones"
+      problem = (
+        f"class {shown(entry['class'])} has {len(entry['v'])} points in v and "
+        f"{len(entry['true'])} true ones"
+      )
   return f"step {line['step']}: {problem}" if problem else ""
 
 

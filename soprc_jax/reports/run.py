@@ -31,7 +31,8 @@ def make(workdir: Path, *, data_root: Path | None = None) -> str:
   found, missing = _rank(run, data_root)
   return page.document(
     "run.html",
-    title=f"{run.workdir.name}: {methods.label(config.loss.name)} on {run_tables.data_name(config)}",
+    title=f"{run.workdir.name}: {methods.label(config.loss.name)} on "
+    f"{run_tables.data_name(config)}",
     run=run,
     tables=run_tables,
     charts=run_charts,

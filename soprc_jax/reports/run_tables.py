@@ -57,7 +57,8 @@ def beside(run: reading.Run) -> list[tuple[Markup, str, list[str]]]:
   """Tabulates the paper's results on the same data, with the run in the first row.
 
   Returns:
-    Tables, each with its note (may be empty) and the names of the metrics that the run lacks; none for other data.
+    Tables, each with its note (may be empty) and the names of the metrics that the run lacks; none
+    for other data.
   """
   source = run.config.data.source
   if not paper.has(source):
@@ -159,13 +160,17 @@ def time(run: reading.Run, found: Tested | None) -> Markup:
 
 
 def data_name(config: ConfigDict) -> str:
-  """Returns what names the data for people: the folder or file of the user's own images, else the data source."""
+  """Returns what names the data for people: the folder or file of the user's own images, else the
+  data source.
+  """
   own = config.data.source in ("folder", "csv") and config.data.root
   return Path(config.data.root).name or config.data.source if own else config.data.source
 
 
 def changed(run: reading.Run, own: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the keys that were set beside the config file; of older runs, those that differ from the defaults."""
+  """Returns the keys that were set beside the config file; of older runs, those that differ from
+  the defaults.
+  """
   command = run.results.get("command")
   if command is None:
     return changes(own, flat(defaults(run.config.loss.preset)))

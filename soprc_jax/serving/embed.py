@@ -80,7 +80,8 @@ def split_source(network: network_lib.Network, split: str) -> sources.Source:
 
 
 def of_images(network: network_lib.Network, source: image_inputs.Named) -> index_lib.Index:
-  """Returns the index of the images of a folder or a list, see `soprc_jax.serving.image_inputs.find`.
+  """Returns the index of the images of a folder or a list, see
+  `soprc_jax.serving.image_inputs.find`.
 
   Raises:
     ValueError: as `make_index`; a link leads nowhere and may not.
@@ -93,7 +94,10 @@ def of_images(network: network_lib.Network, source: image_inputs.Named) -> index
 def summary(index: index_lib.Index, path: Path) -> str:
   """What was embedded, for people."""
   count, width = index.embeddings.shape
-  line = f"{count} images as vectors of {width} numbers, by step {index.step} of {printable(index.workdir)}."
+  line = (
+    f"{count} images as vectors of {width} numbers, by step {index.step} of "
+    f"{printable(index.workdir)}."
+  )
   if len(index.broken_ids):
     line += f" Broken and left out: {len(index.broken_ids)}, e.g. {printable(index.broken_ids[0])}."
   return f"{line}\nWritten to {printable(path)}"

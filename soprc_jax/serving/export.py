@@ -1,4 +1,6 @@
-"""The network of a run as a file for other programs: StableHLO, ONNX, or weights under torchvision's names."""
+"""The network of a run as a file for other programs: StableHLO, ONNX, or weights under
+torchvision's names.
+"""
 
 from collections.abc import Callable
 import json
@@ -64,7 +66,8 @@ def write(path: Path, network: network_lib.Network, kind: str) -> Path:
 
 
 def to_torchvision(variables: dict[str, Any]) -> dict[str, np.ndarray]:
-  """The state dict of torchvision's ResNet: the inverse of `soprc_jax.models.pretrained.to_flax`; the head is ``fc``.
+  """The state dict of torchvision's ResNet: the inverse of `soprc_jax.models.pretrained.to_flax`;
+  the head is ``fc``.
 
   Args:
     variables: ``{"params", "batch_stats"}`` of an `EmbeddingNet` around a `ResNet`.
@@ -94,7 +97,8 @@ def _torch_module(modules: list[str]) -> str:
 
 
 def _embedder(network: network_lib.Network, *, dtype: str = "") -> Callable[[Any], Any]:
-  """Images ``[b, S, S, 3]`` uint8 to embeddings ``[b, D]``, of operations that any device and converter knows.
+  """Images ``[b, S, S, 3]`` uint8 to embeddings ``[b, D]``, of operations that any device and
+  converter knows.
 
   Args:
     network: of a run.
@@ -133,7 +137,8 @@ def _onnx(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
   images = jax.ShapeDtypeStruct(("b", size, size, 3), jnp.uint8)  # type: ignore[arg-type]
   # Runtimes have few operations in bfloat16.
   embed = _embedder(network, dtype="float32")
-  # It logs, with a traceback, each plugin of its own that does not know this jax; what the network needs and does not find raises.
+  # It logs, with a traceback, each plugin of its own that does not know this jax; what the network
+  # needs and does not find raises.
   logger = logging.getLogger("jax2onnx")
   level = logger.level
   logger.setLevel(logging.CRITICAL)
@@ -167,7 +172,8 @@ def _safetensors(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
     wrong.insert(0, f"model.name is {model.name}, none of {', '.join(_TORCHVISION)}")
   if wrong:
     raise ValueError(
-      f"this network is no ResNet of torchvision ({'; '.join(wrong)}): --format=stablehlo takes any network"
+      f"this network is no ResNet of torchvision ({'; '.join(wrong)}): --format=stablehlo takes "
+      "any network"
     )
   more = {
     "input": _input(network)
@@ -182,7 +188,8 @@ def _safetensors(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
       "dtype": "float32",
       "norm": "none yet: divide by it, torch.nn.functional.normalize(model(images))",
     },
-    "head": "fc.weight [D, F] and fc.bias [D] in the same file: torchvision's last layer, with num_classes = D",
+    "head": "fc.weight [D, F] and fc.bias [D] in the same file: torchvision's last layer, with "
+    "num_classes = D",
     "load": f"model = torchvision.models.{model.name}(num_classes={model.embedding_dim}).eval(); "
     "model.load_state_dict(safetensors.torch.load_file(FILE))",
   }
@@ -198,8 +205,10 @@ def _description(network: network_lib.Network) -> dict[str, Any]:
   return {
     "input": _input(network),
     "preprocessing": [
-      "turn the picture upright by its EXIF orientation; what is transparent becomes white; 8-bit RGB",
-      f"resize the shorter side to {network.resize} pixels, bilinear with antialiasing (Pillow's BILINEAR)",
+      "turn the picture upright by its EXIF orientation; what is transparent becomes white; 8-bit "
+      "RGB",
+      f"resize the shorter side to {network.resize} pixels, bilinear with antialiasing (Pillow's "
+      "BILINEAR)",
       f"take the middle {network.image_size} x {network.image_size} pixels",
     ],
     "normalisation": {

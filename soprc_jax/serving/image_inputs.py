@@ -14,7 +14,10 @@ from soprc_jax.data import decoding, image_files, sources
 
 _log = logging.getLogger(__name__)
 
-_LIST = "a folder of images, a CSV file with a header 'path' or 'path,label', or a text file with one path a line"
+_LIST = (
+  "a folder of images, a CSV file with a header 'path' or 'path,label', or a text file with "
+  "one path a line"
+)
 
 
 class Named:
@@ -84,7 +87,8 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
     if key in first:
       line, other = first[key]
       raise ValueError(
-        f"{place}:{number}: {shown(name)} is listed twice, first in line {line}{image_files.other_spelling(name, other)}"
+        f"{place}:{number}: {shown(name)} is listed twice, first in line "
+        f"{line}{image_files.other_spelling(name, other)}"
       )
     first[key] = number, name
     why = file_io.why_no_file(root / name)
@@ -104,13 +108,15 @@ def check_links(source: Named) -> None:
   dead = [path for path in source.paths if file_io.is_dead_link(source.root / path)]
   if dead:
     raise decoding.BrokenImageError(
-      f"{len(dead)} images cannot be read, e.g. {printable(dead[0])} ({file_io.why_no_file(source.root / dead[0])}): "
+      f"{len(dead)} images cannot be read, e.g. {printable(dead[0])} "
+      f"({file_io.why_no_file(source.root / dead[0])}): "
       "take them out; --on_broken=skip leaves them out and counts them"
     )
 
 
 def queries(given: Sequence[str], *, flag: str) -> list[str]:
-  """The files that some paths stand for, in their order: files, folders with all that is in them, patterns with ``*``, ``?`` or ``[...]``.
+  """The files that some paths stand for, in their order: files, folders with all that is in them,
+  patterns with ``*``, ``?`` or ``[...]``.
 
   A file that several of them name is taken once, by its first spelling.
 

@@ -1,4 +1,6 @@
-"""Embeddings of many images with all that a search among them needs, in one ``.npz`` file that numpy reads without pickle."""
+"""Embeddings of many images with all that a search among them needs, in one ``.npz`` file that
+numpy reads without pickle.
+"""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +48,8 @@ class Index(NamedTuple):
     positions: ``[N]`` int64, places of the images in what was embedded.
     broken_ids: texts, images that could not be decoded and were left out.
     split: of the data set, empty for images of one's own.
-    root: folder that ids of images of one's own are relative to; of a data set, what ``data.root`` was.
+    root: folder that ids of images of one's own are relative to; of a data set, what ``data.root``
+      was.
     workdir: of the run of the network.
     step: of its checkpoint.
     digest: of its variables.
@@ -79,7 +82,8 @@ class Index(NamedTuple):
 
 
 def check_output(path: Path, *, flag: str = "--output", suffix: str = "") -> None:
-  """Raises an error if a file cannot be written because of its name, its folder, or another file in its place.
+  """Raises an error if a file cannot be written because of its name, its folder, or another file in
+  its place.
 
   Raises:
     ValueError: not this suffix.
@@ -107,7 +111,8 @@ def write(path: Path, index: Index) -> None:
 
 
 def read(path: Path) -> Index:
-  """What `write` has written; nothing in the file is executed, and its shapes and types are checked.
+  """What `write` has written; nothing in the file is executed, and its shapes and types are
+  checked.
 
   Raises:
     FileNotFoundError: there is no such file.
@@ -140,7 +145,8 @@ def check_network(index: Index, network: network_lib.Network, *, path: Path) -> 
   made = f"--index={path} was made by step {index.step} of {index.workdir}"
   if index.digest != network.digest:
     raise ValueError(
-      f"{made}, here it is another network, that of step {network.step} of {network.workdir}: similarities between the two would mean nothing. "
+      f"{made}, here it is another network, that of step {network.step} of {network.workdir}: "
+      "similarities between the two would mean nothing. "
       "Give the --workdir and --checkpoint of then, or make the index again with soprc embed"
     )
   here = (network.architecture, network.image_size, network.resize)

@@ -41,7 +41,9 @@ class Model:
 
   @property
   def config(self) -> ConfigDict:
-    """The resolved config of its run; of converted weights, the defaults with their architecture."""
+    """The resolved config of its run; of converted weights, the defaults with their
+    architecture.
+    """
     return self.network.config
 
   def embed(

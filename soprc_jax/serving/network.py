@@ -64,7 +64,8 @@ def load(
 
   Args:
     workdir: of the run, which holds its config.
-    config: resolved, to be that of the run but for what changes no result (the place of the data, for one); None takes the run's own.
+    config: resolved, to be that of the run but for what changes no result (the place of the data,
+      for one); None takes the run's own.
     newest: take the newest checkpoint.
     on_broken: instead of ``data.on_broken``, see `soprc_jax.data.pipeline.eval_batches`.
 
@@ -79,7 +80,8 @@ def load(
     if lines:
       told = "\n".join(f"  {line}" for line in lines)
       raise ValueError(
-        f"this is not the config of the run in --workdir (without --config its own is taken):\n{told}"
+        "this is not the config of the run in --workdir (without --config its own is "
+        f"taken):\n{told}"
       )
   if on_broken is not None:
     config.data.on_broken = on_broken
@@ -105,9 +107,8 @@ def digest(variables: Mapping[str, Any]) -> str:
   found = hashlib.sha256()
   for path, leaf in jax.tree_util.tree_leaves_with_path(dict(variables)):  # by their sorted names
     array = np.ascontiguousarray(leaf)
-    found.update(
-      f"{jax.tree_util.keystr(path, simple=True, separator='/')} {array.dtype.str} {array.shape}\n".encode()
-    )
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
     found.update(array.tobytes())
   return found.hexdigest()
 

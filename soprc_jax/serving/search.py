@@ -39,12 +39,13 @@ class Neighbour(NamedTuple):
 def check_unseen(
   network: network_lib.Network, split: str, class_names: Iterable[str], *, allow_seen_classes: bool
 ) -> dict[str, Any] | None:
-  """Raises a ValueError, or logs a warning, if a search in val or test would show classes that were trained on.
+  """Raises a ValueError, or logs a warning, if a search in val or test would show classes that were
+  trained on.
 
   Args:
     network: that embeds.
-    split: that is searched. ``train`` and ``all`` have classes that were trained on by their names; images of a user's
-      own (empty) are not tested on.
+    split: that is searched. ``train`` and ``all`` have classes that were trained on by their names;
+      images of a user's own (empty) are not tested on.
     class_names: of its images.
     allow_seen_classes: log a warning instead.
 
@@ -96,10 +97,12 @@ def embed_queries(
 def nearest(
   index: index_lib.Index, queries: np.ndarray, *, top: int, backend: str = "exact"
 ) -> list[list[Neighbour]]:
-  """For each query the images that are nearest to it, the nearest first; of equally near ones the one that comes first.
+  """For each query the images that are nearest to it, the nearest first; of equally near ones the
+  one that comes first.
 
-  A similarity is the float64 product of two vectors, rounded to float32. Float32 products, of numpy or of faiss, only leave out what by their
-  rounding errors cannot be among the nearest, so that both give the same.
+  A similarity is the float64 product of two vectors, rounded to float32. Float32 products, of numpy
+  or of faiss, only leave out what by their rounding errors cannot be among the nearest, so that
+  both give the same.
 
   Args:
     index: where to search.
@@ -163,7 +166,9 @@ def _ranked(
 
 
 def _margin(width: int) -> float:
-  """Twice the largest error of a float32 product of two vectors of norm 1, and of the rounding of the float64 one."""
+  """Twice the largest error of a float32 product of two vectors of norm 1, and of the rounding of
+  the float64 one.
+  """
   return 2 * (width + 2) * float(np.finfo(np.float32).eps)
 
 
@@ -215,7 +220,9 @@ def to_json(
   *,
   seen_classes: dict[str, Any] | None = None,
 ) -> str:
-  """The same as JSON, in ASCII; a class that is not known is null. ``seen_classes``: see `check_unseen`."""
+  """The same as JSON, in ASCII; a class that is not known is null. ``seen_classes``: see
+  `check_unseen`.
+  """
   content: dict[str, Any] = {
     "network": {"workdir": index.workdir, "step": index.step, "digest": index.digest},
     "gallery": {

@@ -31,7 +31,8 @@ def check_size(num_queries: int, top: int) -> None:
   width, height = _sheet_size(num_queries, top)
   if width * height > _MAX_PIXELS:
     raise ValueError(
-      f"a contact sheet of {num_queries} queries and --top={top} would have {width} x {height} pixels: make it smaller"
+      f"a contact sheet of {num_queries} queries and --top={top} would have {width} x {height} "
+      "pixels: make it smaller"
     )
 
 
@@ -148,7 +149,9 @@ def _tile(
 
 
 def _last_parts(path: str) -> str:
-  """The folder and the name of a file: names such as ``0.png`` alone would be the same in every folder."""
+  """The folder and the name of a file: names such as ``0.png`` alone would be the same in every
+  folder.
+  """
   return "/".join(Path(path).parts[-2:])
 
 

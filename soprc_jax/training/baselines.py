@@ -14,7 +14,8 @@ LossFn = Callable[..., jax.Array]
 
 
 def stateless(loss_fn: LossFn, setting: Setting, **options: Any) -> Objective:
-  """An objective from a pure function ``loss_fn(embeddings, labels, *, where, axis_name, **options) -> scalar``.
+  """An objective from a pure function ``loss_fn(embeddings, labels, *, where, axis_name, **options)
+  -> scalar``.
 
   This is all that a loss of your own needs; see the README.
   """

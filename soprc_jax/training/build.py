@@ -72,7 +72,9 @@ def make_batches(config: ConfigDict, data: Data) -> pipeline.TrainBatches:
 
 
 def make_model(config: ConfigDict, *, freeze_bn: bool, axis_name: str | None = None) -> nn.Module:
-  """The network of ``config.model``; batch norm in training mode takes its statistics over ``axis_name``."""
+  """The network of ``config.model``; batch norm in training mode takes its statistics over
+  ``axis_name``.
+  """
   stages, bottleneck = RESNETS[config.model.name]
   dtype = jnp.dtype(config.model.dtype)
   backbone = ResNet(
@@ -179,12 +181,16 @@ def abstract_network(config: ConfigDict) -> dict[str, Any]:
 
 
 def abstract_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
-  """Shapes and dtypes of the state: what a checkpoint is restored to, without drawing or compiling anything."""
+  """Shapes and dtypes of the state: what a checkpoint is restored to, without drawing or compiling
+  anything.
+  """
   return jax.eval_shape(functools.partial(_random_state, config, parts))
 
 
 def starting_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
-  """State at step 0: random weights by ``config.seed``, or the network of ``config.model.init_from``."""
+  """State at step 0: random weights by ``config.seed``, or the network of
+  ``config.model.init_from``.
+  """
   state = _random_state(config, parts)
   if not config.model.init_from:
     return state
@@ -197,7 +203,8 @@ def starting_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
 def check_unseen(
   config: ConfigDict, splits: datasets.Splits | None = None, *, allow_seen_classes: bool = False
 ) -> classes.Names:
-  """Raises a ValueError if the network of ``config.model.init_from`` was trained on classes of val or test.
+  """Raises a ValueError if the network of ``config.model.init_from`` was trained on classes of val
+  or test.
 
   Args:
     config: resolved.

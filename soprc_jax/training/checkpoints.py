@@ -37,9 +37,9 @@ class DamagedError(ValueError):
 class Store:
   """Checkpoints of one kind in one folder, oldest deleted first.
 
-  Only finished checkpoints are listed: Orbax writes aside and renames, so a killed run leaves none half written. ``save``
-  returns when the files are on disk. Their digests lie beside them, and every reader compares (`checksums`): formats of arrays do not notice
-  all damage.
+  Only finished checkpoints are listed: Orbax writes aside and renames, so a killed run leaves none
+  half written. ``save`` returns when the files are on disk. Their digests lie beside them, and
+  every reader compares (`checksums`): formats of arrays do not notice all damage.
 
   Args:
     folder: absolute path; made if it is missing.
@@ -52,7 +52,8 @@ class Store:
   def __init__(self, folder: Path, *, keep: int | None = 1):
     if folder.is_symlink():  # see `checksums.problem`
       raise DamagedError(
-        f"{folder} is a link, and checkpoints are not read through links: put the folder itself there"
+        f"{folder} is a link, and checkpoints are not read through links: put the folder itself "
+        "there"
       )
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=False)
     self._manager = ocp.CheckpointManager(folder, options=options)
@@ -67,7 +68,9 @@ class Store:
     return sorted(self._manager.all_steps())
 
   def remove(self, steps: Collection[int]) -> None:
-    """Deletes checkpoints; all processes name the same ones. A kill on the way leaves none half deleted among those that are listed."""
+    """Deletes checkpoints; all processes name the same ones. A kill on the way leaves none half
+    deleted among those that are listed.
+    """
     if parallel.is_main():
       for step in steps:
         (self._folder / str(step)).rename(self._folder / f"{step}{_REMOVED}")
@@ -78,7 +81,8 @@ class Store:
       self._manager.reload()
 
   def save(self, state: TrainState, meta: dict[str, Any]) -> None:
-    """Writes ``state`` (numpy leaves) and the JSON-able ``meta``; nothing if its step is there already.
+    """Writes ``state`` (numpy leaves) and the JSON-able ``meta``; nothing if its step is there
+    already.
 
     Raises:
       OSError: there is no space for it.
@@ -106,7 +110,9 @@ class Store:
       checksums.write(self._folder / str(step))
 
   def _check_space(self, state: TrainState) -> None:
-    """Raises an OSError if the disk has no room: told here, before Orbax's threads each tell it in their own way."""
+    """Raises an OSError if the disk has no room: told here, before Orbax's threads each tell it in
+    their own way.
+    """
     needed = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state)) + _OVERHEAD
     free = shutil.disk_usage(self._folder).free
     if free < needed:
@@ -119,11 +125,13 @@ class Store:
   def restore_intact(
     self, like: TrainState, *, check: Callable[[dict[str, Any]], None] = lambda meta: None
   ) -> tuple[TrainState, dict[str, Any]] | None:
-    """The newest checkpoint that is not damaged, as of `restore`; None if there is none at all. Damaged ones are set aside with a warning.
+    """The newest checkpoint that is not damaged, as of `restore`; None if there is none at all.
+    Damaged ones are set aside with a warning.
 
     Args:
       like: see `restore`.
-      check: gets what `save` was given beside the state, before the arrays are read: it may raise a better error than arrays of another shape.
+      check: gets what `save` was given beside the state, before the arrays are read: it may raise a
+        better error than arrays of another shape.
 
     Raises:
       DamagedError: there are checkpoints, and all are damaged.
@@ -154,7 +162,8 @@ class Store:
     problem = None if step is None else checksums.problem(self._folder / str(step))
     if problem is not None:
       raise DamagedError(
-        f"the checkpoint of step {step} in {self._folder} is damaged ({problem}): restore it from a copy, or move the folder of the run "
+        f"the checkpoint of step {step} in {self._folder} is damaged ({problem}): restore it from "
+        "a copy, or move the folder of the run "
         "away and train again"
       )
 
@@ -202,7 +211,9 @@ class Store:
     return TrainState(**parts[0], **parts[1]), found["meta"]
 
   def restore_network(self, like: dict[str, Any]) -> dict[str, Any]:
-    """Only ``params`` and ``batch_stats`` of the newest checkpoint, in the structure of ``like``."""
+    """Only ``params`` and ``batch_stats`` of the newest checkpoint, in the structure of
+    ``like``.
+    """
     step = self._manager.latest_step()
     if step is None:
       raise FileNotFoundError(f"no checkpoint in {self._folder}")
@@ -288,8 +299,10 @@ def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
   """``params`` and ``batch_stats`` to start from.
 
   Args:
-    source: workdir of another run (its best, else its newest checkpoint), a folder of `save_variables`, or a weights file as of `pretrained.read`.
-    like: ``{"params", "batch_stats"}`` of the network, abstract or not; its head is kept where weights have one of another size.
+    source: workdir of another run (its best, else its newest checkpoint), a folder of
+      `save_variables`, or a weights file as of `pretrained.read`.
+    like: ``{"params", "batch_stats"}`` of the network, abstract or not; its head is kept where
+      weights have one of another size.
 
   Raises:
     FileNotFoundError: there is no checkpoint or file.
@@ -307,14 +320,16 @@ def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
     raise
   except (ValueError, KeyError) as error:
     raise ValueError(
-      f"the network in {source} does not fit model.* of this config (same name, width, stem, embedding_dim?):\n{error}"
+      f"the network in {source} does not fit model.* of this config (same name, width, stem, "
+      f"embedding_dim?):\n{error}"
     ) from error
   finally:
     store.close()
 
 
 def find_meta(source: str) -> dict[str, Any] | None:
-  """Returns what `Store.save` was given beside the network that `load_network` loads; None for weights.
+  """Returns what `Store.save` was given beside the network that `load_network` loads; None for
+  weights.
 
   Raises:
     FileNotFoundError: there is no checkpoint.
@@ -335,8 +350,8 @@ def _find(source: str) -> Path:
   workdir = file_io.given(source, name="model.init_from").absolute()
   if workdir.is_file():
     raise ValueError(
-      f"model.init_from={source} is a file of an unknown kind: the name of a file of weights ends in one of "
-      + ", ".join(pretrained.SUFFIXES)
+      f"model.init_from={source} is a file of an unknown kind: the name of a file of weights ends "
+      "in one of " + ", ".join(pretrained.SUFFIXES)
     )
   if (workdir / VARIABLES).is_dir():
     return workdir / VARIABLES
@@ -348,8 +363,10 @@ def _find(source: str) -> Path:
       if step is not None:
         return workdir / kind
   raise FileNotFoundError(
-    f"model.init_from={source!r} holds no checkpoint: give the --workdir of a run of soprc train, the --output of "
-    f"experiments.convert_weights, a file ({', '.join(pretrained.SUFFIXES)}) or hf://USER/REPOSITORY"
+    f"model.init_from={source!r} holds no checkpoint: give the --workdir of a run of soprc train, "
+    "the --output of "
+    f"experiments.convert_weights, a file ({', '.join(pretrained.SUFFIXES)}) or "
+    "hf://USER/REPOSITORY"
   )
 
 
@@ -374,7 +391,8 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _checked(found: Any, wanted: Any) -> Any:
-  """The restored tree as numpy; Orbax compares its structure with the target, but not the shapes of numpy leaves.
+  """The restored tree as numpy; Orbax compares its structure with the target, but not the shapes of
+  numpy leaves.
 
   Raises:
     ValueError: names the first arrays of another shape or dtype.
@@ -386,7 +404,8 @@ def _checked(found: Any, wanted: Any) -> Any:
     if array.shape != target.shape or array.dtype != target.dtype:
       name = jax.tree_util.keystr(path, simple=True, separator=".")
       wrong.append(
-        f"  {name}: {array.dtype}{list(array.shape)} there, {target.dtype}{list(target.shape)} wanted"
+        f"  {name}: {array.dtype}{list(array.shape)} there, {target.dtype}{list(target.shape)} "
+        "wanted"
       )
     return array
 

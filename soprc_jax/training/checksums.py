@@ -1,4 +1,6 @@
-"""Digests of the files in a folder, written when it is complete: damage that the files' own format does not notice is found."""
+"""Digests of the files in a folder, written when it is complete: damage that the files' own format
+does not notice is found.
+"""
 
 import hashlib
 import json
@@ -23,7 +25,9 @@ def exists(folder: Path) -> bool:
 
 
 def problem(folder: Path) -> str | None:
-  """What is wrong with the files of a folder, None if they are those of `write`; where that has noted nothing, only links are found."""
+  """What is wrong with the files of a folder, None if they are those of `write`; where that has
+  noted nothing, only links are found.
+  """
   for entry in [folder, *sorted(folder.rglob("*"))]:
     if (
       entry.is_symlink()

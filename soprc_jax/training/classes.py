@@ -1,4 +1,6 @@
-"""Class and image metadata stored with each checkpoint, to detect test classes that were trained on, and data that changed."""
+"""Class and image metadata stored with each checkpoint, to detect test classes that were trained
+on, and data that changed.
+"""
 
 from collections.abc import Iterable, Mapping
 import gzip
@@ -20,8 +22,8 @@ _log = logging.getLogger(__name__)
 IMAGES = "images.json.gz"
 _LARGEST = 1 << 30  # bytes of that file's content, far beyond any list of images
 _SHOWN = 3  # names in a message
-# data.source -> the data set whose own class ids are the names of its classes. In images of a user's
-# own, the name alone says which class it is.
+# data.source -> the data set whose own class ids are the names of its classes. In images of a
+# user's own, the name alone says which class it is.
 _DATA_SETS = {"folder": "", "csv": "", "tfds_sop": "sop", "tfds_inaturalist": "inaturalist"}
 SPLITS = {str: {"images": int, "digest": str, "order": str}}
 _META = {
@@ -66,14 +68,16 @@ def describe(
 
 
 def trained_on(meta: Mapping[str, Any], *, where: str) -> Names | None:
-  """Returns the classes that the network of a checkpoint was trained on, those of its starts included.
+  """Returns the classes that the network of a checkpoint was trained on, those of its starts
+  included.
 
   Args:
     meta: of the checkpoint, see `describe`.
     where: the checkpoint, for messages.
 
   Returns:
-    Data set -> names, see `seen`; None for a checkpoint of an older version, which holds too little.
+    Data set -> names, see `seen`; None for a checkpoint of an older version, which holds too
+    little.
 
   Raises:
     ValueError: the metadata are corrupt.
@@ -121,7 +125,8 @@ def check_unseen(
   network: str,
   allow_seen_classes: bool,
 ) -> dict[str, Any] | None:
-  """Raises a ValueError, or logs a warning, if a network was trained on classes that it is tested on.
+  """Raises a ValueError, or logs a warning, if a network was trained on classes that it is tested
+  on.
 
   Args:
     trained: as of `trained_on`.
@@ -151,7 +156,8 @@ def report_seen(
   told = f"{sentence(found)} ({', '.join(splits)}; the network: {network})"
   if not allow_seen_classes:
     raise ValueError(
-      f"{told}, so its metrics would not be those of unseen classes. Choose other data, splits or another network, or "
+      f"{told}, so its metrics would not be those of unseen classes. Choose other data, splits or "
+      "another network, or "
       "give --allow_seen_classes, which notes it in the results"
     )
   _log.warning("%s (--allow_seen_classes).", told)
@@ -170,7 +176,8 @@ def sentence(found: Mapping[str, Any]) -> str:
 def warn_unknown(network: str) -> None:
   """Logs that the classes of a run of an older version are not known."""
   _log.warning(
-    "It is not known on which classes the network in %s was trained: it is of a version that did not store them. Test "
+    "It is not known on which classes the network in %s was trained: it is of a version that did "
+    "not store them. Test "
     "classes may be among them.",
     network,
   )
@@ -245,7 +252,9 @@ def check_unchanged(
   splits: Mapping[str, sources.Source],
   workdir: Path,
 ) -> None:
-  """Raises a ValueError that says what has changed if the data are not those of a checkpoint; see `changes`."""
+  """Raises a ValueError that says what has changed if the data are not those of a checkpoint; see
+  `changes`.
+  """
   lines = changes(meta, now, splits, workdir)
   if lines:
     raise ValueError(changed_message(workdir, lines))
@@ -253,7 +262,8 @@ def check_unchanged(
   moved = [name for name in there if there[name]["order"] != now["splits"][name]["order"]]
   if moved:
     _log.warning(
-      "The images of %s are the same, but listed in another order than when the run in %s began: its batches from here "
+      "The images of %s are the same, but listed in another order than when the run in %s began: "
+      "its batches from here "
       "on differ from those of an uninterrupted run.",
       ", ".join(moved),
       workdir,
@@ -263,7 +273,8 @@ def check_unchanged(
 def changed_message(folder: Path, lines: Iterable[str]) -> str:
   """Returns the message for data that have changed."""
   return (
-    f"the data are not those that the run in {folder} was trained on. Restore the original data, or use a new "
+    f"the data are not those that the run in {folder} was trained on. Restore the original data, "
+    "or use a new "
     "--workdir:\n" + "\n".join(f"  {line}" for line in lines)
   )
 
@@ -276,7 +287,9 @@ def write_images(folder: Path, splits: Mapping[str, sources.Source]) -> None:
 
 
 def _read_images(folder: Path, there: Mapping[str, Any]) -> dict[str, dict[str, str]] | None:
-  """Split -> id -> class as `write_images` has written it; None if that is missing, corrupt or of other data."""
+  """Split -> id -> class as `write_images` has written it; None if that is missing, corrupt or of
+  other data.
+  """
   try:
     with gzip.open(folder / IMAGES) as file:
       content = json.loads(file.read(_LARGEST))

@@ -1,7 +1,8 @@
-"""The config of a run: one table of its keys, presets, and checks that fail before anything is compiled.
+"""The config of a run: one table of its keys, presets, and checks that fail before anything is
+compiled.
 
-Files in ``configs/`` call `default_config` and change fields. Options that a preset decides are ``None`` until
-`resolve` fills them in; a value given by hand wins over the preset.
+Files in ``configs/`` call `default_config` and change fields. Options that a preset decides are
+``None`` until `resolve` fills them in; a value given by hand wins over the preset.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,8 @@ from soprc_jax.training.config_keys import LARGEST_COUNT, Key
 # ml_collections' class is opaque to mypy: its fields are checked by `resolve` instead.
 ConfigDict: Any = config_dict.ConfigDict
 
-# What a preset decides (README, errata 2 to 8). A config file may change it: config.presets.default.prior.value = 0.03.
+# What a preset decides (README, errata 2 to 8). A config file may change it:
+# config.presets.default.prior.value = 0.03.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
   "default": {
     "self_weight": "1/(M+1)",
@@ -56,7 +58,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
   },
 }
 
-# Largest values of what takes memory: far beyond any use, and told at once instead of by a machine that stands still.
+# Largest values of what takes memory: far beyond any use, and told at once instead of by a machine
+# that stands still.
 _SIDE, _IMAGES, _POINTS, _MEMORY = 2**14, 2**20, 10**6, 2**24
 _LOSS = f"one of {', '.join(objectives.LOSSES)}, or package.module:function for your own"
 _SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX = (
@@ -67,7 +70,8 @@ _SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX = (
   ("blackbox",),
 )
 
-# Every key. The defaults are the paper's where it gives one, the authors' code where the text is silent.
+# Every key. The defaults are the paper's where it gives one, the authors' code where the text is
+# silent.
 KEYS = (
   Key("seed", 0, "seed of weights, batches and augmentation", high=2**32 - 1, often=True),
   Key(
@@ -438,8 +442,8 @@ KEYS = (
     on_resume=True,
   ),
 )
-# Keys that may differ when a run is resumed.
-# A run that goes on has met no broken image and no step that is not finite that it could not go on from.
+# Keys that may differ when a run is resumed. A run that goes on has met no broken image and no step
+# that is not finite that it could not go on from.
 RESUME_FREE = tuple(key.name for key in KEYS if key.on_resume)
 
 # Groups that a config file may hold for soprc compare and soprc ablate, which check them.
@@ -456,7 +460,8 @@ def default_config() -> Any:
 
 
 def resolve(config: Any) -> Any:
-  """A checked copy with every option filled in from the preset, without the table of presets and the groups of other programs.
+  """A checked copy with every option filled in from the preset, without the table of presets and
+  the groups of other programs.
 
   Raises:
     ValueError: names each wrong key with its value and what is allowed.
@@ -467,7 +472,8 @@ def resolve(config: Any) -> Any:
   missing = sorted(default.keys() - tree.keys())
   if missing:
     raise ValueError(
-      f"the config has no {', '.join(missing)}: a retrieval run needs the keys of soprc_jax.training.config.default_config() "
+      f"the config has no {', '.join(missing)}: a retrieval run needs the keys of "
+      "soprc_jax.training.config.default_config() "
       "(configs/imbalanced.py is for soprc train-binary)"
     )
   config_keys.raise_if(config_keys.key_problems(tree, default, free=_FREE))
@@ -519,7 +525,8 @@ def unused_problems(config: Any, given: Iterable[str]) -> list[str]:
   if any(":" in name for name in names):  # a loss of one's own may use any
     return []
   return [
-    f"{key} is not used by loss.name={config.loss.name}: leave it out, or choose a loss that uses it"
+    f"{key} is not used by loss.name={config.loss.name}: leave it out, or choose a loss that uses "
+    "it"
     for key in config_keys.unused(KEYS, names, given)
   ]
 
@@ -529,23 +536,27 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
 
   Args:
     config: resolved.
-    imports: whether a loss of one's own may be imported: not for a config that a folder has brought.
+    imports: whether a loss of one's own may be imported: not for a config that a folder has
+      brought.
   """
   names = {key: config_keys.value_of(config, key) for key in ("loss.name", "warmup.loss")}
   told = {key: objectives.name_problem(name, imports=imports) for key, name in names.items()}
   problems = [f"{key} {problem}" for key, problem in told.items() if problem]
   if config.warmup.loss in objectives.CARRIED:
     problems.append(
-      f"warmup.loss must not carry a state of its own (as {', '.join(objectives.CARRIED)}); got {config.warmup.loss!r}"
+      f"warmup.loss must not carry a state of its own (as {', '.join(objectives.CARRIED)}); got "
+      f"{config.warmup.loss!r}"
     )
   loss, size, per_class = config.loss, config.train.batch_size, config.train.per_class
   if loss.name in ("xbm", "blackbox") and loss[loss.name].memory_size < size:
     problems.append(
-      f"loss.{loss.name}.memory_size must be >= train.batch_size={size}; got {shown(loss[loss.name].memory_size)}"
+      f"loss.{loss.name}.memory_size must be >= train.batch_size={size}; got "
+      f"{shown(loss[loss.name].memory_size)}"
     )
   if loss.prior.kind in ("scaled", "constant") and loss.prior.value == 0:
     problems.append(
-      f"loss.prior.value must be > 0 with loss.prior.kind={loss.prior.kind}; got {loss.prior.value!r}"
+      f"loss.prior.value must be > 0 with loss.prior.kind={loss.prior.kind}; got "
+      f"{loss.prior.value!r}"
     )
   if config.data.train_share + config.data.val_share >= 1:
     problems.append(
@@ -568,16 +579,20 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
   if per_class >= 2 and (size < 2 * per_class or size % per_class):
     lower = max(size // per_class, 2) * per_class
     problems.append(
-      f"train.batch_size must be a multiple of train.per_class={per_class} with at least two classes, "
+      f"train.batch_size must be a multiple of train.per_class={per_class} with at least two "
+      "classes, "
       f"e.g. {lower} or {lower + per_class}; got {size}"
     )
   return problems + _microbatch_problems(config)
 
 
 def _custom_problems(custom: dict[str, Any]) -> list[str]:
-  """What is wrong with the options of a loss of one's own: anything that config.json cannot hold."""
+  """What is wrong with the options of a loss of one's own: anything that config.json cannot
+  hold.
+  """
   return [
-    f"loss.custom.{key} must be a finite number, a text, True, False, None, or a tuple of such; got {shown(value)}"
+    f"loss.custom.{key} must be a finite number, a text, True, False, None, or a tuple of such; "
+    f"got {shown(value)}"
     for key, value in config_keys.leaves(custom)
     if not _is_plain(value)
   ]
@@ -594,7 +609,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _microbatch_problems(config: Any) -> list[str]:
-  """What is wrong with ``train.microbatch``: whole microbatches, and none whose gradient is not that of the batch."""
+  """What is wrong with ``train.microbatch``: whole microbatches, and none whose gradient is not
+  that of the batch.
+  """
   size, batch_size = config.train.microbatch, config.train.batch_size
   if size in (0, batch_size):
     return []
@@ -602,13 +619,16 @@ def _microbatch_problems(config: Any) -> list[str]:
     fitting = [n for n in range(1, min(batch_size, _IMAGES) + 1) if batch_size % n == 0]
     near = sorted(sorted(fitting, key=lambda n: abs(n - size))[:3])
     return [
-      f"train.microbatch must divide train.batch_size={batch_size}, e.g. {', '.join(map(str, near))}, or be 0; got {size}"
+      f"train.microbatch must divide train.batch_size={batch_size}, e.g. "
+      f"{', '.join(map(str, near))}, or be 0; got {size}"
     ]
   phases = [("model.freeze_bn", config.model.freeze_bn, config.train.steps)]
   phases.append(("warmup.freeze_bn", config.warmup.freeze_bn, config.warmup.steps))
   return [
-    f"train.microbatch must be 0 with {key}=False: batch norm in training mode takes its statistics over the whole batch, so that "
-    f"the gradient by microbatches would be another one; got {size}. Freeze it (from a trained network, model.init_from)"
+    f"train.microbatch must be 0 with {key}=False: batch norm in training mode takes its "
+    "statistics over the whole batch, so that "
+    f"the gradient by microbatches would be another one; got {size}. Freeze it (from a trained "
+    "network, model.init_from)"
     for key, frozen, steps in phases
     if steps and not frozen
   ]
@@ -620,7 +640,8 @@ def to_json(config: Any) -> str:
 
 
 def from_json(tree: dict[str, Any]) -> Any:
-  """The resolved config of a ``config.json``; keys that it does not have, being older, take their defaults. Nothing that it names is imported.
+  """The resolved config of a ``config.json``; keys that it does not have, being older, take their
+  defaults. Nothing that it names is imported.
 
   Raises:
     ValueError: it is no config of a run.
@@ -638,7 +659,9 @@ def from_json(tree: dict[str, Any]) -> Any:
 
 
 def renewed(tree: dict[str, Any]) -> dict[str, Any]:
-  """The dict of a ``config.json`` as it is written now: older versions wrote -1 for a self weight of 1 / (M + 1)."""
+  """The dict of a ``config.json`` as it is written now: older versions wrote -1 for a self weight
+  of 1 / (M + 1).
+  """
   loss = tree.get("loss")
   if not isinstance(loss, dict) or loss.get("self_weight") != -1:
     return tree

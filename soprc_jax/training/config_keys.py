@@ -1,4 +1,6 @@
-"""A key of a config, described once: its default, checks, error messages, ``--help`` and page of the docs come from one `Key`."""
+"""A key of a config, described once: its default, checks, error messages, ``--help`` and page of
+the docs come from one `Key`.
+"""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 import math
@@ -27,11 +29,12 @@ class Key(NamedTuple):
 
   Attributes:
     name: dotted name.
-    default: value, whose type is that of the key. None: a preset or the program decides, see ``kind``.
-      {}: a group in which any keys may stand.
+    default: value, whose type is that of the key. None: a preset or the program decides, see
+      ``kind``. {}: a group in which any keys may stand.
     meaning: what it does, for the user.
     low: smallest number allowed. None: 0 for an integer, any for another number.
-    high: largest number allowed. None: `LARGEST_COUNT` for an integer, any finite one for another number.
+    high: largest number allowed. None: `LARGEST_COUNT` for an integer, any finite one for another
+      number.
     above: number that the value must exceed, in place of ``low``.
     choices: values of which it must be one; empty: no such rule.
     must: what must hold in other cases, as messages tell it.
@@ -137,7 +140,9 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def different(values: Sequence[Any], fits: Callable[[Any], bool]) -> bool:
-  """Whether there are values, all fit, and no two are equal to six digits, by which results and folders name them."""
+  """Whether there are values, all fit, and no two are equal to six digits, by which results and
+  folders name them.
+  """
   names = {f"{value:g}" if isinstance(value, float) else str(value) for value in values}
   return 0 < len(names) == len(values) and all(map(fits, values))
 
@@ -210,12 +215,13 @@ def key_problems(
 
 
 def type_problems(here: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-  """Values of another type than those of a config that works, or of a size that no computation can take: a line each.
+  """Values of another type than those of a config that works, or of a size that no computation can
+  take: a line each.
 
   Args:
     here: nested dict of a config with the keys of ``expected``.
-    expected: nested dict whose values have the right types. A tuple stands for any number of entries like its own,
-      None for None or a number.
+    expected: nested dict whose values have the right types. A tuple stands for any number of
+      entries like its own, None for None or a number.
   """
   problems = []
   for key, like in leaves(expected):

@@ -43,7 +43,8 @@ EmbedFn = Callable[[Any, sources.Source], Embedded]
 def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
   """A function ``(replicated variables, source) -> Embedded``, compiled once for one batch shape.
 
-  It raises a `step_lib.DivergedError` if an embedding is not finite: no ranking of those means anything.
+  It raises a `step_lib.DivergedError` if an embedding is not finite: no ranking of those means
+  anything.
 
   Args:
     model: network in evaluation mode.
@@ -75,7 +76,8 @@ def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
     if bad.size:
       name = printable(source[int(np.flatnonzero(good)[bad[0]])].id)
       raise step_lib.DivergedError(
-        f"training broke down: the network embeds {bad.size} of {len(embeddings)} images as numbers that are not finite, e.g. {name}; "
+        f"training broke down: the network embeds {bad.size} of {len(embeddings)} images as "
+        f"numbers that are not finite, e.g. {name}; "
         "try a lower optim.learning_rate"
       )
     return Embedded(embeddings, source.labels[good], np.flatnonzero(good), int((~good).sum()))
@@ -84,13 +86,16 @@ def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
 
 
 def evaluate(embedded: Embedded, config: ConfigDict) -> dict[str, Any]:
-  """`soprc_jax.metrics.retrieval_metrics` of a split against itself, by ``config.eval``, and how many images were left out."""
+  """`soprc_jax.metrics.retrieval_metrics` of a split against itself, by ``config.eval``, and how
+  many images were left out.
+  """
   everything = np.arange(len(embedded.labels))
   return _rank(embedded, everything, None, config) | {"num_broken": embedded.num_broken}
 
 
 def one_per_class(embedded: Embedded, config: ConfigDict, *, seed: int = 0) -> dict[str, Any]:
-  """Retrieval from a gallery of one random image of each class, the others as queries: the protocol of VehicleID's authors.
+  """Retrieval from a gallery of one random image of each class, the others as queries: the protocol
+  of VehicleID's authors.
 
   Args:
     embedded: images and labels.
@@ -98,7 +103,8 @@ def one_per_class(embedded: Embedded, config: ConfigDict, *, seed: int = 0) -> d
     seed: of the galleries.
 
   Returns:
-    The mean over the galleries of each metric, and under ``"NAME_std"`` its standard deviation; ``"num_repeats"``.
+    The mean over the galleries of each metric, and under ``"NAME_std"`` its standard deviation;
+    ``"num_repeats"``.
   """
   rng, found = np.random.default_rng(seed), []
   for _ in range(config.eval.one_per_class):
@@ -115,7 +121,9 @@ def one_per_class(embedded: Embedded, config: ConfigDict, *, seed: int = 0) -> d
 def _rank(
   embedded: Embedded, queries: np.ndarray, gallery: np.ndarray | None, config: ConfigDict
 ) -> dict[str, Any]:
-  """Metrics of the images at ``queries`` in those at ``gallery`` (None: the queries themselves); each process ranks its share."""
+  """Metrics of the images at ``queries`` in those at ``gallery`` (None: the queries themselves);
+  each process ranks its share.
+  """
   size = -(-len(queries) // parallel.num_processes())
   first = parallel.process_index() * size
   mine = queries[first : first + size]
@@ -186,7 +194,8 @@ def load(config: ConfigDict, workdir: Path, *, newest: bool = False) -> Trained:
 def restore(
   config: ConfigDict, workdir: Path, *, newest: bool = False
 ) -> tuple[dict[str, Any], int, dict[str, Any]]:
-  """``{"params", "batch_stats"}`` of a checkpoint as numpy arrays, its step, and what it knows of its data; no data are looked at.
+  """``{"params", "batch_stats"}`` of a checkpoint as numpy arrays, its step, and what it knows of
+  its data; no data are looked at.
 
   Args:
     config: of the run, resolved.
@@ -214,7 +223,8 @@ def restore(
 def evaluate_workdir(
   config: ConfigDict, workdir: Path, *, split: str, newest: bool, allow_seen_classes: bool = False
 ) -> dict[str, Any]:
-  """Metrics of ``split`` for a checkpoint of the run in ``workdir``, under ``"checkpoint_step"`` its step.
+  """Metrics of ``split`` for a checkpoint of the run in ``workdir``, under ``"checkpoint_step"``
+  its step.
 
   Args:
     config: of the run, resolved; ``data.root`` may be another place, also of other images.
@@ -262,13 +272,17 @@ def evaluate_workdir(
 
 
 def changes(trained: Trained, config: ConfigDict, workdir: Path) -> list[str]:
-  """Returns how the data of a run differ from those that it was trained on, see `classes.changes`."""
+  """Returns how the data of a run differ from those that it was trained on, see
+  `classes.changes`.
+  """
   now = classes.describe(trained.splits, data_source=config.data.source)
   return classes.changes(trained.meta, now, trained.splits, workdir)
 
 
 def _same_place(config: ConfigDict, workdir: Path) -> bool:
-  """Whether the data are where those of the run were, however that is spelled; elsewhere any data may be."""
+  """Whether the data are where those of the run were, however that is spelled; elsewhere any data
+  may be.
+  """
   roots = (config.data.root, workdir_lib.read_config(workdir)["data"]["root"])
   there, here = (file_io.given(root, name="data.root").resolve() for root in roots)
   return there == here or config.data.source == "glyphs"  # its root is a cache

@@ -1,4 +1,6 @@
-"""SIGTERM (a pre-emption) and Ctrl-C amid the steps: the step is finished and a checkpoint written before the process ends; an evaluation is left for later."""
+"""SIGTERM (a pre-emption) and Ctrl-C amid the steps: the step is finished and a checkpoint written
+before the process ends; an evaluation is left for later.
+"""
 
 from collections.abc import Iterator
 import contextlib
@@ -33,7 +35,8 @@ class CutShort(BaseException):
 class Requests:
   """Context in which SIGTERM and SIGINT are noted instead of obeyed; a second one is obeyed.
 
-  With several processes jax notes a SIGTERM to any of them, and all agree on the step after which they stop.
+  With several processes jax notes a SIGTERM to any of them, and all agree on the step after which
+  they stop.
 
   Attributes:
     number: of the signal, None if there was none.
@@ -45,7 +48,8 @@ class Requests:
     self._before: dict[int, Any] = {}
 
   def __enter__(self) -> "Requests":
-    # Only the main thread may set handlers; a process that was told to ignore a signal goes on ignoring it.
+    # Only the main thread may set handlers; a process that was told to ignore a signal goes on
+    # ignoring it.
     if parallel.num_processes() == 1 and threading.current_thread() is threading.main_thread():
       for number in SIGNALS:
         if signal.getsignal(number) not in (signal.SIG_IGN, None):
@@ -65,9 +69,11 @@ class Requests:
 
   @contextlib.contextmanager
   def may_cut(self) -> Iterator[None]:
-    """Context of work that can be done again: a signal, noted before or coming within, ends it by a `CutShort`.
+    """Context of work that can be done again: a signal, noted before or coming within, ends it by a
+    `CutShort`.
 
-    A pre-emption leaves half a minute, and an evaluation may take longer. Of several processes none is cut: they would not agree where.
+    A pre-emption leaves half a minute, and an evaluation may take longer. Of several processes none
+    is cut: they would not agree where.
     """
     if self.number is not None and self._before:
       raise CutShort

@@ -47,21 +47,25 @@ def train(
   allow_seen_classes: bool = False,
   command: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-  """Trains by a resolved config, or goes on with the run in ``workdir``; returns what ``results.json`` holds.
+  """Trains by a resolved config, or goes on with the run in ``workdir``; returns what
+  ``results.json`` holds.
 
-  At a kill at any moment, the same call goes on from the newest checkpoint and ends with the same bits.
+  At a kill at any moment, the same call goes on from the newest checkpoint and ends with the same
+  bits.
 
   Args:
     config: resolved.
     workdir: of the run.
-    allow_seen_classes: log a warning instead of an error if the network of ``model.init_from`` was trained on
-      classes of val or test; the results then have ``"seen_classes"``, see `classes.seen`.
-    command: ``{"config": str, "overrides": {key: value}}``, the config file that was named and the keys that were set
-      beside it; kept in the results for the report.
+    allow_seen_classes: log a warning instead of an error if the network of ``model.init_from`` was
+      trained on classes of val or test; the results then have ``"seen_classes"``, see
+      `classes.seen`.
+    command: ``{"config": str, "overrides": {key: value}}``, the config file that was named and the
+      keys that were set beside it; kept in the results for the report.
 
   Raises:
-    ValueError: the config does not fit the data, the devices, or the run in ``workdir``; another process is at it; its files are damaged;
-      its data have changed; classes of val or test were trained on.
+    ValueError: the config does not fit the data, the devices, or the run in ``workdir``; another
+      process is at it; its files are damaged; its data have changed; classes of val or test were
+      trained on.
     DivergedError: a step is not finite.
     InterruptedRunError: SIGTERM or Ctrl-C while steps were made; a checkpoint has been written.
     OSError: no space, no permission.
@@ -86,7 +90,8 @@ def _disk_errors(workdir: Path) -> Iterator[None]:
     where = file_io.what_is_full(error, workdir)
     what = "for the run in" if where.startswith(str(workdir)) else "in"
     raise OSError(
-      f"no space is left {what} {where}: make some, and the same command resumes from the newest checkpoint in {workdir} "
+      f"no space is left {what} {where}: make some, and the same command resumes from the newest "
+      f"checkpoint in {workdir} "
       f"({error})"
     ) from error
 
@@ -121,19 +126,23 @@ class EmptyBatches:
     self._in_a_row += 1
     if self._in_a_row == 1:
       _log.warning(
-        "Step %d: no image of the batch has both a positive and a negative, there is nothing to rank and a loss of 0 means nothing.",
+        "Step %d: no image of the batch has both a positive and a negative, there is nothing to "
+        "rank and a loss of 0 means nothing.",
         step,
       )
     if self._in_a_row >= self._limit:
       raise EmptyBatchesError(
-        f"no image had both a positive and a negative in {self._in_a_row} batches in a row, up to step {step}: there is nothing to rank. "
+        f"no image had both a positive and a negative in {self._in_a_row} batches in a row, up to "
+        f"step {step}: there is nothing to rank. "
         "Raise train.per_class, or look at data.small_classes, data.on_broken and the labels"
       )
 
 
 @dataclasses.dataclass
 class _Step:
-  """A step that has been started; its scalars are fetched when the next one is under way, so the device never waits for the host."""
+  """A step that has been started; its scalars are fetched when the next one is under way, so the
+  device never waits for the host.
+  """
 
   number: int
   batch: dict[str, np.ndarray]
@@ -240,7 +249,8 @@ class _Run:
         except Exception:
           if requests.number is None:
             raise
-          # Where a whole group of processes is told to stop, those that load images obey before this one.
+          # Where a whole group of processes is told to stop, those that load images obey before
+          # this one.
           self._save_and_stop(pending, progress, requests, number - 1)
         if pending is not None:
           self._write(pending, progress)
@@ -282,7 +292,10 @@ class _Run:
     signum = requests.number or 0
     what = f"Stopped by {signal.Signals(signum).name}"
     if number:
-      after = f"after step {number} of {self.num_steps}: its checkpoint is in {self.workdir}; the same command goes on from there."
+      after = (
+        f"after step {number} of {self.num_steps}: its checkpoint is in {self.workdir}; the "
+        "same command goes on from there."
+      )
     else:
       after = f"before the first of {self.num_steps} steps: the same command begins again."
     raise interrupts.InterruptedRunError(signum, f"{what} {after}")
@@ -319,7 +332,9 @@ class _Run:
     evaluates: bool,
     saves: bool,
   ) -> bool:
-    """What is due after a step; False if a signal has cut its evaluation short: the step is saved then, and evaluated when the run goes on."""
+    """What is due after a step; False if a signal has cut its evaluation short: the step is saved
+    then, and evaluated when the run goes on.
+    """
     self._fetch(step)  # before anything is evaluated or saved that no run should go on from
     found = self._evaluate(step.number, requests) if evaluates else _Evaluation()
     step.val = found.val
@@ -328,7 +343,8 @@ class _Run:
       return True
     self.records.v.write(found.v)
     state = parallel.unreplicate(self.state)
-    # This order makes a kill between any two lines harmless: what a checkpoint stands for is on disk before it is.
+    # This order makes a kill between any two lines harmless: what a checkpoint stands for is on
+    # disk before it is.
     self.records.sync()
     self._keep_if_best(found, state)
     if saves or found.cut:
@@ -369,7 +385,9 @@ class _Run:
       self._prune_best()
 
   def _prune_best(self) -> None:
-    """Leaves the best network so far, and the one that was best at the newest checkpoint: a run that goes on from there may need that."""
+    """Leaves the best network so far, and the one that was best at the newest checkpoint: a run
+    that goes on from there may need that.
+    """
     steps, saved = self.best.steps(), self.newest.latest_step() or 0
     self.best.remove(
       sorted({*steps} - {*steps[-1:], *[step for step in steps if step <= saved][-1:]})
@@ -377,7 +395,8 @@ class _Run:
 
   def _write(self, step: _Step, progress: progress_lib.Progress) -> None:
     scalars = self._fetch(step)
-    # Rate of the update that made this step: the schedule is called with the number of steps before it.
+    # Rate of the update that made this step: the schedule is called with the number of steps before
+    # it.
     rate = float(self.parts.schedule(step.number - 1))
     clock = {name: round(getattr(step, name), 4) for name in run_log.CLOCK_FIELDS}
     progress.show(
@@ -385,7 +404,8 @@ class _Run:
     )
 
   def _fetch(self, step: _Step) -> dict[str, float]:
-    """The scalars of a step as numbers, the first device's; with ``train.on_nonfinite=skip`` also whether it was skipped.
+    """The scalars of a step as numbers, the first device's; with ``train.on_nonfinite=skip`` also
+    whether it was skipped.
 
     Raises:
       DivergedError: the step was not finite, and must be.
@@ -414,7 +434,8 @@ class _Run:
     skips = self.config.train.on_nonfinite == "skip"
     in_a_row = 1 + _trailing_skips(self.records.lines)
     goes_on = skips and in_a_row <= self.config.train.max_skipped
-    # The state stands as it was before the step; only its count may have moved on. Of those that are skipped the first one is kept.
+    # The state stands as it was before the step; only its count may have moved on. Of those that
+    # are skipped the first one is kept.
     state = dataclasses.replace(parallel.unreplicate(self.state), step=np.int32(step.number - 1))
     about = {
       "nonfinite": parts,
@@ -435,8 +456,10 @@ class _Run:
         about=about,
       )
     found = (
-      f"step {step.number} of {self.num_steps}: not finite: {', '.join(parts)} (loss {scalars['loss']:g}, gradient norm "
-      f"{scalars['grad_norm']:g}, learning rate {rate:g}; images {', '.join(ids[:3])} and {len(ids) - 3} more)"
+      f"step {step.number} of {self.num_steps}: not finite: {', '.join(parts)} (loss "
+      f"{scalars['loss']:g}, gradient norm "
+      f"{scalars['grad_norm']:g}, learning rate {rate:g}; images {', '.join(ids[:3])} and "
+      f"{len(ids) - 3} more)"
     )
     if goes_on:
       _log.warning("Skipped %s.", found)
@@ -444,13 +467,16 @@ class _Run:
     before = f" after {in_a_row - 1} skipped steps in a row (train.max_skipped)" if skips else ""
     own = "".join(f" --own_loss={name}" for name in replay.own_losses(self.config))
     raise step_lib.DivergedError(
-      f"training broke down{before} at {found}. No checkpoint holds it; see it again with: soprc replay "
+      f"training broke down{before} at {found}. No checkpoint holds it; see it again with: soprc "
+      "replay "
       f"--workdir={self.workdir}{own}; try a lower optim.learning_rate"
       + ("" if skips else ", or train.on_nonfinite=skip")
     )
 
   def finish(self, command: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Test metrics of the best checkpoint on val, pictures, ``results.json``; ``command`` as in `train`."""
+    """Test metrics of the best checkpoint on val, pictures, ``results.json``; ``command`` as in
+    `train`.
+    """
     state: TrainState
     if self.best.latest_step() is None:
       state, which = parallel.unreplicate(self.state), "last"

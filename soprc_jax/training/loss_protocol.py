@@ -1,4 +1,6 @@
-"""The protocol between a training step and what it minimises: one for all losses, stateless or carried."""
+"""The protocol between a training step and what it minimises: one for all losses, stateless or
+carried.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -46,7 +48,8 @@ class Objective(NamedTuple):
   Attributes:
     tracker: transform that carries the state; stands before the optimizer in ``optax.chain``.
     compute: `Inputs` -> `Outputs`; pure.
-    idle_args: `Inputs` -> arguments of ``tx.update`` that leave the carried state alone, for a warm-up with another loss; by default there are none.
+    idle_args: `Inputs` -> arguments of ``tx.update`` that leave the carried state alone, for a
+      warm-up with another loss; by default there are none.
   """
 
   tracker: optax.GradientTransformation

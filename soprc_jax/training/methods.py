@@ -43,7 +43,8 @@ def is_method(name: str) -> bool:
 
 
 def choose(config: Any, name: str) -> None:
-  """Makes a config train with a method: ``soprc`` leaves it as it is; another one changes ``config.loss``.
+  """Makes a config train with a method: ``soprc`` leaves it as it is; another one changes
+  ``config.loss``.
 
   Args:
     config: the config of a run, changed in place.
@@ -61,7 +62,8 @@ def choose(config: Any, name: str) -> None:
   method = METHODS[name]
   config.loss.name = method.loss
   if method.preset != "default":
-    # Both presets have the semi-variance term; the paper's text gives no weights, these are the authors'.
+    # Both presets have the semi-variance term; the paper's text gives no weights, these are the
+    # authors'.
     config.loss.update({"preset": method.preset, "lambda1": 1.0, "lambda2": 5.0})
 
 

@@ -1,7 +1,8 @@
 """What a training step minimises: a loss chosen by name, with the state that it carries.
 
-One protocol for all losses, stateless or carried: an `Objective` gives the transform that carries its state (the
-identity where there is none) and a function from the embeddings of the batch to the loss.
+One protocol for all losses, stateless or carried: an `Objective` gives the transform that carries
+its state (the identity where there is none) and a function from the embeddings of the batch to the
+loss.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +21,8 @@ from soprc_jax.training.loss_protocol import Inputs, Objective, Outputs, Setting
 
 PRIOR_KINDS = ("frequency", "scaled", "batch", "constant")
 PRIOR_SHAPES = ("log", "linear", "cosine")
-# A list of this risk has at most a fifth of the largest gradient: with r = A / (A + B), dr / dA = r (1 - r) / A.
+# A list of this risk has at most a fifth of the largest gradient: with r = A / (A + B), dr / dA = r
+# (1 - r) / A.
 _SATURATED = 0.95
 _COSINE_BOUNDS = (-1.0, 1.0)
 VALID_LISTS = "valid_lists"
@@ -30,13 +32,15 @@ def make_objective(name: str, config: Any, setting: Setting) -> Objective:
   """The objective ``name`` with the sub-config ``config.loss``.
 
   Args:
-    name: key of `LOSSES`, or ``package.module:function`` for one's own: a function ``(config.loss, setting) -> Objective``, for
-      example one line with `baselines.stateless`. Its options belong in ``config.loss.custom``.
+    name: key of `LOSSES`, or ``package.module:function`` for one's own: a function ``(config.loss,
+      setting) -> Objective``, for example one line with `baselines.stateless`. Its options belong
+      in ``config.loss.custom``.
     config: ``config.loss``, resolved.
     setting: what the objective needs to know of the run.
 
   Returns:
-    The objective; among its metrics is ``valid_lists``, see `count_lists`, unless it has one of its own.
+    The objective; among its metrics is ``valid_lists``, see `count_lists`, unless it has one of its
+    own.
 
   Raises:
     ValueError: unknown name, or a function that cannot be imported.
@@ -59,7 +63,9 @@ def make_objective(name: str, config: Any, setting: Setting) -> Objective:
 
 
 def count_lists(inputs: Inputs, axis_name: str | None) -> jax.Array:
-  """Images of the batch of all devices that have a positive and a negative in it: without any, a loss of rankings is a 0 that means nothing."""
+  """Images of the batch of all devices that have a positive and a negative in it: without any, a
+  loss of rankings is a 0 that means nothing.
+  """
   nothing = jnp.zeros((inputs.labels.shape[0], 1))  # only the masks are used
   pairs = lists.similarities(nothing, inputs.labels, where=inputs.where, axis_name=axis_name)
   return collectives.psum(jnp.sum(masks.has_both(pairs.positive, pairs.negative)), axis_name)
@@ -88,7 +94,8 @@ def name_problem(name: str, *, imports: bool = True) -> str | None:
 
 
 def check(name: str, config: Any) -> None:
-  """Traces a loss on a small batch, so that a mistake in one's own is told before anything is trained.
+  """Traces a loss on a small batch, so that a mistake in one's own is told before anything is
+  trained.
 
   Raises:
     ValueError: it cannot be made, or does not give a scalar loss.
@@ -111,7 +118,8 @@ def check(name: str, config: Any) -> None:
     jax.eval_shape(jax.grad(loss), jax.ShapeDtypeStruct((count, dim), jnp.float32))
   except Exception as error:  # of a function of the user's, anything
     raise ValueError(
-      f"loss.name={name!r} does not work as a loss (soprc_jax/training/loss_protocol.py): {type(error).__name__}: {error}"
+      f"loss.name={name!r} does not work as a loss (soprc_jax/training/loss_protocol.py): "
+      f"{type(error).__name__}: {error}"
     ) from error
 
 
@@ -229,9 +237,10 @@ def make_prior(
 ) -> Callable[[jax.Array, jax.Array, lists.RetrievalLists], jax.Array]:
   """A function ``(step, labels, lists) -> prior [B]`` of each query.
 
-  Kinds: ``frequency``: the share of a query's positives among the other training images, (c - 1) / (N - 1), the paper's;
-  ``scaled``: value * c / max c, the authors' code; ``batch``: the list's own share in the batch, n+ / (n+ + n-), the biased
-  estimator; ``constant``: value. With ``start`` > 0 the prior goes from there to the above, as `anneal` with ``shape`` and ``until``.
+  Kinds: ``frequency``: the share of a query's positives among the other training images, (c - 1) /
+  (N - 1), the paper's; ``scaled``: value * c / max c, the authors' code; ``batch``: the list's own
+  share in the batch, n+ / (n+ + n-), the biased estimator; ``constant``: value. With ``start`` > 0
+  the prior goes from there to the above, as `anneal` with ``shape`` and ``until``.
   """
   counts = setting.class_counts.astype(np.float64)
   if config.kind == "frequency":
@@ -258,7 +267,8 @@ def make_prior(
 
 
 def log_linear(start: float, end: Any, num_steps: int) -> Callable[[jax.Array], jax.Array]:
-  """Schedule from ``start`` to ``end`` in ``num_steps`` steps, linear in the logarithm; constant if start is 0.
+  """Schedule from ``start`` to ``end`` in ``num_steps`` steps, linear in the logarithm; constant if
+  start is 0.
 
   >>> schedule = log_linear(0.5, 0.005, 100)
   >>> print(f"{schedule(0):.3f} {schedule(50):.3f} {schedule(100):.3f}")
@@ -276,7 +286,8 @@ def anneal(
     start: value at step 0.
     end: value after ``until * num_steps`` steps, a number or an array.
     num_steps: steps of the phase.
-    shape: ``log``: linear in the logarithm; ``linear``: in the value; ``cosine``: half a cosine in the logarithm, slow at both ends.
+    shape: ``log``: linear in the logarithm; ``linear``: in the value; ``cosine``: half a cosine in
+      the logarithm, slow at both ends.
     until: share of the phase that it takes, in (0, 1].
 
   >>> schedule = anneal(0.5, 0.1, 100, shape="linear", until=0.5)

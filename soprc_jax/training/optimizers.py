@@ -14,8 +14,8 @@ SCHEDULES = ("constant", "cosine", "step")
 def make_schedule(config: Any) -> optax.Schedule:
   """Learning rate as a function of the number of steps done, warm-up phase included.
 
-  The warm-up phase has a constant rate of its own; the main phase follows ``optim.schedule``, after a linear ramp of
-  ``optim.ramp_steps``. A pure function of the step, so resuming cannot shift it.
+  The warm-up phase has a constant rate of its own; the main phase follows ``optim.schedule``, after
+  a linear ramp of ``optim.ramp_steps``. A pure function of the step, so resuming cannot shift it.
   """
   optim, num_steps = config.optim, config.train.steps
   if optim.schedule == "cosine":
@@ -40,7 +40,9 @@ def make_schedule(config: Any) -> optax.Schedule:
 
 
 def make_optimizer(config: Any) -> optax.GradientTransformation:
-  """SGD with momentum, or Adam; weight decay is added to the gradient of all parameters (L2), as in the authors' code."""
+  """SGD with momentum, or Adam; weight decay is added to the gradient of all parameters (L2), as in
+  the authors' code.
+  """
   optim = config.optim
   if optim.name == "sgd":
     direction = optax.trace(decay=optim.momentum)

@@ -1,7 +1,8 @@
 """Devices and processes; `compile_step` is the only place that names ``jax.pmap``.
 
-A step is a pure function of (state, batch) with an axis name; here it is compiled for all devices of all processes. Every
-process runs the same program on its part of each batch; what is written for people, the process with `is_main` writes.
+A step is a pure function of (state, batch) with an axis name; here it is compiled for all devices
+of all processes. Every process runs the same program on its part of each batch; what is written for
+people, the process with `is_main` writes.
 """
 
 import collections
@@ -18,12 +19,16 @@ AXIS_NAME = "devices"
 
 
 def compile_step(step_fn: Callable[..., Any], *, donate_state: bool = True) -> Callable[..., Any]:
-  """Compiles ``step_fn(state, batch)`` for all devices: state replicated, batch sharded along its first axis."""
+  """Compiles ``step_fn(state, batch)`` for all devices: state replicated, batch sharded along its
+  first axis.
+  """
   return jax.pmap(step_fn, axis_name=AXIS_NAME, donate_argnums=(0,) if donate_state else ())
 
 
 def compile_ahead(compiled_step: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], int]:
-  """A step of `compile_step` compiled for these arguments, and the bytes that it needs on each device."""
+  """A step of `compile_step` compiled for these arguments, and the bytes that it needs on each
+  device.
+  """
   executable = compiled_step.lower(*args).compile()  # type: ignore[attr-defined]
   plan = executable.memory_analysis()
   size = (
@@ -41,21 +46,23 @@ def join_processes(
   """Joins the processes of a run; before anything else asks for a device.
 
   Args:
-    coordinator: ``host:port`` of process 0, which the others reach. With all three None, jax asks the cluster's manager: SLURM, Open MPI,
-      Kubernetes or Cloud TPU.
+    coordinator: ``host:port`` of process 0, which the others reach. With all three None, jax asks
+      the cluster's manager: SLURM, Open MPI, Kubernetes or Cloud TPU.
     num_processes: number of processes.
     process_id: this one's number from 0.
 
   Raises:
     ValueError: the processes cannot be joined, or have different numbers of devices.
   """
-  # Without gloo, CPU devices of several processes cannot talk to each other; other devices have ways of their own.
+  # Without gloo, CPU devices of several processes cannot talk to each other; other devices have
+  # ways of their own.
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   try:
     jax.distributed.initialize(coordinator, num_processes, process_id)
   except (RuntimeError, ValueError) as error:
     raise ValueError(
-      f"the processes of the run cannot be joined ({error}). Give --coordinator=HOST:PORT, --num_processes and --process_id, or "
+      f"the processes of the run cannot be joined ({error}). Give --coordinator=HOST:PORT, "
+      "--num_processes and --process_id, or "
       "--distributed alone under SLURM, Open MPI, Kubernetes or on Cloud TPU"
     ) from error
   counts = collections.Counter(device.process_index for device in jax.devices())
@@ -86,7 +93,9 @@ def wait_for_all(what: str) -> None:
 
 
 def preempted(step: int) -> bool:
-  """Whether all processes are to stop after this step because one was sent a SIGTERM; each must ask after every step."""
+  """Whether all processes are to stop after this step because one was sent a SIGTERM; each must ask
+  after every step.
+  """
   return jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step)
 
 
@@ -101,12 +110,15 @@ def check_equal(what: str, text: str) -> None:
   different = np.flatnonzero((digests != digests[0]).any(axis=1))
   if different.size:
     raise ValueError(
-      f"{what} of process {different[0]} is not that of process 0: start all processes with the same flags"
+      f"{what} of process {different[0]} is not that of process 0: start all processes with the "
+      "same flags"
     )
 
 
 def gather_rows(array: np.ndarray) -> np.ndarray:
-  """The rows of all processes in their order, ``[processes * n, ...]`` from ``[n, ...]``, on every one of them, bit for bit."""
+  """The rows of all processes in their order, ``[processes * n, ...]`` from ``[n, ...]``, on every
+  one of them, bit for bit.
+  """
   if jax.process_count() == 1:
     return array
   # As bytes: on its way through jax a float64 would be cut to float32.
@@ -116,7 +128,9 @@ def gather_rows(array: np.ndarray) -> np.ndarray:
 
 
 def from_main(tree: Any) -> Any:
-  """The tree of numpy arrays that process 0 has, on every process: what each has made itself may differ in the last bit on other hardware."""
+  """The tree of numpy arrays that process 0 has, on every process: what each has made itself may
+  differ in the last bit on other hardware.
+  """
   if jax.process_count() == 1:
     return tree
   return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
@@ -128,7 +142,9 @@ def num_devices() -> int:
 
 
 def axis_name() -> str | None:
-  """Axis over which the devices of the run exchange; None if there is one device only: even a sum over one copies what it sums."""
+  """Axis over which the devices of the run exchange; None if there is one device only: even a sum
+  over one copies what it sums.
+  """
   return AXIS_NAME if num_devices() > 1 else None
 
 
@@ -139,7 +155,8 @@ def describe() -> str:
 
 
 def check_batch(batch_size: int, per_class: int, microbatch: int) -> None:
-  """Raises a ValueError with the nearest sizes that fit if the devices do not divide a batch or a microbatch.
+  """Raises a ValueError with the nearest sizes that fit if the devices do not divide a batch or a
+  microbatch.
 
   Args:
     batch_size: images of all devices, a multiple of ``per_class``.
@@ -152,13 +169,15 @@ def check_batch(batch_size: int, per_class: int, microbatch: int) -> None:
     lower = batch_size // step * step
     fitting = [str(size) for size in (lower, lower + step) if size >= 2 * per_class]
     raise ValueError(
-      f"train.batch_size={batch_size} is not divisible by {count} devices: use {' or '.join(fitting)}"
+      f"train.batch_size={batch_size} is not divisible by {count} devices: use "
+      f"{' or '.join(fitting)}"
     )
   if microbatch % count:
     sizes = [size for size in range(count, batch_size + 1, count) if batch_size % size == 0]
     nearest = sorted(sorted(sizes, key=lambda size: abs(size - microbatch))[:2])
     raise ValueError(
-      f"train.microbatch={microbatch} is not divisible by {count} devices: use {' or '.join(map(str, nearest))}"
+      f"train.microbatch={microbatch} is not divisible by {count} devices: use "
+      f"{' or '.join(map(str, nearest))}"
     )
 
 
@@ -168,7 +187,8 @@ def replicate(tree: Any) -> Any:
   stacked = jax.tree.map(
     lambda leaf: np.broadcast_to(np.asarray(leaf)[None], (count, *np.shape(leaf))), tree
   )
-  # Through a compiled identity, so that the first step sees the layout of every later one and compiles once.
+  # Through a compiled identity, so that the first step sees the layout of every later one and
+  # compiles once.
   return compile_step(lambda leaves: leaves, donate_state=False)(stacked)
 
 
@@ -178,7 +198,9 @@ def same_everywhere(value: np.generic) -> np.ndarray:
 
 
 def unreplicate(tree: Any) -> Any:
-  """What the first local device holds of a tree that is the same on all, as numpy arrays that no later step can overwrite."""
+  """What the first local device holds of a tree that is the same on all, as numpy arrays that no
+  later step can overwrite.
+  """
 
   def first(leaf: Any) -> np.ndarray:
     shard = np.array(leaf.addressable_shards[0].data)

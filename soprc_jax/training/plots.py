@@ -61,7 +61,8 @@ def plot_curves(
   markers: bool = False,
   top: float | None = 1.02,
 ) -> None:
-  """One curve (x, y) a method, the first drawn thickest; the legend goes from the best to the worst mean of y.
+  """One curve (x, y) a method, the first drawn thickest; the legend goes from the best to the worst
+  mean of y.
 
   Args:
     path: of the picture.

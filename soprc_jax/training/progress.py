@@ -14,7 +14,8 @@ from soprc_jax.training import parallel, workdir
 
 _log = logging.getLogger(__name__)
 
-# Steps after which the time that is left is told: the first one has compiled, the others are measured.
+# Steps after which the time that is left is told: the first one has compiled, the others are
+# measured.
 _MEASURED = 6
 
 
@@ -29,7 +30,8 @@ def bar(config: ConfigDict, *, leave: bool = False, **options: Any) -> Any:
 
 
 class Progress:
-  """Steps of a training: a bar on a terminal, plain lines elsewhere; after the first steps, when the result will be there.
+  """Steps of a training: a bar on a terminal, plain lines elsewhere; after the first steps, when
+  the result will be there.
 
   Args:
     config: resolved.
@@ -43,7 +45,10 @@ class Progress:
     self._start = start
     prior = config.loss.prior
     self._anneals = config.loss.name == "soprc" and prior.start > 0
-    self._explanation = f"The prior falls from {prior.start:g}: the loss may rise while the ranking improves. Watch val_mAUPRC."
+    self._explanation = (
+      f"The prior falls from {prior.start:g}: the loss may rise while the "
+      "ranking improves. Watch val_mAUPRC."
+    )
     self._after_first = 0.0
     self._recent: collections.deque[dict[str, Any]] = collections.deque(maxlen=self._line_every)
     self._bar = (
@@ -89,7 +94,8 @@ class Progress:
     """When the result will be there, as far as the first steps can tell."""
     at = time.strftime("%H:%M", time.localtime(time.time() + left))
     self._write(
-      f"{self._rate():.0f} images/s: the last step in about {duration(left)}, at {at}; evaluations come on top."
+      f"{self._rate():.0f} images/s: the last step in about {duration(left)}, at {at}; evaluations "
+      "come on top."
     )
 
   def _write(self, message: str) -> None:
@@ -99,7 +105,9 @@ class Progress:
       _log.info("%s", message)
 
   def _rate(self) -> float:
-    """Images a second of the median step since the last line, so that a step that has compiled does not count."""
+    """Images a second of the median step since the last line, so that a step that has compiled does
+    not count.
+    """
     seconds = statistics.median(line["seconds"] for line in self._recent)
     return self._batch_size / seconds if seconds else 0.0
 

@@ -1,4 +1,6 @@
-"""A step that was not finite: kept in ``WORKDIR/diverged/STEP`` (the state before it and its batch), and described when it is computed again."""
+"""A step that was not finite: kept in ``WORKDIR/diverged/STEP`` (the state before it and its
+batch), and described when it is computed again.
+"""
 
 from collections.abc import Collection
 import dataclasses
@@ -57,7 +59,8 @@ def save(
   class_counts: np.ndarray,
   about: dict[str, Any],
 ) -> Path:
-  """Writes what the step after ``state`` needs to be made again, and returns the folder; nothing if it is there already.
+  """Writes what the step after ``state`` needs to be made again, and returns the folder; nothing if
+  it is there already.
 
   Args:
     workdir: of the run.
@@ -108,7 +111,8 @@ def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = (
   Args:
     workdir: of the run.
     step: which.
-    trusted: losses of one's own, ``package.module:function``, that may be imported: the folder alone may not ask for it.
+    trusted: losses of one's own, ``package.module:function``, that may be imported: the folder
+      alone may not ask for it.
 
   Raises:
     ValueError: there is none, its files are damaged, or its loss is not trusted.
@@ -116,7 +120,8 @@ def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = (
   there = steps(workdir)
   if not there:
     raise ValueError(
-      f"--workdir={workdir} keeps no step that was not finite: every run that breaks down leaves one in {FOLDER}/"
+      f"--workdir={workdir} keeps no step that was not finite: every run that breaks down leaves "
+      f"one in {FOLDER}/"
     )
   if step is not None and step not in there:
     raise ValueError(f"--step={step}: {workdir / FOLDER} keeps {', '.join(map(str, there))}")
@@ -129,7 +134,8 @@ def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = (
   own = [name for name in own_losses(config) if name not in trusted]
   if own:
     raise ValueError(
-      f"the loss of this run is code, {own[0]}, and a folder alone may not run it: if it is yours, add --own_loss={own[0]}"
+      f"the loss of this run is code, {own[0]}, and a folder alone may not run it: if it is yours, "
+      f"add --own_loss={own[0]}"
     )
   parts = build.make_parts(config, np.array(report["class_counts"]))
   store = checkpoints.Store(folder / _STATE)
@@ -148,7 +154,9 @@ def own_losses(config: ConfigDict) -> list[str]:
 
 
 def run(found: Found) -> tuple[TrainState, dict[str, float]]:
-  """The step once more, by the compiled function of the run: the state after it, and its scalars."""
+  """The step once more, by the compiled function of the run: the state after it, and its
+  scalars.
+  """
   step_fn = (
     found.parts.warmup_step
     if found.report["step"] <= found.config.warmup.steps
@@ -171,7 +179,9 @@ def _read_batch(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
 
 
 def largest(tree: Any, count: int) -> list[tuple[str, float, int]]:
-  """Arrays of a tree as (name, largest magnitude, numbers that are not finite): those with any such first, then the largest."""
+  """Arrays of a tree as (name, largest magnitude, numbers that are not finite): those with any such
+  first, then the largest.
+  """
   rows = []
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
     array = np.asarray(leaf)
@@ -192,7 +202,8 @@ _SHOWN = 8
 
 
 def describe(workdir: Path, step: int | None = None, *, trusted: Collection[str] = ()) -> str:
-  """Makes a kept step again and tells what was finite: the state before it, the embeddings, the gradient, the state that the loss carries.
+  """Makes a kept step again and tells what was finite: the state before it, the embeddings, the
+  gradient, the state that the loss carries.
 
   Args:
     workdir: of a run that has kept one.
@@ -208,9 +219,12 @@ def describe(workdir: Path, step: int | None = None, *, trusted: Collection[str]
   gradient, carried = _broken_state(found)
   report = found.report
   lines = [
-    f"Step {report['step']} of {workdir}, on {parallel.describe()} (then: {report.get('device', '?')}).",
-    f"then: not finite: {', '.join(report.get('nonfinite', []))}; loss {report.get('loss')}, gradient norm {report.get('grad_norm')}",
-    f"now:  {'not finite: ' + ', '.join(parts) if parts else 'finite'}; loss {scalars['loss']:g}, gradient norm {scalars['grad_norm']:g}",
+    f"Step {report['step']} of {workdir}, on {parallel.describe()} (then: "
+    f"{report.get('device', '?')}).",
+    f"then: not finite: {', '.join(report.get('nonfinite', []))}; loss {report.get('loss')}, "
+    f"gradient norm {report.get('grad_norm')}",
+    f"now:  {'not finite: ' + ', '.join(parts) if parts else 'finite'}; loss {scalars['loss']:g}, "
+    f"gradient norm {scalars['grad_norm']:g}",
     f"learning rate {report.get('learning_rate')}",
     "",
     *_table("state before the step", found.state),
@@ -246,13 +260,16 @@ def _embeddings(found: Found) -> list[str]:
   embeddings = np.asarray(jax.jit(found.parts.model.apply)(variables, found.batch["image"]))
   bad = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
   lines = [
-    f"embeddings (by the running statistics): {len(bad)} of {len(embeddings)} images have some that are not finite"
+    f"embeddings (by the running statistics): {len(bad)} of {len(embeddings)} images have some "
+    "that are not finite"
   ]
   return lines + [f"  {printable(found.ids[position])}" for position in bad[:_SHOWN]]
 
 
 def _broken_state(found: Found) -> tuple[Any, Any]:
-  """Gradient of the step by the parameters, and the state that the loss carries after it, unguarded."""
+  """Gradient of the step by the parameters, and the state that the loss carries after it,
+  unguarded.
+  """
   counts = np.array(found.report["class_counts"])
   parts = build.make_parts(
     found.config, counts, optimizer=optax.trace(decay=0.0), on_nonfinite="keep"

@@ -29,7 +29,8 @@ def write(
   *,
   notes: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """Tests a network on every test split, writes pictures and ``results.json``, and returns what that holds.
+  """Tests a network on every test split, writes pictures and ``results.json``, and returns what
+  that holds.
 
   Args:
     workdir: of the run.
@@ -38,8 +39,9 @@ def write(
     embed: of `evaluation.make_embed`.
     state: whose network is tested; numpy leaves.
     lines: of ``metrics.jsonl``.
-    notes: further entries, left out where they are None: ``"seen_classes"``, classes of val and test that the network
-      had been trained on, see `classes.seen`; ``"command"``, see `loop.train`.
+    notes: further entries, left out where they are None: ``"seen_classes"``, classes of val and
+      test that the network had been trained on, see `classes.seen`; ``"command"``, see
+      `loop.train`.
 
   Raises:
     DivergedError: an embedding is not finite.
@@ -108,7 +110,9 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gra
 
 
 def software() -> dict[str, str]:
-  """Name -> version, of Python, soprc_jax and the packages that decide numbers; ``"commit"`` where the package lies in a git repository."""
+  """Name -> version, of Python, soprc_jax and the packages that decide numbers; ``"commit"`` where
+  the package lies in a git repository.
+  """
   versions = {"python": platform.python_version(), "soprc_jax": version.__version__}
   for name in _PACKAGES:
     try:
@@ -120,7 +124,9 @@ def software() -> dict[str, str]:
 
 
 def _commit() -> str:
-  """The commit of the repository of this package, and whether files of it have changed since; empty if there is none or no git."""
+  """The commit of the repository of this package, and whether files of it have changed since; empty
+  if there is none or no git.
+  """
   root = Path(__file__).parents[2]
   if not (root / ".git").exists():
     return ""

@@ -1,4 +1,6 @@
-"""What a run tells and notes: its start, a line a step in its log and TensorBoard, v of some classes at each evaluation."""
+"""What a run tells and notes: its start, a line a step in its log and TensorBoard, v of some
+classes at each evaluation.
+"""
 
 from collections.abc import Mapping
 import contextlib
@@ -30,13 +32,15 @@ class Records:
     workdir: of the run.
     config: resolved.
     data: of the run.
-    last_step: step of the checkpoint that the run goes on from: what stands there of later ones is dropped, since those steps come again.
+    last_step: step of the checkpoint that the run goes on from: what stands there of later ones is
+      dropped, since those steps come again.
     opened: closes the files.
 
   Attributes:
     lines: of ``metrics.jsonl``.
     v: see `v_history`.
-    lacks_evaluation: whether the last step was due to be evaluated, and a signal has cut that short: see `complete`.
+    lacks_evaluation: whether the last step was due to be evaluated, and a signal has cut that
+      short: see `complete`.
   """
 
   def __init__(
@@ -82,7 +86,9 @@ class Records:
     return self._tell_board(line)
 
   def complete(self, val: Mapping[str, Any]) -> None:
-    """Gives the last line the evaluation that it lacks; the last thing to be done of it, since a kill before leaves it missing."""
+    """Gives the last line the evaluation that it lacks; the last thing to be done of it, since a
+    kill before leaves it missing.
+    """
     line = dict(self.lines[-1])
     clock = {name: line.pop(name) for name in CLOCK_FIELDS}
     line |= _val_fields(val) | clock
@@ -93,7 +99,9 @@ class Records:
     self.lacks_evaluation = False
 
   def sync(self) -> None:
-    """Puts everything on disk; done before a checkpoint, so that nothing that it stands for can be missing."""
+    """Puts everything on disk; done before a checkpoint, so that nothing that it stands for can be
+    missing.
+    """
     self._log.sync()
     self._board.sync()
     self.v.sync()
@@ -112,11 +120,13 @@ class Records:
 class Board:
   """Scalars of a run by step, as TensorBoard's event files.
 
-  They are written at once and by this thread: a disk that is full is an error here, not a thread that died in silence.
+  They are written at once and by this thread: a disk that is full is an error here, not a thread
+  that died in silence.
 
   Args:
     folder: of the event files; made if it is missing.
-    last_step: step from which the run goes on: TensorBoard drops what earlier processes wrote of later ones.
+    last_step: step from which the run goes on: TensorBoard drops what earlier processes wrote of
+      later ones.
     writes: whether this process writes; if not, the calls do nothing.
   """
 
@@ -194,7 +204,8 @@ def describe_start(
     )
   if config.model.freeze_bn and not config.model.init_from:
     _log.warning(
-      "Batch norm is frozen at its initial statistics, with random weights: set model.init_from, or model.freeze_bn=False."
+      "Batch norm is frozen at its initial statistics, with random weights: set model.init_from, "
+      "or model.freeze_bn=False."
     )
   if first:
     _log.info("Going on from step %d of %d in %s.", first, num_steps, workdir)
@@ -203,7 +214,9 @@ def describe_start(
 
 
 def is_due(step: int, every: int, config: ConfigDict) -> bool:
-  """Whether something that is done every so many steps, and after the last one, is done after a step; 0 is the last one only."""
+  """Whether something that is done every so many steps, and after the last one, is done after a
+  step; 0 is the last one only.
+  """
   return step == config.warmup.steps + config.train.steps or (every > 0 and step % every == 0)
 
 

@@ -13,7 +13,8 @@ import optax
 from soprc_jax._internal import collectives
 from soprc_jax.training import gradients, objectives
 
-# What follows a step that is not finite: the run stops, its state as it was before that step; or the step is left out.
+# What follows a step that is not finite: the run stops, its state as it was before that step; or
+# the step is left out.
 NONFINITE_POLICIES = ("stop", "skip")
 # What is looked at, in this order: bit i of the code stands for the i-th.
 NONFINITE_PARTS = ("loss", "embeddings", "gradient", "update", "carried state", "batch statistics")
@@ -65,25 +66,30 @@ def train_step(
   microbatch: int = 0,
   on_nonfinite: str = "stop",
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One optimisation step (Alg. 1): scores, v_{t+1} (Eq. 10), loss (Eq. 8) plus L_var (Eq. 9), descent.
+  """One optimisation step (Alg. 1): scores, v_{t+1} (Eq. 10), loss (Eq. 8) plus L_var (Eq. 9),
+  descent.
 
   Args:
     state: state after t steps.
-    batch: ``image [B, H, W, 3]`` uint8, ``label [B]`` int32 rows, ``where [B]`` bool: this device's part; ``broken [B]`` bool, if these are to be
-      counted; and the scalar ``step``, the number of this step from 1, if a state that another step has left standing is to be told.
+    batch: ``image [B, H, W, 3]`` uint8, ``label [B]`` int32 rows, ``where [B]`` bool: this device's
+      part; ``broken [B]`` bool, if these are to be counted; and the scalar ``step``, the number of
+      this step from 1, if a state that another step has left standing is to be told.
     model: network, see `soprc_jax.models.EmbeddingNet`.
     tx: ``chain(carrier.tracker, optimizer)``.
     objective: what is minimised.
-    carrier: the objective whose state ``tx`` carries; another one than ``objective`` in a warm-up, where its state rests.
+    carrier: the objective whose state ``tx`` carries; another one than ``objective`` in a warm-up,
+      where its state rests.
     first_step: step at which the phase of ``objective`` begins.
     masked: whether ``where`` may hold False, and masked images must stay out of batch statistics.
     axis_name: mapped axis; the lists are over the batch of all its devices.
-    microbatch: images of this device that the network takes at a time, see `gradients.by_microbatches`; 0 takes all at once. Batch norm
-      must be frozen.
-    on_nonfinite: what follows a step with a NaN or an infinity in it, one of `NONFINITE_POLICIES`; the state takes none of them.
+    microbatch: images of this device that the network takes at a time, see
+      `gradients.by_microbatches`; 0 takes all at once. Batch norm must be frozen.
+    on_nonfinite: what follows a step with a NaN or an infinity in it, one of `NONFINITE_POLICIES`;
+      the state takes none of them.
 
   Returns:
-    The new state and scalar metrics, equal on all devices; ``nonfinite`` among them, see `nonfinite_names`.
+    The new state and scalar metrics, equal on all devices; ``nonfinite`` among them, see
+    `nonfinite_names`.
   """
   where = batch["where"] if masked else None
   batch_stats = state.batch_stats
@@ -111,7 +117,8 @@ def train_step(
     return embeddings
 
   if microbatch:
-    # Batch norm is frozen here (the config makes sure of it): each image by itself, no statistics to move.
+    # Batch norm is frozen here (the config makes sure of it): each image by itself, no statistics
+    # to move.
     (loss, (update_args, metrics, bad_embeddings)), grads = gradients.by_microbatches(
       embed, loss_fn, state.params, batch["image"], size=microbatch
     )
@@ -119,7 +126,8 @@ def train_step(
     (loss, (update_args, metrics, bad_embeddings, batch_stats)), grads = jax.value_and_grad(
       whole, has_aux=True
     )(state.params)
-  # Every device holds the same loss of the joined batch; the mean of the gradients is the gradient of that loss.
+  # Every device holds the same loss of the joined batch; the mean of the gradients is the gradient
+  # of that loss.
   if axis_name is not None:
     grads = jax.lax.pmean(grads, axis_name)
   updates, opt_state = tx.update(grads, state.opt_state, state.params, **update_args)
@@ -153,7 +161,9 @@ def train_step(
 def embed_step(
   variables: dict[str, Any], batch: dict[str, jax.Array], *, model: nn.Module, axis_name: str | None
 ) -> tuple[jax.Array, jax.Array]:
-  """Embeddings ``[B, D]`` and ``where [B]`` of the images of all devices, by the running statistics."""
+  """Embeddings ``[B, D]`` and ``where [B]`` of the images of all devices, by the running
+  statistics.
+  """
   embeddings: Any = model.apply(variables, batch["image"], train=False)
   found = embeddings, batch["where"]
   return found if axis_name is None else jax.lax.all_gather(found, axis_name, tiled=True)
@@ -176,7 +186,9 @@ def any_nonfinite(tree: Any) -> jax.Array:
 
 
 def nonfinite_code(bad: Mapping[str, jax.Array], axis_name: str | None) -> jax.Array:
-  """The parts that are not finite on any device, as one int32 with a bit for each of `NONFINITE_PARTS`; 0 if all are finite."""
+  """The parts that are not finite on any device, as one int32 with a bit for each of
+  `NONFINITE_PARTS`; 0 if all are finite.
+  """
   flags = jnp.stack([bad[name] for name in NONFINITE_PARTS]).astype(jnp.int32)
   flags = (collectives.psum(flags, axis_name) > 0).astype(jnp.int32)
   return jnp.sum(flags << jnp.arange(len(NONFINITE_PARTS)))
@@ -201,9 +213,11 @@ def guarded(
     old: state before the step.
     new: state after it.
     nonfinite: of `code`.
-    policy: ``"keep"``: ``new`` whatever it holds, for those who want to look at it; ``"skip"``: the step is counted all the same, so that the next one gets the next batch; ``"stop"``: the count stands still too.
-    step: number of the step. With ``"stop"`` a state that an earlier step has left standing takes no later one: the steps that were
-      under way before anybody knew change nothing.
+    policy: ``"keep"``: ``new`` whatever it holds, for those who want to look at it; ``"skip"``: the
+      step is counted all the same, so that the next one gets the next batch; ``"stop"``: the count
+      stands still too.
+    step: number of the step. With ``"stop"`` a state that an earlier step has left standing takes
+      no later one: the steps that were under way before anybody knew change nothing.
   """
   if policy == "keep":
     return new

@@ -1,7 +1,9 @@
-"""v of some training classes over a run, beside the scores that it follows: ``v.jsonl``, one line an evaluation.
+"""v of some training classes over a run, beside the scores that it follows: ``v.jsonl``, one line
+an evaluation.
 
-A line is ``{"step": 200, "classes": [{"class": name, "row": its row of v, "weight": its weight, "visits": steps of the main phase whose batch held a
-pair of it, "last_visit": the latest of them (0: none), "v": [M], "true": [M]}, ...]}``; ``true`` is what v would be if it were made anew of all
+A line is ``{"step": 200, "classes": [{"class": name, "row": its row of v, "weight": its weight,
+"visits": steps of the main phase whose batch held a pair of it, "last_visit": the latest of them
+(0: none), "v": [M], "true": [M]}, ...]}``; ``true`` is what v would be if it were made anew of all
 images of the class by the network of that step.
 """
 
@@ -20,7 +22,8 @@ from soprc_jax.training import build, evaluation, parallel
 from soprc_jax.training import workdir as workdir_lib
 
 FILE = "v.jsonl"
-# A class of thousands of images would make every evaluation slow; so many give its scores closely enough.
+# A class of thousands of images would make every evaluation slow; so many give its scores closely
+# enough.
 _MAX_IMAGES = 200
 
 
@@ -29,9 +32,11 @@ class VHistory:
 
   Args:
     workdir: of the run.
-    config: resolved; ``config.log.v_classes`` classes are followed, evenly spaced in the order of their rows.
+    config: resolved; ``config.log.v_classes`` classes are followed, evenly spaced in the order of
+      their rows.
     data: of the run.
-    last_step: step of the checkpoint that the run goes on from: later lines are dropped, since those steps come again.
+    last_step: step of the checkpoint that the run goes on from: later lines are dropped, since
+      those steps come again.
     writes: whether this process keeps the file.
   """
 
@@ -96,7 +101,9 @@ class VHistory:
       self._log.close()
 
   def _take_counts(self, lines: list[dict[str, Any]]) -> None:
-    """Goes on from the visits of the last line; if that follows other classes, or is damaged, they are counted anew."""
+    """Goes on from the visits of the last line; if that follows other classes, or is damaged, they
+    are counted anew.
+    """
     rows = [self._rows[label] for label in self._classes]
     try:
       found = {
@@ -157,7 +164,8 @@ def images(labels: np.ndarray, label: int) -> np.ndarray:
 def true_scores(
   embeddings: np.ndarray, num_points: int, grid: interpolation.Grid = "midpoints"
 ) -> np.ndarray:
-  """``[M]``: the mean over the images of a class of phi of its similarities to all others of the class.
+  """``[M]``: the mean over the images of a class of phi of its similarities to all others of the
+  class.
 
   Args:
     embeddings: ``[n, D]`` unit norm; fewer than two give zeros.

@@ -23,7 +23,8 @@ RESULTS = "results.json"
 PR_CURVE = "pr_curve.npz"
 # By which each program knows a folder that it has begun.
 MARKERS = (CONFIG, "comparison.json", "simulation.json", "stability.json", "benchmark.json")
-# What a training run writes into its folder, or reads as its own, and what the programs that read it write there.
+# What a training run writes into its folder, or reads as its own, and what the programs that read
+# it write there.
 WRITES = (
   CONFIG,
   METRICS,
@@ -46,7 +47,8 @@ is_full = file_io.is_full
 
 
 def check(workdir: Path, config: ConfigDict, writes: Sequence[str] = WRITES) -> bool:
-  """Whether the folder is free, changing nothing; False if it holds a run of the same config, to go on with.
+  """Whether the folder is free, changing nothing; False if it holds a run of the same config, to go
+  on with.
 
   Args:
     workdir: that exists or not.
@@ -62,21 +64,24 @@ def check(workdir: Path, config: ConfigDict, writes: Sequence[str] = WRITES) -> 
   lines = config_differences(workdir, config)
   if lines:
     raise ValueError(
-      f"--workdir={workdir} holds a run of another config; choose another folder, or the same config to go on with it:\n"
-      + "\n".join(f"  {line}" for line in lines)
+      f"--workdir={workdir} holds a run of another config; choose another folder, or the same "
+      "config to go on with it:\n" + "\n".join(f"  {line}" for line in lines)
     )
   return False
 
 
 def check_files(folder: Path, writes: Sequence[str], *, own: str, name: str = "--workdir") -> None:
-  """Raises a ValueError if a program would overwrite what it finds in a folder, or write through a link there.
+  """Raises a ValueError if a program would overwrite what it finds in a folder, or write through a
+  link there.
 
-  Other files may lie in the folder, such as the log of a scheduler. A folder that holds ``own`` is one to resume.
+  Other files may lie in the folder, such as the log of a scheduler. A folder that holds ``own`` is
+  one to resume.
 
   Args:
     folder: that exists or not.
     writes: names of what the program writes there, or patterns of `fnmatch`.
-    own: the file by which the program knows a folder that it has begun, one of `MARKERS`; empty where it resumes none.
+    own: the file by which the program knows a folder that it has begun, one of `MARKERS`; empty
+      where it resumes none.
     name: of the flag, for messages.
   """
   if not folder.is_dir():
@@ -95,7 +100,8 @@ def check_files(folder: Path, writes: Sequence[str], *, own: str, name: str = "-
 
 
 def refuse_links(workdir: Path, writes: Sequence[str] = ("*",)) -> None:
-  """Raises a ValueError if there is a link in a folder that is to be written into: in somebody else's it could lead to any file of this machine.
+  """Raises a ValueError if there is a link in a folder that is to be written into: in somebody
+  else's it could lead to any file of this machine.
 
   Args:
     workdir: the folder.
@@ -109,7 +115,8 @@ def refuse_links(workdir: Path, writes: Sequence[str] = ("*",)) -> None:
     for path in [str(top), *below]:
       if os.path.islink(path):
         raise ValueError(
-          f"{path} is a link, and a run does not write through links in its folder: put what it stands for in its place "
+          f"{path} is a link, and a run does not write through links in its folder: put what it "
+          "stands for in its place "
           "(--workdir itself may be a link)"
         )
 
@@ -148,13 +155,15 @@ def read_config(workdir: Path) -> dict[str, Any]:
 
 
 def config_differences(workdir: Path, config: ConfigDict) -> list[str]:
-  """Lines ``key: value there, value here`` for each key in which the run in ``workdir`` differs from a config.
+  """Lines ``key: value there, value here`` for each key in which the run in ``workdir`` differs
+  from a config.
 
   Raises:
     ValueError: as `read_config`.
   """
   there = config_lib.renewed(read_config(workdir))
-  # What an older version did not note takes its default; what is no config at all is told as it stands.
+  # What an older version did not note takes its default; what is no config at all is told as it
+  # stands.
   with contextlib.suppress(ValueError):
     there = json.loads(config_lib.to_json(config_lib.from_json(there)))
   return config_lib.differences(json.loads(config_lib.to_json(config)), there)
@@ -182,7 +191,8 @@ class JsonLines:
   Args:
     path: of the file; what it held before is replaced by ``lines``.
     lines: those that it keeps, oldest first.
-    writes: whether this process keeps the file; another one of the same run has the lines in memory only.
+    writes: whether this process keeps the file; another one of the same run has the lines in memory
+      only.
 
   Attributes:
     lines: what is in the file, oldest first.
@@ -205,13 +215,17 @@ class JsonLines:
       self._file.write(_dump(line))
 
   def replace_last(self, line: dict[str, Any]) -> None:
-    """Puts another line in the place of the last one; the file holds either of them whenever the process is killed."""
+    """Puts another line in the place of the last one; the file holds either of them whenever the
+    process is killed.
+    """
     self.lines[-1] = line
     self._file.close()
     self._open()
 
   def sync(self) -> None:
-    """Puts all lines on disk; done before a checkpoint, so that none of its steps can be missing."""
+    """Puts all lines on disk; done before a checkpoint, so that none of its steps can be
+    missing.
+    """
     with file_io.naming(self._path):
       self._file.flush()
       if self._writes:
@@ -226,7 +240,8 @@ class MetricsLog(JsonLines):
 
   Args:
     workdir: folder of the run.
-    last_step: step of the checkpoint that the run goes on from: later lines are dropped, since those steps come again.
+    last_step: step of the checkpoint that the run goes on from: later lines are dropped, since
+      those steps come again.
     writes: see `JsonLines`.
 
   Raises:
@@ -241,7 +256,8 @@ class MetricsLog(JsonLines):
     if missing or len(there) > last_step:
       what = f"lacks step {missing[0]}" if missing else "has a step twice"
       raise ValueError(
-        f"{path} {what}, and the run goes on from step {last_step}: it is damaged. Restore it from a copy, or remove the "
+        f"{path} {what}, and the run goes on from step {last_step}: it is damaged. Restore it from "
+        "a copy, or remove the "
         "checkpoints of later steps than those it still has"
       )
     super().__init__(path, lines, writes=writes)
@@ -253,7 +269,9 @@ def read_metrics(workdir: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-  """The lines of a file of `JsonLines`; the first that is none, such as one that was cut off by a kill, ends them. No file, no lines."""
+  """The lines of a file of `JsonLines`; the first that is none, such as one that was cut off by a
+  kill, ends them. No file, no lines.
+  """
   if not path.exists():
     return
   with path.open("rb") as file:
@@ -268,7 +286,9 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def data_wait_share(lines: Iterable[Mapping[str, Any]]) -> float:
-  """Share of the time of some steps, lines of ``metrics.jsonl``, in which the devices waited for images; 0 without a step."""
+  """Share of the time of some steps, lines of ``metrics.jsonl``, in which the devices waited for
+  images; 0 without a step.
+  """
   waits, seconds = 0.0, 0.0
   for line in lines:
     waits, seconds = waits + line["data_wait"], seconds + line["seconds"]
@@ -288,10 +308,12 @@ HOLDER = ".lock_holder"
 
 @contextlib.contextmanager
 def hold(workdir: Path) -> Iterator[None]:
-  """Holds the lock of a folder that exists; the system releases it when the process ends, in whatever way.
+  """Holds the lock of a folder that exists; the system releases it when the process ends, in
+  whatever way.
 
   Raises:
-    ValueError: another process holds it; the message tells which one. Or the lock file is a link or no regular file.
+    ValueError: another process holds it; the message tells which one. Or the lock file is a link or
+      no regular file.
   """
   path = workdir / LOCK
   for own in (path, workdir / HOLDER):
@@ -303,7 +325,8 @@ def hold(workdir: Path) -> Iterator[None]:
     held.acquire()
   except filelock.Timeout:
     raise ValueError(
-      f"--workdir={workdir} is in use by {_holder(workdir)}: wait for that run or stop it, or choose another folder"
+      f"--workdir={workdir} is in use by {_holder(workdir)}: wait for that run or stop it, or "
+      "choose another folder"
     ) from None
   except NotImplementedError as error:  # some network file systems know no locks
     _log.warning("%s cannot be locked (%s): see to it that no other run uses it.", workdir, error)

@@ -1,4 +1,6 @@
-"""Same seed, same machine: the same bits, for any number of loader processes (batches alone are in pipeline_test)."""
+"""Same seed, same machine: the same bits, for any number of loader processes (batches alone are in
+pipeline_test).
+"""
 
 import pytest
 import runs

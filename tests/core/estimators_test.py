@@ -20,7 +20,9 @@ Q, P, N, M = 3, 4, 5, 6
 
 
 def _grid_scores(*shape):
-  """Scores on a grid of 1/256: ties are frequent and float32 margins exact, so tau2 = 0.001 can be compared."""
+  """Scores on a grid of 1/256: ties are frequent and float32 margins exact, so tau2 = 0.001 can be
+  compared.
+  """
   return hnp.arrays(np.int16, shape, elements=st.integers(-256, 256)).map(
     lambda s: s.astype(np.float32) / 256
   )
@@ -77,7 +79,8 @@ _LOSSES = {
   "variance_paper": functools.partial(_variance, average_over="all", pool="list"),
 }
 _FAMILY = [(name, name) for name in _LOSSES]
-# Compiled once for each shape, for all tests: eager gradients would compile every primitive by itself.
+# Compiled once for each shape, for all tests: eager gradients would compile every primitive by
+# itself.
 _COMPILED = {name: jax.jit(loss) for name, loss in _LOSSES.items()}
 _WITH_GRADIENT = {
   name: jax.jit(jax.value_and_grad(loss, argnums=(0, 1))) for name, loss in _LOSSES.items()
@@ -289,7 +292,9 @@ class SoprcLossTest(chex.TestCase):
   @parameterized.named_parameters(("one", 1), ("three", 3))
   @hypothesis.given(data=st.data())
   def test_upper_bound_of_one_minus_auprc(self, num_positives, data):
-    """The claim of the docstring: v = all positives, 0 <= self_weight <= 1 / P, any prior and any taus."""
+    """The claim of the docstring: v = all positives, 0 <= self_weight <= 1 / P, any prior and any
+    taus.
+    """
     positive = data.draw(_grid_scores(1, num_positives))
     negative, mask = data.draw(_grid_scores(1, N)), data.draw(_masks(1, N))
     mask[0, 0] = True  # a list without negatives is invalid: 0 on both sides
@@ -457,7 +462,9 @@ class SoprcLossTest(chex.TestCase):
 
   @parameterized.parameters(30.0, 1.0001, -0.1, float("nan"))
   def test_f34_a_prior_that_is_no_share_is_never_taken(self, prior):
-    """A percentage, a count, a negative: an error where the number is known, NaN in that list where it is traced or on a device."""
+    """A percentage, a count, a negative: an error where the number is known, NaN in that list where
+    it is traced or on a device.
+    """
     positive, negative, v = _draw(0, P, N, M)
     for known in (prior, np.float32(prior), np.array([0.1, prior, 0.2])):
       with self.assertRaisesRegex(
@@ -717,7 +724,8 @@ class SemiVarianceTest(chex.TestCase):
     rows = _valid_rows(positive, masks[0]), _valid_rows(negative, masks[1])
     expected = reference.semi_variance(*rows, 0.7, 3.0, average_over, pool)
     if average_over == "selected":
-      # A score within rounding of the mean may be selected or not; it moves the average only if others are selected.
+      # A score within rounding of the mean may be selected or not; it moves the average only if
+      # others are selected.
       hypothesis.assume(not _near_the_mean(rows, pool))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
 
@@ -814,7 +822,9 @@ _variance_jit = jax.jit(_variance, static_argnames=("average_over", "pool", "mea
 
 
 def _near_the_mean(rows, pool):
-  """Whether a score of a valid list lies within float32 rounding of its mean, but not of every other score."""
+  """Whether a score of a valid list lies within float32 rounding of its mean, but not of every
+  other score.
+  """
   pairs = [(p, n) for p, n in zip(*rows, strict=True) if len(p) and len(n)]
   if pool == "batch" and pairs:
     pairs = [(np.concatenate([p for p, _ in pairs]), np.concatenate([n for _, n in pairs]))]
@@ -839,7 +849,9 @@ def _half_with_fixed_mean(changed, original, side, average_over, pool):
 
 
 class DevicesTest(chex.TestCase):
-  """Loss and gradient on two devices with unequal masks equal those on one device with the joined batch."""
+  """Loss and gradient on two devices with unequal masks equal those on one device with the joined
+  batch.
+  """
 
   def setUp(self):
     super().setUp()
@@ -905,7 +917,8 @@ class DevicesTest(chex.TestCase):
     np.testing.assert_allclose(np.reshape(got, -1), expected, rtol=1e-6)
 
 
-# Shapes of which XLA's maximum dropped the NaN in the fused sum over v, and one of which it did not.
+# Shapes of which XLA's maximum dropped the NaN in the fused sum over v, and one of which it did
+# not.
 @pytest.mark.optimized
 @pytest.mark.parametrize(
   ("num_lists", "num_positives", "num_negatives"), [(32, 31, 32), (32, 8, 8), (2, 3, 2)]

@@ -1,4 +1,5 @@
-"""Batches that broke other people's losses (shared/failures.md), asked of every loss that a run can have: value, gradient, carried state, count.
+"""Batches that broke other people's losses (shared/failures.md), asked of every loss that a run can
+have: value, gradient, carried state, count.
 
 The losses are SOPRC and those of training/baselines.py.
 """
@@ -54,7 +55,9 @@ def _compiled(name, max_positives=_B - 1):
 
 
 def _run(name, labels, *, where=None, seed=0, order=None, max_positives=_B - 1, state=None):
-  """Loss, gradient, metrics and carried state of a batch; its images in another order with ``order``."""
+  """Loss, gradient, metrics and carried state of a batch; its images in another order with
+  ``order``.
+  """
   vectors = np.random.default_rng(seed).standard_normal((_B, _DIM))
   embeddings = np.float32(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
   labels, where = (
@@ -163,7 +166,8 @@ def test_f13_a_class_at_two_places_and_any_order_change_nothing(name):
   for order in (np.argsort(labels, kind="stable"), np.random.default_rng(1).permutation(_B)):
     other_loss, other_gradient, other_metrics, other_state = _run(name, labels, order=order)
     np.testing.assert_allclose(other_loss, loss, rtol=1e-5)
-    # The similarity of an image to itself lies on a kink of listwise_ap, where float32 decides: only along the sphere does it not matter.
+    # The similarity of an image to itself lies on a kink of listwise_ap, where float32 decides:
+    # only along the sphere does it not matter.
     scale = max(np.abs(gradient).max(), 1e-3)
     np.testing.assert_allclose(
       _tangential(other_gradient, order), _tangential(gradient)[order], atol=2e-5 * scale
@@ -214,7 +218,9 @@ def test_f24_half_precision_and_a_tiny_temperature_are_finite_at_the_bounds(loss
 
 
 def test_f38_a_frozen_subtree_takes_no_part_in_clipping():
-  """`score_ema` in front of an optimizer that clips the gradient of what it trains: the factor does not know the frozen part."""
+  """`score_ema` in front of an optimizer that clips the gradient of what it trains: the factor does
+  not know the frozen part.
+  """
   tracker = tracking.score_ema(2, 3, 0.5)
   trained = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
   tx = optax.chain(

@@ -1,4 +1,6 @@
-"""Parity with the authors' implementation (goldens/README.md): soprc, variance and evaluator, preset `authors`."""
+"""Parity with the authors' implementation (goldens/README.md): soprc, variance and evaluator,
+preset `authors`.
+"""
 
 from absl.testing import parameterized
 import authors
@@ -242,9 +244,10 @@ class EvaluatorGoldenTest(chex.TestCase):
     golden = authors.arrays("evaluator", case)
     precision, recall, thresholds = metrics.mean_pr_curve(golden["emb"], golden["labels"])
     np.testing.assert_allclose(thresholds, (np.arange(2001) - 1000) / 1000, rtol=0, atol=1e-15)
-    # Similarities are rounded to float32: one that lies within half an ulp of a threshold may fall on its other side and
-    # move one query's precision (5 of 2001 thresholds in case 2, by less than 1 / N each). Exact duplicates fall on
-    # either side of the last threshold, 1.0, in the reference; here they count as retrieved (tested in curves_test.py).
+    # Similarities are rounded to float32: one that lies within half an ulp of a threshold may fall
+    # on its other side and move one query's precision (5 of 2001 thresholds in case 2, by less than
+    # 1 / N each). Exact duplicates fall on either side of the last threshold, 1.0, in the
+    # reference; here they count as retrieved (tested in curves_test.py).
     last = 2000 if case == 3 else 2001
     expected = golden["pr_curve64"][:last]
     error = np.abs(np.stack([precision, recall], axis=1)[:last] - expected)
@@ -252,12 +255,15 @@ class EvaluatorGoldenTest(chex.TestCase):
     self.assertLess(np.mean(error > 1e-9), 0.005)
 
   def test_with_duplicates(self):
-    """The authors drop the best-ranked item as the query, here a duplicate of it: Eq. 2 by brute force instead."""
+    """The authors drop the best-ranked item as the query, here a duplicate of it: Eq. 2 by brute
+    force instead.
+    """
     golden = authors.arrays("evaluator", 3)
     self.assertFalse(golden["first_is_self"].all())
     labels, ks = golden["labels"], golden["k_list"].tolist()
     embeddings = golden["emb"].astype(np.float64)
-    # Without BLAS, so that equal vectors have equal products; then the float32 scores that define a tie.
+    # Without BLAS, so that equal vectors have equal products; then the float32 scores that define a
+    # tie.
     scores = np.einsum("id,jd->ij", embeddings, embeddings, optimize=False).astype(np.float32)
     expected = reference.retrieval(scores, labels, labels, ~np.eye(len(labels), dtype=bool), ks)
     result = metrics.retrieval_metrics(golden["emb"], labels, ks=ks, block_size=7, per_query=True)

@@ -30,7 +30,9 @@ _HUGE = hnp.arrays(
 
 
 def _authors_blocks(scores, num_points):
-  """The authors' layout as golden/README.md words it: whole blocks, concatenated, surplus entries cut off."""
+  """The authors' layout as golden/README.md words it: whole blocks, concatenated, surplus entries
+  cut off.
+  """
   s = np.sort(np.asarray(scores, np.float64))
   n = len(s)
   s = np.concatenate([[max(2 * s[0] - s[1], -1)], s, [min(2 * s[-1] - s[-2], 1)]])
@@ -203,7 +205,9 @@ class InterpolateScoresTest(chex.TestCase):
     )
 
   def test_erratum_2_both_loops_interpolate_neighbouring_segments(self):
-    """Evenly spaced scores lie on a line, which phi continues; the printed pair of the second loop bends it."""
+    """Evenly spaced scores lie on a line, which phi continues; the printed pair of the second loop
+    bends it.
+    """
     scores = np.array([0.5, 0.1, 0.3])  # any order: Alg. 2 sorts ascending
     t = (np.arange(9) + 0.5) / 9
     np.testing.assert_allclose(interpolate_scores(scores, num_points=9), 0.0 + 0.6 * t, rtol=1e-5)

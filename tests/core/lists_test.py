@@ -1,4 +1,6 @@
-"""Lists from embeddings and from scores: who is a positive, who is a negative, who is left out (_internal/class_labels.py, _internal/masks.py)."""
+"""Lists from embeddings and from scores: who is a positive, who is a negative, who is left out
+(_internal/class_labels.py, _internal/masks.py).
+"""
 
 import functools
 

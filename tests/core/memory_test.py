@@ -51,7 +51,9 @@ def _ring(slots, pointer, images):
 
 
 def _tail(slots, pointer, images):
-  """The reference: a batch that does not fit takes the last slots, then the pointer goes back to 0."""
+  """The reference: a batch that does not fit takes the last slots, then the pointer goes
+  back to 0.
+  """
   if pointer + len(images) > len(slots):
     slots[len(slots) - len(images) :] = images
     return 0

@@ -39,7 +39,8 @@ def _trained(dtype, num_steps=_STEPS):
 
 @pytest.mark.slow
 def test_loss_and_v_of_bfloat16_follow_those_of_float32():
-  # Rounding is noise that trajectories amplify: the first steps agree closely, later ones on average. Measured here: 0.001, 0.015, 0.010.
+  # Rounding is noise that trajectories amplify: the first steps agree closely, later ones on
+  # average. Measured here: 0.001, 0.015, 0.010.
   (losses, state), (want_losses, want_state) = _trained("bfloat16"), _trained("float32")
   assert abs(losses[0] - want_losses[0]) < 0.003
   running = np.convolve(losses - want_losses, np.ones(20) / 20, "valid")

@@ -1,4 +1,6 @@
-"""soprc_loss, ap_loss, semi_variance and the surrogates on any finite input that `soprc_jax.testing` draws."""
+"""soprc_loss, ap_loss, semi_variance and the surrogates on any finite input that
+`soprc_jax.testing` draws.
+"""
 
 import functools
 
@@ -137,7 +139,9 @@ def test_every_dtype_is_computed_in_float32(name, dtype, data):
 
 @hypothesis.given(lists=testing.score_lists(_WIDE), tau1=_TAUS, tau2=_TAUS)
 def test_sorted_equals_dense(lists, tau1, tau2):
-  """The values that stand for v in the other losses are the positives: the pieces of both sums are searched for in the same way."""
+  """The values that stand for v in the other losses are the positives: the pieces of both sums are
+  searched for in the same way.
+  """
   dense, by_sorting = (
     _run("ap", lists, np.zeros((2, M)), 0.0, tau1, tau2, way) for way in ("dense", "sorted")
   )
@@ -161,7 +165,8 @@ def test_masked_entries_are_as_if_they_were_not_there(name, lists, levels, prior
     if not valid:
       continue
     left = [side[i][where[i]] for side, where in zip(lists[:2], lists[2:], strict=True)]
-    # All of one shape, as one that compiles: the first entry again and again changes a mean, so it is masked by its place instead.
+    # All of one shape, as one that compiles: the first entry again and again changes a mean, so it
+    # is masked by its place instead.
     padded = [np.resize(side, size) for side, size in zip(left, (4, 5), strict=True)]
     where = [np.arange(size) < len(side) for side, size in zip(left, (4, 5), strict=True)]
     alone = testing.ScoreLists(*(np.tile(part, (3, 1)) for part in (*padded, *where)))
@@ -178,7 +183,9 @@ def test_masked_entries_are_as_if_they_were_not_there(name, lists, levels, prior
   lists=testing.score_lists([(3, 4, 5)]), levels=testing.scores((3, M)), seed=st.integers(0, 2**16)
 )
 def test_order_changes_no_value_and_permutes_the_gradient(name, lists, levels, seed):
-  """Stronger than the test of the family in estimators_test: gradients too, and scores of any size."""
+  """Stronger than the test of the family in estimators_test: gradients too, and scores of
+  any size.
+  """
   rng = np.random.default_rng(seed)
   rows, columns, others, points = (rng.permutation(size) for size in (3, 4, 5, M))
   value, gradients, each = _run(name, lists, levels, 0.1, 0.1, 0.001)
@@ -260,7 +267,8 @@ def _surrogate(function):
 def test_surrogates_are_finite_in_their_range_and_decrease(function, margins, tau):
   gradient, values = _surrogate(function)(margins, np.float32(tau))
   _assert_finite(values)
-  # The slope of float16 margins is float16, which ends at 65504: of a smaller tau it is -inf, as it must be, and never NaN.
+  # The slope of float16 margins is float16, which ends at 65504: of a smaller tau it is -inf, as it
+  # must be, and never NaN.
   if 2 / tau <= float(jnp.finfo(margins.dtype).max):
     _assert_finite(gradient)
   assert not np.isnan(np.asarray(gradient, np.float32)).any()

@@ -1,4 +1,6 @@
-"""The losses of embeddings, and retrieval_lists, on any batch: zero rows, duplicates, classes of one image, masks, any labels."""
+"""The losses of embeddings, and retrieval_lists, on any batch: zero rows, duplicates, classes of
+one image, masks, any labels.
+"""
 
 import functools
 
@@ -171,7 +173,9 @@ def _smooth_ap(embeddings, labels, where, tau):
 @pytest.mark.parametrize("tau", [1e-30, 1e-12, 1e-3, 1e30])
 @pytest.mark.parametrize("scale", [1.0, 1e6])
 def test_smooth_ap_leaves_masked_images_out_at_any_width(tau, scale):
-  """Masked scores stand a thousand widths below the others, which float32 may not tell from them."""
+  """Masked scores stand a thousand widths below the others, which float32 may not tell from
+  them.
+  """
   rows = np.float32(
     scale * np.array([[1, 0, 0], [0.8, 0.6, 0], [0, 1, 0], [0.6, 0.8, 0], [0.6, 0, 0.8], [0, 0, 1]])
   )

@@ -1,4 +1,6 @@
-"""Input that is documented as refused: an error that names the argument, never a silent wrong result (_internal/checks.py)."""
+"""Input that is documented as refused: an error that names the argument, never a silent wrong
+result (_internal/checks.py).
+"""
 
 import hypothesis
 from hypothesis import strategies as st
@@ -177,14 +179,22 @@ _CASES = {
       "pool": st.just("lists"),
     },
   ),
-  "huber": (lambda **changes: soprc_jax.one_sided_huber(**{"margin": 0.0, "tau": 0.1} | changes), {"tau": _WIDTHS}),
-  "sigmoid": (lambda **changes: soprc_jax.one_sided_sigmoid(**{"margin": 0.0, "tau": 0.1} | changes), {"tau": _WIDTHS}),
+  "huber": (
+    lambda **changes: soprc_jax.one_sided_huber(**{"margin": 0.0, "tau": 0.1} | changes),
+    {"tau": _WIDTHS},
+  ),
+  "sigmoid": (
+    lambda **changes: soprc_jax.one_sided_sigmoid(**{"margin": 0.0, "tau": 0.1} | changes),
+    {"tau": _WIDTHS},
+  ),
   "interpolate": (
     _interpolate,
     {
       "scores": st.one_of(_SCALAR, _COMPLEX),
       "num_points": _COUNTS,
-      "bounds": st.sampled_from([(1.0, 1.0), (0.5, -0.5), (np.nan, 1.0), (0.0, np.nan), (1.0,), (0, 1, 2), 3.0]),
+      "bounds": st.sampled_from(
+        [(1.0, 1.0), (0.5, -0.5), (np.nan, 1.0), (0.0, np.nan), (1.0,), (0, 1, 2), 3.0]
+      ),
       "grid": st.just("mid"),
       "where": _not_masks(Q, P),
     },
@@ -204,7 +214,9 @@ _CASES = {
     _track,
     {
       "positive_scores": st.one_of(_lists_of(P), _SCALAR),
-      "list_ids": st.sampled_from([[0, 3], [-1, 0], [0.0, 1.0], [True, False], [0], [[0, 1]], 0, [2**33, 0]]).map(np.array),
+      "list_ids": st.sampled_from(
+        [[0, 3], [-1, 0], [0.0, 1.0], [True, False], [0], [[0, 1]], 0, [2**33, 0]]
+      ).map(np.array),
       "positive_where": _not_masks(Q, P),
     },
   ),
@@ -216,7 +228,15 @@ _CASES = {
       "positive_where": _not_masks(Q, P),
     },
   ),
-  "embedding_memory": (_memory, {"size": _COUNTS, "dim": _COUNTS, "start_after": st.sampled_from([-1, 0.5]), "overflow": st.just("fifo")}),
+  "embedding_memory": (
+    _memory,
+    {
+      "size": _COUNTS,
+      "dim": _COUNTS,
+      "start_after": st.sampled_from([-1, 0.5]),
+      "overflow": st.just("fifo"),
+    },
+  ),
   "store": (
     _store,
     {
@@ -238,16 +258,26 @@ _CASES = {
     },
   ),
   "gallery": (
-    _on_batch(lambda **changes: soprc_jax.retrieval_lists(**{"gallery": np.zeros((3, D)), "gallery_labels": np.zeros(3, int)} | changes)),
+    _on_batch(
+      lambda **changes: soprc_jax.retrieval_lists(
+        **{"gallery": np.zeros((3, D)), "gallery_labels": np.zeros(3, int)} | changes
+      )
+    ),
     {
       "gallery": st.sampled_from([np.zeros((3, D + 1)), np.zeros((4, D)), np.zeros(3), None]),
-      "gallery_labels": st.sampled_from([np.zeros(3), np.zeros(4, int), np.array([0, 1, 2**40]), None]),
+      "gallery_labels": st.sampled_from(
+        [np.zeros(3), np.zeros(4, int), np.array([0, 1, 2**40]), None]
+      ),
       "gallery_where": _not_masks(3),
     },
   ),
   "binary_lists": (
     _binary,
-    {"scores": st.one_of(_SCALAR, _COMPLEX), "labels": st.sampled_from([np.zeros(3), np.full((Q, P), np.nan), np.full((Q, P), "a")]), "where": _not_masks(Q, P)},
+    {
+      "scores": st.one_of(_SCALAR, _COMPLEX),
+      "labels": st.sampled_from([np.zeros(3), np.full((Q, P), np.nan), np.full((Q, P), "a")]),
+      "where": _not_masks(Q, P),
+    },
   ),
   "auprc": (
     _auprc,
@@ -263,16 +293,32 @@ _CASES = {
     {
       "ks": st.one_of(_COUNTS.map(lambda k: (1, k)), st.just(3)),
       "ap_per_query": st.sampled_from([np.ones(2), np.array([1.0, np.nan, 0.0])]),
-      "negatives_above": st.sampled_from([np.array([0, -2, 1]), np.array([0.5, 1, 2]), np.zeros((3, 1), int)]),
+      "negatives_above": st.sampled_from(
+        [np.array([0, -2, 1]), np.array([0.5, 1, 2]), np.zeros((3, 1), int)]
+      ),
       "num_candidates": st.sampled_from([-1, 2.5]),
     },
   ),
-  "mean_pr_curve": (_on_batch(metrics.mean_pr_curve), {"thresholds": st.sampled_from([1, 0, -5, 2.5]), "block_size": _COUNTS}),
+  "mean_pr_curve": (
+    _on_batch(metrics.mean_pr_curve),
+    {"thresholds": st.sampled_from([1, 0, -5, 2.5]), "block_size": _COUNTS},
+  ),
   "retrieval_metrics": (
     _on_batch(metrics.retrieval_metrics),
     {
-      "embeddings": st.sampled_from([np.zeros(B), np.full((B, D), np.nan), np.zeros((B, D), complex), np.full((B, D), 1e30, np.float32), np.full((B, D), 1e300), np.full((B, D), "a")]),
-      "labels": st.sampled_from([np.zeros(B), np.zeros(3, int), np.full(B, np.nan), np.full(B, "a")]),
+      "embeddings": st.sampled_from(
+        [
+          np.zeros(B),
+          np.full((B, D), np.nan),
+          np.zeros((B, D), complex),
+          np.full((B, D), 1e30, np.float32),
+          np.full((B, D), 1e300),
+          np.full((B, D), "a"),
+        ]
+      ),
+      "labels": st.sampled_from(
+        [np.zeros(B), np.zeros(3, int), np.full(B, np.nan), np.full(B, "a")]
+      ),
       "ks": st.one_of(_COUNTS.map(lambda k: (1, k)), st.just(3)),
       "block_size": _COUNTS,
       "query_ids": st.sampled_from([np.zeros(3, int), np.full(B, np.nan)]),
@@ -280,13 +326,22 @@ _CASES = {
     },
   ),
   "xbm": (_xbm, {"negative_margin": _NUMBERS}),
-  "contrastive": (_on_batch(losses.contrastive_loss), {"positive_margin": _NUMBERS, "negative_margin": _NUMBERS}),
+  "contrastive": (
+    _on_batch(losses.contrastive_loss),
+    {"positive_margin": _NUMBERS, "negative_margin": _NUMBERS},
+  ),
   "triplet": (_on_batch(losses.triplet_loss), {"margin": _WEIGHTS, "max_positives": _COUNTS}),
-  "multi_similarity": (_on_batch(losses.multi_similarity_loss), {"alpha": _WIDTHS, "beta": _WIDTHS, "base": _NUMBERS}),
+  "multi_similarity": (
+    _on_batch(losses.multi_similarity_loss),
+    {"alpha": _WIDTHS, "beta": _WIDTHS, "base": _NUMBERS},
+  ),
   "smooth_ap": (_on_batch(losses.smooth_ap_loss), {"tau": _WIDTHS, "max_positives": _COUNTS}),
   "fast_ap": (_on_batch(losses.fast_ap_loss), {"num_bins": _COUNTS}),
   "listwise_ap": (_on_batch(losses.listwise_ap_loss), {"num_bins": st.one_of(_COUNTS, st.just(1))}),
-  "auroc": (_on_batch(losses.auroc_loss), {"tau": _WIDTHS, "surrogate": st.just("hinge"), "max_positives": _COUNTS}),
+  "auroc": (
+    _on_batch(losses.auroc_loss),
+    {"tau": _WIDTHS, "surrogate": st.just("hinge"), "max_positives": _COUNTS},
+  ),
   "blackbox": (
     _on_batch(losses.blackbox_ap_loss),
     {
@@ -296,7 +351,7 @@ _CASES = {
       "max_positives": _COUNTS,
     },
   ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(

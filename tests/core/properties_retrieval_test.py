@@ -1,4 +1,6 @@
-"""retrieval_metrics, mean_pr_curve and summarise_ranks on any embeddings, against numpy of a few lines."""
+"""retrieval_metrics, mean_pr_curve and summarise_ranks on any embeddings, against numpy of a few
+lines.
+"""
 
 import hypothesis
 from hypothesis import strategies as st

@@ -60,8 +60,19 @@ def test_scores_hold_what_breaks_losses(condition):
     lambda b: b.labels.min() == -(2**31) and b.labels.max() == 2**31 - 1,
     lambda b: len({int(n) for n in np.unique(b.labels, return_counts=True)[1]}) == 3,
   ],
-  ids=["zeros", "zero_row", "equal", "distinct", "masked", "unmasked", "singletons", "one_class", "int32_ends", "unequal_classes"],
-)  # fmt: skip
+  ids=[
+    "zeros",
+    "zero_row",
+    "equal",
+    "distinct",
+    "masked",
+    "unmasked",
+    "singletons",
+    "one_class",
+    "int32_ends",
+    "unequal_classes",
+  ],
+)
 def test_batches_hold_what_breaks_losses(condition):
   _finds(testing.embeddings_and_labels([(6, 3)]), condition)
 

@@ -1,4 +1,6 @@
-"""score_ema and embedding_memory on any batches: what lookahead shows is what update stores, and nothing is ever NaN."""
+"""score_ema and embedding_memory on any batches: what lookahead shows is what update stores, and
+nothing is ever NaN.
+"""
 
 import functools
 
@@ -22,7 +24,8 @@ _STARTS = {"debiased": None, "explicit": np.linspace(-1, 1, M)}
 
 @functools.cache
 def _tracker(start):
-  # beta as a schedule, so that every beta is one compilation: count stands for its place in a list of all.
+  # beta as a schedule, so that every beta is one compilation: count stands for its place in a list
+  # of all.
   return soprc_jax.score_ema(
     C, M, lambda count: jnp.asarray(_BETAS)[count % len(_BETAS)], initial_v=_STARTS[start]
   )

@@ -1,7 +1,7 @@
 """Every function with ``axis_name`` in `jax.shard_map` with its default ``check_vma=True``.
 
-The cases are those of shard_map_cases.py. Gradients of replicated parameters are summed by jax here: they are
-compared as they are, without a mean (_internal/collectives.py).
+The cases are those of shard_map_cases.py. Gradients of replicated parameters are summed by jax
+here: they are compared as they are, without a mean (_internal/collectives.py).
 """
 
 import functools

@@ -18,7 +18,8 @@ from soprc_jax import surrogates
 pytestmark = pytest.mark.core
 
 _TAUS = st.sampled_from([0.001, 0.01, 0.1, 1.0])
-# Cosine margins, exact ties, and numbers so small or so large that naive formulas under- or overflow.
+# Cosine margins, exact ties, and numbers so small or so large that naive formulas under- or
+# overflow.
 _MARGINS = hnp.arrays(
   np.float32,
   (12,),

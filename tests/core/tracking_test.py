@@ -89,7 +89,9 @@ class UpdateTest(chex.TestCase):
   @hypothesis.given(scores=_SCORES, ids=_IDS, masks=_MASKS)
   @hypothesis.settings(max_examples=20)
   def test_matches_the_loops_and_the_lookahead(self, start, scores, ids, masks):
-    """Mean of the valid lists of a row in one write; rows without one stay; lookahead is what update stores."""
+    """Mean of the valid lists of a row in one write; rows without one stay; lookahead is what
+    update stores.
+    """
     state, rows = self.variant(_SEQUENCES[start])(scores, ids, masks)
     table = reference.Table(C, M, _STARTS[start])
     for t in range(STEPS):
@@ -145,7 +147,8 @@ class UpdateTest(chex.TestCase):
     scores, _ = _batch(1)
     mask = np.ones((Q, P), bool)
     mask[[0, 2]] = False
-    # Row 0: only a list without positives. Row 1: one with and one without. Row 2: not in the batch.
+    # Row 0: only a list without positives. Row 1: one with and one without. Row 2: not in the
+    # batch.
     ids = np.array([0, 1, 1, 1, 1])
     after = _step(tracker, before, scores, ids, mask)
     for row in (0, 2):
@@ -167,7 +170,9 @@ class UpdateTest(chex.TestCase):
       self.assertEqual(int(after.count), 2)
 
   def test_erratum_4_debiased_start(self):
-    """The first phi fills the row exactly; then v is the average with weights beta (1 - beta)^(k - i) / w."""
+    """The first phi fills the row exactly; then v is the average with weights beta (1 - beta)^(k -
+    i) / w.
+    """
     tracker = score_ema(1, M, _BETA)
     state = tracker.init(None)
     np.testing.assert_array_equal(state.weight, [0.0])
@@ -272,9 +277,11 @@ class UpdateTest(chex.TestCase):
     np.testing.assert_array_equal(tracker.init(None).v, kept.v)
 
   @parameterized.named_parameters(
-    ("equal", np.full((Q, P), 0.5)), ("zeros", np.zeros((Q, P))), ("bounds", np.array([[-1.0, 1.0, -1.0]] * Q)),
+    ("equal", np.full((Q, P), 0.5)),
+    ("zeros", np.zeros((Q, P))),
+    ("bounds", np.array([[-1.0, 1.0, -1.0]] * Q)),
     ("huge", np.array([[-1e30, 1e30, 0.0]] * Q)),
-  )  # fmt: skip
+  )
   def test_finite(self, scores):
     for dtype in (jnp.float32, jnp.bfloat16):
       state = _step(
@@ -362,7 +369,9 @@ class ErrorsTest(chex.TestCase):
 
   @parameterized.named_parameters(("numpy", np.asarray), ("jax", jnp.asarray))
   def test_concrete_ids_inside_jit(self, convert):
-    """Ids that a jitted step closes over (one row: all zeros) are concrete there: checked, and no tracing error."""
+    """Ids that a jitted step closes over (one row: all zeros) are concrete there: checked, and no
+    tracing error.
+    """
     tracker = _TRACKERS["debiased"]
     scores, ids = _batch(0)
     good, bad = convert(ids), convert(ids + C)
@@ -407,7 +416,9 @@ class ErrorsTest(chex.TestCase):
 
 
 class OptaxTest(chex.TestCase):
-  """The transform among others of optax. Everything is compared with the tracker and the optimizer alone."""
+  """The transform among others of optax. Everything is compared with the tracker and the optimizer
+  alone.
+  """
 
   def run_steps(self, tx, seeds=(0, 1, 2), **more):
     params, state = _PARAMS, tx.init(_PARAMS)
@@ -500,7 +511,9 @@ class OptaxTest(chex.TestCase):
     _assert_same_state(state[0], _expected_state((0, 1, 2, 3)))
 
   def test_f37_inject_hyperparams_around_the_tracker_is_told(self):
-    """It would make num_lists a traced array: an error that names it, at the start and not a wrong table."""
+    """It would make num_lists a traced array: an error that names it, at the start and not a wrong
+    table.
+    """
     tx = optax.inject_hyperparams(score_ema)(num_lists=C, num_points=M, beta=_BETA)
     with self.assertRaisesRegex(ValueError, "num_lists must be an integer"):
       tx.init(_PARAMS)
@@ -600,7 +613,8 @@ class DevicesTest(chex.TestCase):
   @parameterized.product(kind=("pmap", "shard_map"), start=("debiased", "table"))
   def test_equals_one_device(self, kind, start):
     scores, _ = _batch(0, lists=8)
-    # Row 0 has three lists on device 0 and one on device 1: a mean of means would be wrong. Row 2: device 1 only.
+    # Row 0 has three lists on device 0 and one on device 1: a mean of means would be wrong. Row 2:
+    # device 1 only.
     ids = np.array([0, 0, 0, 1, 0, 1, 2, 2])
     mask = np.random.default_rng(1).random((8, P)) < 0.7
     mask[:, 0], mask[3], mask[7] = True, False, False
@@ -625,7 +639,9 @@ class DevicesTest(chex.TestCase):
 
   @parameterized.named_parameters(mapping.KINDS)
   def test_whole_step_equals_one_device(self, kind):
-    """Embeddings to lists to v to loss to gradient: the list of a query is the batch of all devices."""
+    """Embeddings to lists to v to loss to gradient: the list of a query is the batch of all
+    devices.
+    """
     rng = np.random.default_rng(3)
     inputs, kernel = (
       rng.normal(size=(12, 5)).astype(np.float32),
@@ -670,7 +686,9 @@ class DevicesTest(chex.TestCase):
 
 
 def test_a_step_touches_only_the_rows_of_its_batch():
-  """With a donated state the table is gathered from and scattered to, and what both functions need is computed once."""
+  """With a donated state the table is gathered from and scattered to, and what both functions need
+  is computed once.
+  """
   rows, points, lists = 5003, 7, 6
   tracker = score_ema(rows, points, _BETA, bounds=(-1, 1))
 

@@ -84,7 +84,9 @@ def test_f30_cmyk_is_not_inverted():
 
 
 def _png(depth, colour_type, rows, *more):
-  """A PNG by its chunks, for what Pillow cannot write: bits a channel, kind of colour, ``[H, W, channels]``, further chunks before the pixels."""
+  """A PNG by its chunks, for what Pillow cannot write: bits a channel, kind of colour, ``[H, W,
+  channels]``, further chunks before the pixels.
+  """
 
   def chunk(kind, content):
     return (
@@ -184,8 +186,10 @@ def test_f30_exif_orientation_is_undone(orientation, kind):
 
 _ORIENTED = Image.fromarray(np.repeat(np.repeat(_COLOUR, 4, 0), 4, 1))
 _XMP = (
-  '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
-  '<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" tiff:Orientation="{}"/></rdf:RDF></x:xmpmeta>'
+  '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF '
+  'xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+  '<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/" '
+  'tiff:Orientation="{}"/></rdf:RDF></x:xmpmeta>'
 )
 
 

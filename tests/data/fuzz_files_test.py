@@ -1,4 +1,6 @@
-"""Files of data from outside, damaged in every way: read right, or told by their name; nothing else is raised."""
+"""Files of data from outside, damaged in every way: read right, or told by their name; nothing else
+is raised.
+"""
 
 import io
 import logging
@@ -14,7 +16,8 @@ import pytest
 from soprc_jax._internal import stored, strings
 from soprc_jax.data import decoding, glyphs, image_folder, list_files, transforms
 
-# What breaks readers of text: other encodings and line ends, NUL, quotes, digits that are no ASCII, names too long for a file system.
+# What breaks readers of text: other encodings and line ends, NUL, quotes, digits that are no ASCII,
+# names too long for a file system.
 TOKENS = (
   *(
     b"\0",
@@ -293,7 +296,8 @@ class TestArrays:
     small, path = cache
     good = path.read_bytes()
     content = bytearray(good)
-    # Headers of the archive and of its arrays are where numpy and zipfile fail in other ways than by a checksum.
+    # Headers of the archive and of its arrays are where numpy and zipfile fail in other ways than
+    # by a checksum.
     for at in data.draw(
       st.lists(
         st.integers(0, 150) | st.integers(len(good) - 400, len(good) - 1), min_size=1, max_size=3

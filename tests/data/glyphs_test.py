@@ -13,7 +13,8 @@ import runs
 
 from soprc_jax.data import glyphs
 
-# Reference digests of the rendered pixels would change with Pillow and matplotlib; what must hold with any version is tested.
+# Reference digests of the rendered pixels would change with Pillow and matplotlib; what must hold
+# with any version is tested.
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,10 @@ class TestGlyphs:
     assert ord(" ") not in labels
 
   def test_rendering_is_deterministic_across_processes(self, rendered):
-    code = "from soprc_jax.data import glyphs; print(f'value of the test: \"{glyphs.render().digest()}\"')"
+    code = (
+      "from soprc_jax.data import glyphs; print(f'value of the test: "
+      '"{glyphs.render().digest()}"\')'
+    )
     done = subprocess.run(
       [sys.executable, "-c", code],
       cwd=runs.ROOT,

@@ -84,7 +84,8 @@ class TestCsv:
       (
         "path,label,split\nclass_000/0.png,a,train\nclass_000/1.png,a,test\n",
         ValueError,
-        r"1 of the classes are both in split train of \S+csv and in split test, e\.g\. a: give each class to one of them",
+        r"1 of the classes are both in split train of \S+csv and in split test, e\.g\. a: give "
+        r"each class to one of them",
       ),
     ],
   )
@@ -208,7 +209,8 @@ class TestBenchmarks:
     train.write_text(train.read_text() + line + "\n")
     with pytest.raises(
       ValueError,
-      match=r"1 of the classes are both in .*train.* and in .*test.*: give each class to one of them",
+      match=r"1 of the classes are both in .*train.* and in .*test.*: give each class to one of "
+      r"them",
     ):
       trees.splits(name, tmp_path)
 

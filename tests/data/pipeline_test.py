@@ -51,9 +51,11 @@ from experiments import malloc
 
 def digests(start, workers):
   found = []
-  for batch in pipeline.iterate(pipeline_test._one_picture(0, num_steps=7), start=start, workers=workers):
+  plans = pipeline_test._one_picture(0, num_steps=7)
+  for batch in pipeline.iterate(plans, start=start, workers=workers):
     rest = [batch[key].tobytes() for key in sorted(batch) if key != "image"]
-    found.append([hashlib.sha256(part).hexdigest() for part in (b"".join(rest), *(image.tobytes() for image in batch["image"]))])
+    parts = (b"".join(rest), *(image.tobytes() for image in batch["image"]))
+    found.append([hashlib.sha256(part).hexdigest() for part in parts])
   return found
 
 if __name__ == "__main__":
@@ -66,7 +68,9 @@ if __name__ == "__main__":
     start(process)
   multiprocessing.context.SpawnProcess.start = noted
   fork = multiprocessing.context.ForkProcess._Popen
-  multiprocessing.context.ForkProcess._Popen = staticmethod(lambda process: methods.add("fork") or fork(process))
+  multiprocessing.context.ForkProcess._Popen = staticmethod(
+    lambda process: methods.add("fork") or fork(process)
+  )
   with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     found = {"alone": digests(0, 0), "by one": digests(2, 1), "by workers": digests(2, 2)}
@@ -166,12 +170,14 @@ class TestPipeline:
     _assert_same([joined], [_batches()[5]])
 
   def test_f20_going_on_with_other_workers_gives_the_same_batches(self, by_workers):
-    # Two steps in one process, the others by a new one with 1 worker or 2: as if it had not stopped.
+    # Two steps in one process, the others by a new one with 1 worker or 2: as if it had not
+    # stopped.
     assert len(by_workers["alone"]) == 7
     assert by_workers["by workers"] == by_workers["by one"] == by_workers["alone"][2:]
 
   def test_f21_workers_have_no_streams_of_their_own(self, by_workers):
-    # One picture everywhere: what differs is the augmentation, in each slot of each step, whichever worker made it.
+    # One picture everywhere: what differs is the augmentation, in each slot of each step, whichever
+    # worker made it.
     images = [image for _, *images in by_workers["by workers"] for image in images]
     assert len(set(images)) == len(images) == 5 * 16
 
@@ -190,7 +196,9 @@ class TestPipeline:
     assert sum((~batch["where"]).sum() for batch in batches) == -count % 5
 
   def test_evaluation_loads_in_the_order_of_the_images_though_in_threads(self):
-    """The first image takes longest; the batches come in order, and more than one thread has made them."""
+    """The first image takes longest; the batches come in order, and more than one thread has made
+    them.
+    """
     threads = set()
 
     class Slow(pictures.Pictures):
@@ -282,7 +290,9 @@ class TestFilesThatCannotBeRead:
 
   @pytest.fixture
   def root(self, tmp_path, monkeypatch):
-    """Five classes of four images; the second image of each but the last has gone in its own way."""
+    """Five classes of four images; the second image of each but the last has gone in its
+    own way.
+    """
     trees.folder(tmp_path, 5)
     source = image_folder.load(str(tmp_path))
     bad = [tmp_path / f"class_00{label}" / "1.png" for label in range(4)]

@@ -112,8 +112,9 @@ class TestSampler:
     assert set(meetings(first)) != set(meetings(second))
 
   def test_f32_neighbours_overlap_as_random_batches_do(self):
-    # 200 classes of 12 images, 20 classes a batch: two independent batches share 20 * 20 / 200 = 2 classes. A class that stands in 3 of
-    # the 30 batches of an epoch stands in two given ones with probability 3 / 30 * 2 / 29, which makes 1.38.
+    # 200 classes of 12 images, 20 classes a batch: two independent batches share 20 * 20 / 200 = 2
+    # classes. A class that stands in 3 of the 30 batches of an epoch stands in two given ones with
+    # probability 3 / 30 * 2 / 29, which makes 1.38.
     labels = np.repeat(np.arange(200), 12)
     plan_of = sampler.ClassSampler(labels, batch_size=80, per_class=4, seed=0)
     classes = [

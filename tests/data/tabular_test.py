@@ -104,7 +104,8 @@ class TestSplit:
       (
         _table(positives=200),
         {"share": 0.005},
-        "train would have 1 positives and 320 negatives of 4 and 800, and needs 2 of each: raise data.share",
+        "train would have 1 positives and 320 negatives of 4 and 800, and needs 2 of each: raise "
+        "data.share",
       ),
       (_table()._replace(labels=np.ones(1000)), {}, "labels must be .N. booleans, got float64"),
       (

@@ -1,4 +1,6 @@
-"""Ablations: what each stage changes, which runs are left, that val chooses, tables, and where the gradient through T pushes."""
+"""Ablations: what each stage changes, which runs are left, that val chooses, tables, and where the
+gradient through T pushes.
+"""
 
 import fnmatch
 import json
@@ -103,7 +105,8 @@ class TestStages:
     assert {(len(variant.options), variant.rates) for variant in tuned} == {(3, (0.1, 0.2))}
 
 
-# val mAUPRC by (option, rate, seed); test is 0.1 above, but for "a" at rate 1, which would be best on test.
+# val mAUPRC by (option, rate, seed); test is 0.1 above, but for "a" at rate 1, which would be best
+# on test.
 _VAL = {
   ("a", 1.0, 0): 0.3,
   ("a", 2.0, 0): 0.4,
@@ -236,7 +239,8 @@ class TestReport:
     assert names == ["ablation.json", "first.md", "first.png", "second.md", "second.png"]
     _, _, tried, other, *_ = (tmp_path / "first.md").read_text().splitlines()
     cells = [cell.strip() for cell in tried.strip("|").split("|")]
-    # Test 0.5 and 0.7 against 0.8 and 0.6: differences -0.3 and 0.1. The gradient norm of 20 steps is the step.
+    # Test 0.5 and 0.7 against 0.8 and 0.6: differences -0.3 and 0.1. The gradient norm of 20 steps
+    # is the step.
     assert cells == [
       *["tried", "a", "2*", "0.5000", "0.6000 ± 0.1414", "0.6000 ± 0.1414", "-0.1000 ± 0.2000"],
       *["1.500, 19.500", "0.750, 0.051"],

@@ -1,4 +1,6 @@
-"""The benchmark harness: turns, ratios, what counts as reached, the report, and the mistakes that the command tells."""
+"""The benchmark harness: turns, ratios, what counts as reached, the report, and the mistakes that
+the command tells.
+"""
 
 import json
 import time

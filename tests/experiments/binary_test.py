@@ -1,4 +1,6 @@
-"""Imbalanced classification: SOPRC learns, its v is the tracker's, all methods share what they should, and the command keeps what it has made."""
+"""Imbalanced classification: SOPRC learns, its v is the tracker's, all methods share what they
+should, and the command keeps what it has made.
+"""
 
 import json
 import pathlib
@@ -274,7 +276,9 @@ class TestPeer:
       binary_peer.train(_config(), _tiny_task(), str(broken))
 
   def test_the_script_trains_the_same_network_on_the_same_batches(self, monkeypatch, task, found):
-    """With cross entropy and torch's Adam in place of libauc's loss and optimizer it is our own run."""
+    """With cross entropy and torch's Adam in place of libauc's loss and optimizer it is our own
+    run.
+    """
     torch = pytest.importorskip("torch")
     config = _config()
     _stub_libauc(monkeypatch, torch)
@@ -298,7 +302,9 @@ def _tiny_task():
 
 
 def _stub_libauc(monkeypatch, torch):
-  """Modules of libauc's names, whose loss is cross entropy of probabilities and whose optimizer is Adam."""
+  """Modules of libauc's names, whose loss is cross entropy of probabilities and whose optimizer is
+  Adam.
+  """
 
   class Loss:
     def __init__(self, data_len, gamma, margin, device):
@@ -367,8 +373,8 @@ class TestStudy:
     assert table in done.stdout
     assert "| SOPRC |" in table
     assert (
-      "breast_cancer: train 150 (7 positive), val 75 (4 positive), test 151 (8 positive), 30 features."
-      in table
+      "breast_cancer: train 150 (7 positive), val 75 (4 positive), test 151 (8 positive), 30 "
+      "features." in table
     )
     for name in ("pr_curves.png", "convergence.png"):
       with Image.open(folder / name) as picture:
@@ -415,7 +421,9 @@ class TestStudy:
     assert not (tmp_path / "run").exists()
 
   def test_broken_runs_are_no_number(self, tmp_path):
-    """A rate at which training breaks down at one seed is not picked; a method that always breaks down has NaN."""
+    """A rate at which training breaks down at one seed is not picked; a method that always breaks
+    down has NaN.
+    """
     config = _config()
     (tmp_path / "runs").mkdir()
     labels = np.array([[1, 0, 0], [0, 1, 0]])

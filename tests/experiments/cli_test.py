@@ -288,7 +288,8 @@ class TestMistakes:
       ),
       ("experiments.report", ["--workdir=.", "--data_root=gs://b"], "--data_root=gs://b: remote"),
       ("experiments.benchmark", ["auprc", "--out=gs://b"], "--out=gs://b: remote"),
-      # Inputs that are not there, before the network of the run (which is not there either) is read.
+      # Inputs that are not there, before the network of the run (which is not there either) is
+      # read.
       (
         "experiments.report",
         ["--workdir=.", "--data_root=gone"],
@@ -473,8 +474,8 @@ class TestRun:
     printed = runs.finished().stdout
     lines = printed[printed.index("test: mAUPRC") :].splitlines()
     assert (
-      f"test: mAUPRC {_results()['test']['mAUPRC']:.4f}, recall@1 {_results()['test']['recall@1']:.4f}"
-      in lines[0]
+      f"test: mAUPRC {_results()['test']['mAUPRC']:.4f}, recall@1 "
+      f"{_results()['test']['recall@1']:.4f}" in lines[0]
     )
     assert str(runs.finished().workdir / workdir.RESULTS) in lines[1]
     assert lines[2] == f"Report: soprc report --workdir={runs.finished().workdir}"
@@ -613,7 +614,8 @@ import {module}
 from absl import flags
 from jax._src import xla_bridge
 
-defined = [name for name in flags.FLAGS.flags_by_module_dict() if "soprc_jax" in name or "experiments" in name]
+names = flags.FLAGS.flags_by_module_dict()
+defined = [name for name in names if "soprc_jax" in name or "experiments" in name]
 assert not defined, defined
 assert not flags.FLAGS.is_parsed()
 assert not xla_bridge.backends_are_initialized()
@@ -643,7 +645,8 @@ from absl import flags
 for name in ("config", "workdir", "seed", "coordinator", "num_processes", "split", "output"):
   flags.DEFINE_string(name, None, "")
 # What these do when they are imported is theirs.
-import chex, flax.linen, grain.python, jax, matplotlib, ml_collections, numpy, optax, orbax.checkpoint, tensorboardX, tqdm
+import chex, flax.linen, grain.python, jax, matplotlib, ml_collections, numpy, optax
+import orbax.checkpoint, tensorboardX, tqdm
 import absl.logging, hypothesis, PIL.ImageFile, safetensors.numpy
 from jax._src import xla_bridge
 
@@ -672,7 +675,8 @@ for name in names:
   importlib.import_module(name)
 after = world()
 flags.FLAGS(["program", "--workdir=x"])
-print("value of the test: " + json.dumps([[key for key in before if before[key] != after[key]], len(names)]))
+changed = [key for key in before if before[key] != after[key]]
+print("value of the test: " + json.dumps([changed, len(names)]))
 """
 
 

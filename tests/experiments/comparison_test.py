@@ -1,4 +1,5 @@
-"""Comparison of methods: its plan, its runs, its table; the rate is picked on val, differences are paired by seed.
+"""Comparison of methods: its plan, its runs, its table; the rate is picked on val, differences are
+paired by seed.
 
 Its Markdown is that of _internal/text_table.py.
 """
@@ -301,7 +302,11 @@ def test_f40_the_flag_reaches_every_run_and_its_note_the_table(trainer, tmp_path
     "seen_classes": {"count": 4, "examples": ["65", "66", "67"]}
   }
   path.write_text(json.dumps(content))
-  note = "Not a test of unseen classes: 4 of the classes that are tested on were trained on: '65', '66', '67' and 1 more."
+  note = (
+    "Not a test of unseen classes: 4 of the classes that are tested on were trained on: "
+    "'65', "
+    "'66', '67' and 1 more."
+  )
   assert comparison.seen_classes(tmp_path, rows[1].runs) == note
   assert comparison.seen_classes(tmp_path, rows[0].runs) == ""
 

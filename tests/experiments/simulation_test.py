@@ -1,4 +1,6 @@
-"""The simulation study holds the paper's claims (with the sign of Prop. 2 as proved), and its command runs."""
+"""The simulation study holds the paper's claims (with the sign of Prop. 2 as proved), and its
+command runs.
+"""
 
 import json
 
@@ -84,7 +86,8 @@ class TestEstimation:
         assert abs(ap) > 5 * abs(large["SOPRC"].mean())
 
   def test_ap_is_the_batchs_own(self, population):
-    # A batch of the whole population's share and size: both estimators are near the risk; of one positive and one negative they are known.
+    # A batch of the whole population's share and size: both estimators are near the risk; of one
+    # positive and one negative they are known.
     risk = simulation.zero_one_risk(population)
     errors = simulation.zero_one_errors(
       population, simulation.Batch(1, 1), risk=risk, repetitions=300, seed=2

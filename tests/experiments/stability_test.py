@@ -1,4 +1,6 @@
-"""The stability study measures what Def. 1 and Theorem 1 say, its slopes and verdicts follow the numbers, and its command goes on where it was stopped."""
+"""The stability study measures what Def. 1 and Theorem 1 say, its slopes and verdicts follow the
+numbers, and its command goes on where it was stopped.
+"""
 
 import functools
 import json
@@ -58,7 +60,9 @@ def _gradient_fn(algorithm):
 
 
 def _slow_training(setting, draw, examples):
-  """Alg. 1 once more: one model, v as a plain array, Eq. 10 with the debiased start; the last parameters."""
+  """Alg. 1 once more: one model, v as a plain array, Eq. 10 with the debiased start; the last
+  parameters.
+  """
   weights, v, filled = draw.start, np.zeros(stability_training.POINTS), 0.0
   for t in range(setting.steps[-1]):
     batch = [
@@ -114,7 +118,8 @@ class TestMeasurement:
     ],
   )
   def test_equals_a_slow_loop_over_all_examples(self, algorithm):
-    # T = 4 draws 8 positives and 12 negatives: with one T and 24 replaced each draw is chosen equally often, so nothing is left to chance.
+    # T = 4 draws 8 positives and 12 negatives: with one T and 24 replaced each draw is chosen
+    # equally often, so nothing is left to chance.
     setting = _SMALL._replace(algorithm=algorithm, steps=(4,), decays=algorithm == "AP loss")
     found = stability.measure(setting, repetitions=4, replaced=24, seed=3)
     models, sets = [], []

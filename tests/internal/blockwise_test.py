@@ -1,4 +1,6 @@
-"""Losses in blocks: the same values and gradients, and memory that grows with the square of the batch."""
+"""Losses in blocks: the same values and gradients, and memory that grows with the square of the
+batch.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +63,9 @@ def test_blocks_change_nothing(name, monkeypatch):
 
 
 def _temporaries(name, size, *, max_positives=3):
-  """What XLA plans for loss and gradient on ``size`` embeddings, in float32 matrices of size x size."""
+  """What XLA plans for loss and gradient on ``size`` embeddings, in float32 matrices of size x
+  size.
+  """
   objective = _objective(name, max_positives=max_positives)
   state = jax.eval_shape(lambda: objective.tracker.init(None))
   shapes = (
@@ -76,7 +80,8 @@ def _temporaries(name, size, *, max_positives=3):
 @pytest.mark.parametrize("size", [4096, 8192])
 @pytest.mark.parametrize("name", _NAMES)
 def test_memory_of_large_batches(name, size):
-  # Scores, their gradient, its transposed copy and masks are there in any case; BlackBox sorts all pairs, with their indices.
+  # Scores, their gradient, its transposed copy and masks are there in any case; BlackBox sorts all
+  # pairs, with their indices.
   assert _temporaries(name, size) < (25 if name == "blackbox" else 9)
 
 

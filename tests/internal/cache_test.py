@@ -19,7 +19,9 @@ def _no_home():
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch, caplog):
-  """A new temporary folder, no cache folder of the session, and warnings that were not yet given."""
+  """A new temporary folder, no cache folder of the session, and warnings that were not yet
+  given.
+  """
   folder = tmp_path / "temporary"
   folder.mkdir()
   monkeypatch.setattr(tempfile, "tempdir", str(folder))

@@ -75,7 +75,9 @@ def _no_space():
 
 @pytest.fixture
 def disks(tmp_path, monkeypatch):
-  """A function that sets the bytes free in the file systems of a workdir, the temporary folder and the shared memory."""
+  """A function that sets the bytes free in the file systems of a workdir, the temporary folder and
+  the shared memory.
+  """
   place = {
     "workdir": tmp_path / "run",
     "temporary": tmp_path / "temporary",

@@ -1,4 +1,6 @@
-"""Long lists by sorting (and its choice in _internal/pair_sums.py): value and gradient of every pair, in float32, whatever the scores."""
+"""Long lists by sorting (and its choice in _internal/pair_sums.py): value and gradient of every
+pair, in float32, whatever the scores.
+"""
 
 import functools
 import itertools
@@ -19,7 +21,9 @@ _TOLERANCE = 1e-5
 
 
 def _cases(num_positives=P, num_negatives=N):
-  """name -> (positive scores, negative scores, tau1): what lists look like before, while and after a model learns."""
+  """name -> (positive scores, negative scores, tau1): what lists look like before, while and after
+  a model learns.
+  """
   rng = np.random.default_rng(0)
 
   def near(mean, deviation, count):
@@ -49,7 +53,9 @@ def _cases(num_positives=P, num_negatives=N):
 
 
 def _in_float64(positive, negative, v, prior, tau1, tau2=0.001, block=2**22):
-  """Loss of Eq. 8 and its gradients in float64 numpy, pair by pair, in blocks of positives and negatives."""
+  """Loss of Eq. 8 and its gradients in float64 numpy, pair by pair, in blocks of positives and
+  negatives.
+  """
   h, g, v = (np.float64(array) for array in (positive, negative, v))
   tau1, tau2 = np.float64(np.float32(tau1)), np.float64(np.float32(tau2))
   rows = max(1, block // len(g))
@@ -117,7 +123,8 @@ class SortedTest(parameterized.TestCase):
     _assert_near(got, _in_float64(positive, negative, v, prior, tau1))
 
   def test_one_small_term_beside_many_large_ones(self):
-    # Two thresholds with one and the same value in reach of the first; the second has 100,000 above it as well.
+    # Two thresholds with one and the same value in reach of the first; the second has 100,000 above
+    # it as well.
     values = np.float32(np.r_[np.linspace(0.5, 0.9, 100_000), -0.8001])
     where = np.ones(len(values), bool)
     thresholds = np.float32([-0.7002, -0.701])

@@ -1,4 +1,6 @@
-"""blackbox_ap_loss: parity with the authors' code, value and gradient by plain loops, memories, ties, masks, devices."""
+"""blackbox_ap_loss: parity with the authors' code, value and gradient by plain loops, memories,
+ties, masks, devices.
+"""
 
 import functools
 
@@ -28,8 +30,8 @@ _STORED_LABELS = np.array([2, 7, 90, 7, 2])
 def _authors_loss(embeddings, labels, earlier, lambda_, coef, margin, noise):
   """The loss as the authors' code has it.
 
-  Query q also ranks row q of every earlier batch, whatever image that was of, with the relevance that it had there. Noise is given,
-  and equal scores are ranked as they stand.
+  Query q also ranks row q of every earlier batch, whatever image that was of, with the relevance
+  that it had there. Noise is given, and equal scores are ranked as they stand.
   """
 
   def rankings(scores, relevant, noise):
@@ -340,7 +342,9 @@ def test_order_of_the_batch_changes_nothing(order, seed):
 
 @pytest.mark.parametrize("labels", [[0, 0, 1], [0, 1, 0]])
 def test_ties_are_pessimistic(labels):
-  """Queries 0 and 1 or 2 have one positive each; for query 0 a negative scores the same, for the other it scores more."""
+  """Queries 0 and 1 or 2 have one positive each; for query 0 a negative scores the same, for the
+  other it scores more.
+  """
   embeddings = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
   value, _ = _run(embeddings, np.array(labels), coef=0.0, include_self=False)
   np.testing.assert_allclose(value, 0.5, atol=1e-4)
@@ -413,7 +417,9 @@ def test_bad_options_are_named():
 
 @pytest.mark.parametrize(("kind", "margin"), [("pmap", 0.1), ("shard_map", 0.0)])
 def test_two_devices_equal_one(kind, margin):
-  """Loss, gradient of a parameter and memory over two steps, with unequal masks and random shifts."""
+  """Loss, gradient of a parameter and memory over two steps, with unequal masks and random
+  shifts.
+  """
   rng = np.random.default_rng(0)
   inputs, kernel = np.float32(rng.normal(size=(2, 8, 5))), np.float32(rng.normal(size=(5, 4)))
   where = np.array([1, 1, 1, 1, 0, 1, 0, 1], bool)

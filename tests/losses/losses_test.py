@@ -1,6 +1,8 @@
-"""The losses that the paper compares with: parity of the stateless ones with the authors' code, and one list of questions for all.
+"""The losses that the paper compares with: parity of the stateless ones with the authors' code, and
+one list of questions for all.
 
-What several share (losses/_counting.py, losses/_histogram.py, losses/_ranking.py) is tested with them.
+What several share (losses/_counting.py, losses/_histogram.py, losses/_ranking.py) is tested with
+them.
 """
 
 from collections.abc import Callable
@@ -87,7 +89,8 @@ def _check_golden(name, index, dtype, spoil=1.0):
     )
     assert value.dtype == dtype
     value, gradient = float(value), np.asarray(gradient, np.float64)
-  # A query's similarity 1 to itself is the kink of list_wise's first bin: in float32 the radial part is arbitrary.
+  # A query's similarity 1 to itself is the kink of list_wise's first bin: in float32 the radial
+  # part is arbitrary.
   authors.assert_matches(
     golden, value, gradient, dtype, radial=(name, dtype) != ("list_wise", jnp.float32)
   )
@@ -326,8 +329,9 @@ def test_two_devices_equal_one(name, kind):
   arrays = _embeddings(), _LABELS, np.array([1, 1, 1, 1, 0, 1, 1, 1], bool)
 
   def scaled(e, y, w, axis_name=None):
-    # The gradient of a parameter that every device holds: here one scale for each coordinate. Of unit norm as in a network: the similarity 1 of an
-    # image to itself is a kink of some losses, and rounding decides on which side it lies.
+    # The gradient of a parameter that every device holds: here one scale for each coordinate. Of
+    # unit norm as in a network: the similarity 1 of an image to itself is a kink of some losses,
+    # and rounding decides on which side it lies.
     def loss_fn(scale):
       e_scaled = e * scale
       return _LOSSES[name](
@@ -412,7 +416,9 @@ def test_memory_at_batch_1024(name, known):
 
 @_each_loss
 def test_f58_no_dtype_is_promoted_implicitly(name):
-  """Under strict promotion, value and gradient are those of standard promotion, for labels of another width too."""
+  """Under strict promotion, value and gradient are those of standard promotion, for labels of
+  another width too.
+  """
   assert jax.config.jax_numpy_dtype_promotion == "strict"  # of the whole session
   embeddings, where = jnp.asarray(_embeddings(), jnp.bfloat16), jnp.arange(8) != 3
   labels = jnp.asarray(_LABELS, jnp.int16)

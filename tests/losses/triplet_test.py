@@ -1,4 +1,6 @@
-"""triplet_loss beyond the question list of losses_test.py: value by a plain loop on any masks and labels."""
+"""triplet_loss beyond the question list of losses_test.py: value by a plain loop on any masks and
+labels.
+"""
 
 from absl.testing import parameterized
 import chex

@@ -1,4 +1,6 @@
-"""xbm_contrastive_loss: parity with the authors' code, values by plain loops, masks, degenerate batches, devices."""
+"""xbm_contrastive_loss: parity with the authors' code, values by plain loops, masks, degenerate
+batches, devices.
+"""
 
 import functools
 
@@ -48,7 +50,8 @@ def _check_golden(case, dtype, spoil=1.0):
       )
       assert value.dtype == dtype
       authors.assert_matches(golden, float(value), np.asarray(gradient, np.float64), dtype)
-      # The reference counts the calls before the start down, and knows no memory that is full by chance.
+      # The reference counts the calls before the start down, and knows no memory that is full by
+      # chance.
       assert int(state.pointer) == golden["ptr_after"]
       assert bool(state.filled.all()) == golden["is_full_after"]
       assert max(hparams["start_it"] - int(state.count), 0) == golden["start_it_after"]

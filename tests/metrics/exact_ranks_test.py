@@ -35,7 +35,8 @@ class FastCountsTest(chex.TestCase):
     np.testing.assert_array_equal(result["ap_per_query"], expected[0])
     np.testing.assert_array_equal(result["negatives_above"], expected[1])
 
-  # 1: all that is in doubt is scored pair by pair; 16: a query with more than 6 candidates in doubt is ranked exactly.
+  # 1: all that is in doubt is scored pair by pair; 16: a query with more than 6 candidates in doubt
+  # is ranked exactly.
   @parameterized.product(geometry=_GEOMETRIES, pair_cost=(1, 16))
   @hypothesis.given(
     seed=st.integers(0, 2**16),
@@ -91,7 +92,9 @@ class FastCountsTest(chex.TestCase):
         metrics.retrieval_metrics(embeddings[:-1], labels[:-1])
 
   def test_collapsed_embeddings_do_without_it(self):
-    """After a block in which most queries were in doubt, the product in float32 is not tried again."""
+    """After a block in which most queries were in doubt, the product in float32 is not
+    tried again.
+    """
     embeddings, labels = geometries.geometry("collapsed", 0, 96, 16), np.arange(96) // 4
     with (
       mock.patch.object(exact_ranks, "MIN_PRODUCTS", 0),
@@ -102,7 +105,9 @@ class FastCountsTest(chex.TestCase):
 
   @parameterized.parameters(16, 300)
   def test_bound(self, width):
-    """The float32 score is within the bound of the exact one, and the bound is of the size of float32 errors."""
+    """The float32 score is within the bound of the exact one, and the bound is of the size of
+    float32 errors.
+    """
     vectors = geometries.geometry("spread", 1, 400, width)
     task = similarities.make_task(vectors, np.zeros(400, int), None, None, None, None, 400)
     with mock.patch.object(exact_ranks, "MIN_PRODUCTS", 0):
@@ -112,7 +117,9 @@ class FastCountsTest(chex.TestCase):
     self.assertLess(np.max(bound), 1.1 * (width + 8) * 2.0**-24)
 
   def test_memory_and_work(self):
-    """Temporary memory is that of a tile of scores, whatever the number of positives; work grows with the gallery."""
+    """Temporary memory is that of a tile of scores, whatever the number of positives; work grows
+    with the gallery.
+    """
 
     def measured(size, positives):
       shapes = [
@@ -130,6 +137,7 @@ class FastCountsTest(chex.TestCase):
     for size in (2000, 4000):
       for positives in (4, 32):
         temporary, output = measured(size, positives)
-        # Scores of a tile and what is in doubt in the block, once in the loop and once as its result.
+        # Scores of a tile and what is in doubt in the block, once in the loop and once as its
+        # result.
         self.assertLess(temporary, (2 * tile + 2 * 1024) * size + 4 * 10**5)
         self.assertLess(output, 1024 * (size + 4 * positives + 4) + 1000)

@@ -135,7 +135,9 @@ class RetrievalMetricsTest(chex.TestCase):
   )
   @hypothesis.settings(max_examples=10)
   def test_f03_a_collapsed_model_gains_nothing_in_any_order(self, scale, fast, labels, seed):
-    """All embeddings equal, or all zero: AP is the share of positives, and recall@k needs fewer than k negatives."""
+    """All embeddings equal, or all zero: AP is the share of positives, and recall@k needs fewer
+    than k negatives.
+    """
     embeddings = scale * np.tile(np.float32([[0.36, 0.48, 0.8]]), (12, 1))
     positives = np.array([np.sum(labels == y) - 1 for y in labels])
     valid = positives > 0
@@ -185,7 +187,8 @@ class RetrievalMetricsTest(chex.TestCase):
         per_query=True,
       )
     self.assertEqual((same["mAUPRC"], same["recall@1"]), (1.0, 1.0))
-    # The duplicate is a negative, one of the two at 0 is the positive: 1 / 3, ties included. With itself as a hit it would be 1 or 1 / 2.
+    # The duplicate is a negative, one of the two at 0 is the positive: 1 / 3, ties included. With
+    # itself as a hit it would be 1 or 1 / 2.
     np.testing.assert_allclose(crossed["ap_per_query"], np.full(4, 1 / 3))
     self.assertEqual(crossed["recall@1"], 0.0)
     np.testing.assert_array_equal(separate["ap_per_query"], crossed["ap_per_query"][1:3])
@@ -246,7 +249,8 @@ class RetrievalMetricsTest(chex.TestCase):
       embeddings, labels, ks=(10, 11), gallery=embeddings, gallery_labels=labels
     )
     self.assertEqual(other["ks_beyond_gallery"], [11])
-    # No positive, and the last label is that of the query: nothing that fills a list up may count as a hit.
+    # No positive, and the last label is that of the query: nothing that fills a list up may count
+    # as a hit.
     labels = np.array([0, 0, 1, 2])
     lonely = metrics.retrieval_metrics(
       embeddings[2:4], labels[2:], ks=(1, 50), gallery=embeddings[:2], gallery_labels=labels[:2]
@@ -349,7 +353,8 @@ class ScaleTest(chex.TestCase):
     assert got["num_queries"] == queries
 
   def test_f09_more_pairs_than_32_bits_count(self):
-    # 16,384 x 136,093 pairs are more than 2^31; the positives stand where a flat index would have wrapped around.
+    # 16,384 x 136,093 pairs are more than 2^31; the positives stand where a flat index would have
+    # wrapped around.
     size, queries = 136_093, 16_384
     self.assertGreater(size * queries, 2**31)
     gallery = np.random.default_rng(0).normal(size=(size, 2)).astype(np.float32)

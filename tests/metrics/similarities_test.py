@@ -38,7 +38,9 @@ class RetrievalMetricsTest(chex.TestCase):
     geometry=("around a midpoint", "duplicates up to 1e-8", "spread"), width=(3, 16, 200, 9000)
   )
   def test_f47_one_rule_for_blocks_ways_orders_and_parts(self, geometry, width):
-    """Not a bit depends on block size, fast path, order of the gallery or how queries are shared out; the rule is that of the reference."""
+    """Not a bit depends on block size, fast path, order of the gallery or how queries are shared
+    out; the rule is that of the reference.
+    """
     size = 70 if width < 9000 else 20
     embeddings, labels = geometries.geometry(geometry, 1, size, width), np.arange(size) // 2 % 5
     expected = reference.by_sorting_all(
@@ -77,7 +79,8 @@ class RetrievalMetricsTest(chex.TestCase):
           )
     self.assertLen(means, 1)
 
-  # Sums of 0.5 with this offset are decided at the threshold 0.5 by their last bits, in float32 by rounding up or down.
+  # Sums of 0.5 with this offset are decided at the threshold 0.5 by their last bits, in float32 by
+  # rounding up or down.
   @parameterized.parameters((np.float32, -(2.0**-26)), (np.float64, 0.0))
   def test_f47_curve_of_duplicates_around_a_threshold(self, dtype, offset):
     """Exact duplicates reach the same thresholds, whatever the block size."""

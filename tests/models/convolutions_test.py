@@ -1,4 +1,6 @@
-"""The convolutions that CPUs compute as products, and the pooling: XLA's own ones are the reference, gradients included."""
+"""The convolutions that CPUs compute as products, and the pooling: XLA's own ones are the
+reference, gradients included.
+"""
 
 import functools
 
@@ -124,7 +126,9 @@ def _net(**settings):
 
 
 def _variables(images):
-  """Random weights with the batch's own statistics as running ones, so that 50 layers keep their scale."""
+  """Random weights with the batch's own statistics as running ones, so that 50 layers keep their
+  scale.
+  """
   net = _net(freeze_bn=False)
   old = jax.jit(net.init)(jax.random.key(0), images[:1])
   _, moved = jax.jit(functools.partial(net.apply, train=True, mutable=["batch_stats"]))(old, images)
@@ -146,7 +150,8 @@ def _embeddings_and_gradients(net, variables, images):
 
 @pytest.mark.slow
 def test_resnet50_has_the_gradient_of_xlas_convolutions():
-  # In float64: in float32 fifty layers of random weights turn rounding into other signs of relu, whatever the convolutions.
+  # In float64: in float32 fifty layers of random weights turn rounding into other signs of relu,
+  # whatever the convolutions.
   with jax.enable_x64(True):
     images = np.random.default_rng(1).integers(0, 256, (3, 40, 40, 3), np.uint8)
     variables, net = _variables(images), _net(dtype=jnp.float64)
@@ -182,6 +187,7 @@ def test_cost_of_a_step_is_linear_in_the_batch(quantity):
     )
 
   small, middle, large = cost(16), cost(32), cost(64)
-  # The same again for each image: a constant part (the kernels') is allowed, more than linear growth is not.
+  # The same again for each image: a constant part (the kernels') is allowed, more than linear
+  # growth is not.
   assert middle < large <= 2.05 * middle
   np.testing.assert_allclose(large - middle, 2 * (middle - small), rtol=0.05)

@@ -1,4 +1,6 @@
-"""Weights of torchvision's ResNets: files and names as they are published, and what does not fit is told."""
+"""Weights of torchvision's ResNets: files and names as they are published, and what does not fit is
+told.
+"""
 
 import hashlib
 import json

@@ -18,7 +18,8 @@ import torchvision_rule
 from soprc_jax.models import RESNETS, EmbeddingNet, ResNet, embedding, pretrained
 
 _ARCHS = ("resnet18", "resnet50")
-# torchvision's documented number of parameters with the 1000 classes of ImageNet, and the width of the features.
+# torchvision's documented number of parameters with the 1000 classes of ImageNet, and the width of
+# the features.
 _TORCHVISION = {
   "resnet18": (11_689_512, 512),
   "resnet34": (21_797_672, 512),
@@ -133,7 +134,9 @@ class ArchitectureTest(chex.TestCase):
 
 
 class TorchvisionParityTest(chex.TestCase):
-  """goldens/resnet.npz: padding, stride, epsilon and the order of the layers, at sizes that halve evenly and oddly."""
+  """goldens/resnet.npz: padding, stride, epsilon and the order of the layers, at sizes that halve
+  evenly and oddly.
+  """
 
   @parameterized.product(arch=_ARCHS, size=torchvision_rule.SIZES)
   def test_features_float64(self, arch, size):

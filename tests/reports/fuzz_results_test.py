@@ -1,4 +1,6 @@
-"""Files that programs read back from a folder of results, damaged or of another shape: told by their name, with what to do."""
+"""Files that programs read back from a folder of results, damaged or of another shape: told by
+their name, with what to do.
+"""
 
 import json
 

@@ -58,7 +58,8 @@ class TestRanking:
     )
     assert [pair.labels for pair in pairs] == [(3, 4), (1, 2)]
     assert (pairs[1].errors, pairs[1].places) == (4, 4)  # the nearest of each is of the other class
-    # Queries of 3 have two places: 4 is in the second of two of them, and in both of the stray one. Those of 4 have one, where the stray one is.
+    # Queries of 3 have two places: 4 is in the second of two of them, and in both of the stray one.
+    # Those of 4 have one, where the stray one is.
     assert (pairs[0].errors, pairs[0].places) == (6, 8)
     used = [position for example in pairs[0].examples for position in example]
     assert len(set(used)) == len(used)

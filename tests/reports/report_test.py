@@ -1,4 +1,5 @@
-"""The HTML reports: numbers, pictures, what is missing, what is refused, and how the page stands in a browser.
+"""The HTML reports: numbers, pictures, what is missing, what is refused, and how the page stands in
+a browser.
 
 What a page is made from (reports/reading.py, reports/tested.py) is tested with it.
 """
@@ -33,7 +34,10 @@ from soprc_jax.training import (
 )
 
 _CHROMIUM = pathlib.Path("/usr/bin/chromium")
-_ARGUMENTS = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update --disable-sync"
+_ARGUMENTS = (
+  "--no-sandbox --disable-gpu --disable-quic --no-first-run "
+  "--disable-background-networking --disable-component-update --disable-sync"
+)
 _CLASSES = 28
 
 
@@ -71,7 +75,9 @@ def _lines(config):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """The folder of a run on images with awkward names: its files are those of a run, its network is a random one."""
+  """The folder of a run on images with awkward names: its files are those of a run, its network is
+  a random one.
+  """
   root, folder = tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("runs") / "run"
   for label in range(_CLASSES):
     name = pages.NAMES[label % len(pages.NAMES)] + ("" if label < len(pages.NAMES) else f" {label}")
@@ -512,8 +518,8 @@ class TestPageOfAComparison:
     text = comparison.make(_comparison(tmp_path))
     assert text.count('<path class="curve main"') == 2
     assert (
-      "mAUPRC on val, mean over seeds: mAUPRC on val against step; SOPRC from 0.65 to 0.65; SmoothAP from 0.5 to 0.5"
-      in text
+      "mAUPRC on val, mean over seeds: mAUPRC on val against step; SOPRC from 0.65 to 0.65; "
+      "SmoothAP from 0.5 to 0.5" in text
     )
 
   def test_without_the_runs(self, tmp_path):
@@ -584,7 +590,7 @@ _PROBLEMS = """() => {
     boxes.forEach((a, i) => boxes.slice(i + 1).forEach(b => { if (overlap(a, b)) found.push('overlap in ' + list.className); }));
   }
   return found;
-}"""
+}"""  # noqa: E501
 _CONTRAST = """() => {
   const luminance = color => {
     const parts = color.match(/[\\d.]+/g).slice(0, 3).map(v => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
@@ -607,7 +613,7 @@ _CONTRAST = """() => {
     }
   }
   return [Object.entries(found), luminance(backdrop(document.body)) < 0.2];
-}"""
+}"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")

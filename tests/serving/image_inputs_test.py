@@ -144,7 +144,10 @@ def test_f65_one_image_by_two_spellings(tmp_path, kind, other):
   head = ["path"] if kind == "csv" else []
   (tmp_path / f"list.{kind}").write_text("\n".join([*head, "a.png", other]))
   line = len(head) + 2
-  message = rf"{kind}:{line}: '{re.escape(other)}' is listed twice, first in line {line - 1}, as 'a\.png' too"
+  message = (
+    rf"{kind}:{line}: '{re.escape(other)}' is listed twice, first in line {line - 1}, as "
+    r"'a\.png' too"
+  )
   with pytest.raises(ValueError, match=message):
     image_inputs.find(str(tmp_path / f"list.{kind}"), flag="--images")
 

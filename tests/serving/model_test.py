@@ -86,7 +86,9 @@ def test_folders_of_a_run(made, model, paths):
 
 @pytest.mark.parametrize(("outputs", "width"), [(None, 0), (1000, 0), (32, 32)])
 def test_converted_weights(paths, tmp_path, outputs, width):
-  """A backbone embeds by its features; so does a classifier of ImageNet; another head is an embedding."""
+  """A backbone embeds by its features; so does a classifier of ImageNet; another head is an
+  embedding.
+  """
   stages, bottleneck = RESNETS["resnet18"]
   net = EmbeddingNet(ResNet(stages, bottleneck), embedding_dim=outputs or 0)
   shapes = jax.eval_shape(

@@ -17,7 +17,9 @@ def _unit(vectors):
 
 
 def _crowd(rng, width=33):
-  """Vectors of which many are equal, and many so near to each other that float32 products cannot tell them apart."""
+  """Vectors of which many are equal, and many so near to each other that float32 products cannot
+  tell them apart.
+  """
   base = rng.normal(size=(12, width))
   near = base[rng.integers(12, size=400)] + rng.normal(size=(400, width)) * 10.0 ** rng.integers(
     -9, -3, size=(400, 1)

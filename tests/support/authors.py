@@ -1,4 +1,6 @@
-"""The stored reference values of the authors' code (goldens/README.md), and how ours are held against them."""
+"""The stored reference values of the authors' code (goldens/README.md), and how ours are held
+against them.
+"""
 
 import functools
 import json
@@ -26,7 +28,9 @@ def num_steps(name, case):
 
 
 def arrays(name, case, step=None):
-  """The arrays under ``case<i>/`` (and ``step<t>/``), with the embeddings that a shared batch leaves out."""
+  """The arrays under ``case<i>/`` (and ``step<t>/``), with the embeddings that a shared batch
+  leaves out.
+  """
   prefix = f"case{case}/" + ("" if step is None else f"step{step}/")
   found = {
     key[len(prefix) :]: array for key, array in archive(name).items() if key.startswith(prefix)
@@ -44,9 +48,11 @@ def hparams(name, case):
 
 
 def assert_matches(golden, value, gradient, dtype, prefix="", *, radial=True):
-  """Loss and gradient against the float64 reference, on the rows where the reference itself is stable.
+  """Loss and gradient against the float64 reference, on the rows where the reference itself is
+  stable.
 
-  ``radial=False``: the parts of the gradient along the embeddings themselves, which a normalisation removes, are not compared.
+  ``radial=False``: the parts of the gradient along the embeddings themselves, which a normalisation
+  removes, are not compared.
   """
   suffix, value_tol, gradient_tol = (
     ("_f32", 1e-4, 1e-4) if dtype == jnp.float32 else ("", 1e-9, 1e-7)

@@ -1,4 +1,6 @@
-"""SOPRC that gives a NaN at the steps ``loss.custom.steps`` of the main phase, counted from 0; its v is carried as always."""
+"""SOPRC that gives a NaN at the steps ``loss.custom.steps`` of the main phase, counted from 0; its
+v is carried as always.
+"""
 
 import jax.numpy as jnp
 

@@ -1,4 +1,5 @@
-"""`experiments.train` that tells what it is doing, for those who want to stop it just then: the last line of ``$PHASES`` names the phase.
+"""`experiments.train` that tells what it is doing, for those who want to stop it just then: the
+last line of ``$PHASES`` names the phase.
 
 Nothing of the run is changed: functions are wrapped to write a word when they begin.
 """

@@ -1,4 +1,6 @@
-"""Starts training processes and stops them at chosen moments; what is left must go on to the run that nothing stopped."""
+"""Starts training processes and stops them at chosen moments; what is left must go on to the run
+that nothing stopped.
+"""
 
 import json
 import os
@@ -14,7 +16,8 @@ import runs
 from soprc_jax.training import checkpoints
 
 CHILD = str(runs.ROOT / "tests" / "support" / "crash_child.py")
-# Phase (crash_child.PHASES) -> how often it begins in the tiny run at most, and how many seconds it is waited for before the kill.
+# Phase (crash_child.PHASES) -> how often it begins in the tiny run at most, and how many seconds it
+# is waited for before the kill.
 MOMENTS = {
   "starting": (1, 1.0),
   "compiling": (1, 8.0),
@@ -44,7 +47,9 @@ def draw_moment(rng, phase):
 
 
 def stop_at(flags, moment, folder, *, number=signal.SIGKILL):
-  """Starts a run and sends it a signal at a moment; what came of it: its return code, 0 if it was done before, and its output."""
+  """Starts a run and sends it a signal at a moment; what came of it: its return code, 0 if it was
+  done before, and its output.
+  """
   phases = folder.with_name(folder.name + ".phases")
   phases.write_text("")
   with open(folder.with_name(folder.name + ".output"), "w+") as output:
@@ -91,7 +96,9 @@ def left(folder):
 
 
 def assert_same_run(folder, other):
-  """Everything but wall-clock times: parameters, optimizer, v, val and test metrics, every line of the log."""
+  """Everything but wall-clock times: parameters, optimizer, v, val and test metrics, every line of
+  the log.
+  """
   assert runs.metrics(folder) == runs.metrics(other)
   got, want = runs.states(folder), runs.states(other)
   assert got.keys() == want.keys()

@@ -1,6 +1,8 @@
-"""What must not depend on the number of devices and processes: losses with their carried states, trainings, an evaluation.
+"""What must not depend on the number of devices and processes: losses with their carried states,
+trainings, an evaluation.
 
-As a program it computes everything on the devices that it has, and process 0 writes it: ``device_cases.py OUT [COORDINATOR PROCESSES ID]``.
+As a program it computes everything on the devices that it has, and process 0 writes it:
+``device_cases.py OUT [COORDINATOR PROCESSES ID]``.
 """
 
 import functools
@@ -50,7 +52,9 @@ _SETTINGS = {
 
 
 def batches(seed, count):
-  """Labels and masks in turn: four of each class; classes of 1 to 8 over all devices; devices without a valid list or image."""
+  """Labels and masks in turn: four of each class; classes of 1 to 8 over all devices; devices
+  without a valid list or image.
+  """
   rng = np.random.default_rng(seed)
   found = []
   for i in range(count):
@@ -66,7 +70,9 @@ def batches(seed, count):
 
 
 def losses(name, *, mapped):
-  """Loss, gradient and carried state of three steps of a linear network; on one device, or on all."""
+  """Loss, gradient and carried state of three steps of a linear network; on one device, or
+  on all.
+  """
   axis_name = parallel.AXIS_NAME if mapped else None
   objective = objectives.make_objective(*_name_and_config(LOSSES[name]), _setting(axis_name, _DIM))
 
@@ -84,7 +90,8 @@ def losses(name, *, mapped):
     (loss, arguments), gradient = jax.value_and_grad(loss_fn, has_aux=True)(kernel)
     gradient = jax.lax.pmean(gradient, axis_name) if mapped else gradient
     _, carried = objective.tracker.update(gradient, carried, None, **arguments)
-    # The network moves by itself: following the gradient would amplify its rounding from step to step.
+    # The network moves by itself: following the gradient would amplify its rounding from step to
+    # step.
     return (jnp.roll(kernel, 1, axis=0), carried, count + 1), {"loss": loss, "gradient": gradient}
 
   rng = np.random.default_rng(1)
@@ -137,7 +144,9 @@ def training(name, *, mapped):
 
 
 class _Images:
-  """27 random pictures of classes of five: neither two processes nor a batch of eight divide them, nor the 21 that are one per class."""
+  """27 random pictures of classes of five: neither two processes nor a batch of eight divide them,
+  nor the 21 that are one per class.
+  """
 
   def __init__(self):
     self.labels = np.arange(27) // 5
@@ -180,7 +189,9 @@ def everything(*, mapped):
 
 
 def _runner(step, state, mapped):
-  """A function from a joined batch to the outputs and the state after one more step, on the host."""
+  """A function from a joined batch to the outputs and the state after one more step, on the
+  host.
+  """
   compiled = parallel.compile_step(step, donate_state=False) if mapped else jax.jit(step)
   held = [parallel.replicate(state) if mapped else state]
   first, count = parallel.process_index(), parallel.num_processes()

@@ -4,7 +4,9 @@ import numpy as np
 
 
 def data(seed, size, classes, distinct=None):
-  """Embeddings and labels; with ``distinct``, only so many different embeddings (exact duplicates)."""
+  """Embeddings and labels; with ``distinct``, only so many different embeddings (exact
+  duplicates).
+  """
   rng = np.random.default_rng(seed)
   rows = rng.normal(size=(distinct or size, 6))
   rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
@@ -14,8 +16,9 @@ def data(seed, size, classes, distinct=None):
 
 
 def around_a_midpoint(rng, size, width):
-  """float32 vectors, half of them queries of ones, whose exact products are 1 + 2^-24, up to what float64 sums lose: just there
-  float32 rounds up or down, by the order of the sum."""
+  """float32 vectors, half of them queries of ones, whose exact products are 1 + 2^-24, up to what
+  float64 sums lose: just there float32 rounds up or down, by the order of the sum.
+  """
   tiny = rng.integers(-2, 3, (1 + size // 8, width)) * 2.0**-53
   tiny[:, :2] = 1.0, 2.0**-24
   for row in tiny:

@@ -1,4 +1,5 @@
-"""The pairwise and listwise losses as their papers print them, one query and one pair at a time, in float64 numpy.
+"""The pairwise and listwise losses as their papers print them, one query and one pair at a time, in
+float64 numpy.
 
 Every function takes the valid images only, and classes of any size.
 """
@@ -7,7 +8,9 @@ import numpy as np
 
 
 def _lists(embeddings, labels, include_self):
-  """For each query that has a positive and a negative: the scores of its relevant candidates, and of its negatives."""
+  """For each query that has a positive and a negative: the scores of its relevant candidates, and
+  of its negatives.
+  """
   scores, count = np.float64(embeddings) @ np.float64(embeddings).T, len(labels)
   for q in range(count):
     positives = [i for i in range(count) if i != q and labels[i] == labels[q]]
@@ -75,7 +78,9 @@ def smooth_ap(embeddings, labels, tau=0.01, include_self=True):
 
 
 def _histogram(positions, num_bins, clip):
-  """Triangular weights of each position around the centres 0 .. num_bins - 1; with ``clip`` the ends are open."""
+  """Triangular weights of each position around the centres 0 .. num_bins - 1; with ``clip`` the
+  ends are open.
+  """
   positions = np.clip(positions, 0, num_bins - 1) if clip else positions
   return np.array([sum(max(1 - abs(x - m), 0) for x in positions) for m in range(num_bins)])
 
@@ -125,7 +130,8 @@ def xbm_of_one_batch(embeddings, labels, negative_margin=0.5):
 
 
 def _blackbox_ap(relevant, negatives):
-  # Negatives of an equal score count as above; of equal relevant ones (a pair, met from both sides) one is behind the other.
+  # Negatives of an equal score count as above; of equal relevant ones (a pair, met from both sides)
+  # one is behind the other.
   order = np.sort(relevant)[::-1]
   within = np.arange(1, len(order) + 1)
   return np.sum(within / (within + [sum(negatives >= s) for s in order])) / (len(order) + 1e-5)

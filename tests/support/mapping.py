@@ -9,7 +9,9 @@ KINDS = [("pmap", "pmap"), ("shard_map", "shard_map")]
 
 
 def on_devices(function, kind):
-  """Maps ``function`` over the leading axis (of size 2) of all arguments; results are stacked in the same way."""
+  """Maps ``function`` over the leading axis (of size 2) of all arguments; results are stacked in
+  the same way.
+  """
   devices = jax.devices()[:NUM_DEVICES]
   assert len(devices) == NUM_DEVICES, "tests/conftest.py asks for two CPU devices"
   if kind == "pmap":

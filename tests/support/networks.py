@@ -1,4 +1,6 @@
-"""A run that was never trained: the folder of a small network with random weights, in a fraction of a second."""
+"""A run that was never trained: the folder of a small network with random weights, in a fraction of
+a second.
+"""
 
 import jax
 import numpy as np

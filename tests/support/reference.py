@@ -1,4 +1,6 @@
-"""Plain numpy float64 references for the tests: loops over one list at a time, nothing shared with soprc_jax."""
+"""Plain numpy float64 references for the tests: loops over one list at a time, nothing shared with
+soprc_jax.
+"""
 
 import fractions
 import math
@@ -137,7 +139,9 @@ def auprc(scores, labels, prior=None):
 
 
 def similarities(queries, gallery):
-  """The rule of `retrieval_metrics`: float64 sums in one order for all pairs, rounded to float32 unless an entry is float64."""
+  """The rule of `retrieval_metrics`: float64 sums in one order for all pairs, rounded to float32
+  unless an entry is float64.
+  """
   products = np.asarray(queries, np.float64)[:, None] * np.asarray(gallery, np.float64)
   is_short = all(
     part.dtype.itemsize <= 4 and part.dtype.kind not in "biu" for part in (queries, gallery)
@@ -148,7 +152,8 @@ def similarities(queries, gallery):
 def retrieval(scores, labels, gallery_labels, usable, ks):
   """AP (Eq. 2) and pessimistic recall of every query, from the scores, by brute force.
 
-  Returns ``{"ap": [N], "recall": {k: float}, "above": [N]}``; NaN and -1 for queries without a positive.
+  Returns ``{"ap": [N], "recall": {k: float}, "above": [N]}``; NaN and -1 for queries without a
+  positive.
   """
   size = len(labels)
   ap, above = np.full(size, np.nan), np.full(size, -1)
@@ -166,7 +171,9 @@ def retrieval(scores, labels, gallery_labels, usable, ks):
 
 
 class Table:
-  """v as Eq. 10 with errata 4 and 5, row by row: the mean of the queries of a class in one write."""
+  """v as Eq. 10 with errata 4 and 5, row by row: the mean of the queries of a class in one
+  write.
+  """
 
   def __init__(self, num_lists, num_points, initial_v=None):
     self.v = np.zeros((num_lists, num_points))
@@ -185,7 +192,9 @@ class Table:
 
 
 def by_sorting_all(queries, labels, gallery, gallery_labels, usable):
-  """AP and negatives above of each query from the exact scores of all candidates: what the fast counts must equal bit for bit."""
+  """AP and negatives above of each query from the exact scores of all candidates: what the fast
+  counts must equal bit for bit.
+  """
   scores = np.where(usable, similarities(queries, gallery), -np.inf)
   ap, above = np.full(len(labels), np.nan), np.full(len(labels), -1)
   for i, row in enumerate(scores):

@@ -1,4 +1,6 @@
-"""Small runs for the tests of training, of the command line and of resuming, in this process or in others."""
+"""Small runs for the tests of training, of the command line and of resuming, in this process or in
+others.
+"""
 
 import atexit
 import functools
@@ -127,7 +129,9 @@ def finished():
 
 
 def start_and_kill(flags, due, *, devices=1):
-  """Starts ``experiments.train`` and sends SIGKILL as soon as ``due(seconds)``; False if it finished before."""
+  """Starts ``experiments.train`` and sends SIGKILL as soon as ``due(seconds)``; False if it
+  finished before.
+  """
   with tempfile.TemporaryFile("w+") as output:
     process = subprocess.Popen(
       [sys.executable, "-m", "experiments.train", *flags],
@@ -150,7 +154,9 @@ def start_and_kill(flags, due, *, devices=1):
 
 
 def metrics(folder):
-  """The lines of metrics.jsonl without the wall-clock fields, and those of v.jsonl, as text, so that a single bit shows."""
+  """The lines of metrics.jsonl without the wall-clock fields, and those of v.jsonl, as text, so
+  that a single bit shows.
+  """
   lines = [*workdir.read_metrics(folder), *workdir.read_lines(folder / v_history.FILE)]
   return [
     repr({name: value for name, value in line.items() if name not in run_log.CLOCK_FIELDS})
@@ -159,7 +165,9 @@ def metrics(folder):
 
 
 def states(folder, **values):
-  """The states in the newest and the best checkpoint of a tiny run: all leaves by path, v among them."""
+  """The states in the newest and the best checkpoint of a tiny run: all leaves by path, v among
+  them.
+  """
   config = tiny_config(**values)
   parts = build.make_parts(config, build.make_data(config).class_counts())
   like = build.abstract_state(config, parts)

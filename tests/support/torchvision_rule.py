@@ -7,7 +7,9 @@ SIZES = [(224, 224), (256, 256), (97, 131)]
 
 
 def state_dict(entries):
-  """Torch's state dict, name -> float64 array, from the ``[name, shape]`` pairs of the golden file."""
+  """Torch's state dict, name -> float64 array, from the ``[name, shape]`` pairs of the
+  golden file.
+  """
   return {
     name: _draw(name, shape, np.random.default_rng([_SEED, i]))
     for i, (name, shape) in enumerate(entries)

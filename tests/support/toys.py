@@ -35,7 +35,9 @@ def make_config(**values):
 
 
 class Toy:
-  """A step of a network of one block, on one device (compiled by jit) or on all (by pmap); compiled once for each setting."""
+  """A step of a network of one block, on one device (compiled by jit) or on all (by pmap); compiled
+  once for each setting.
+  """
 
   def __init__(
     self,

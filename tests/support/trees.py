@@ -31,7 +31,9 @@ def folder(root, num_classes, per_class=PER_CLASS):
 
 
 def glyph_folder(root, num_classes, per_class):
-  """Glyphs written as PNG files, one subfolder a character; returns the same images as a source in memory."""
+  """Glyphs written as PNG files, one subfolder a character; returns the same images as a source in
+  memory.
+  """
   everything = glyphs.load()
   codes = np.unique(everything.labels)[:num_classes]
   kept = np.concatenate([np.flatnonzero(everything.labels == code)[:per_class] for code in codes])
@@ -59,7 +61,9 @@ def csv(root, num_classes, split=None):
 
 
 def sop(root, num_train, num_test):
-  """Stanford Online Products: two lists with a header, class ids from 1, test classes behind the training classes."""
+  """Stanford Online Products: two lists with a header, class ids from 1, test classes behind the
+  training classes.
+  """
   number = 0
   for name, labels in (
     ("train", range(1, num_train + 1)),
@@ -87,7 +91,8 @@ def inaturalist(root, num_train, num_test):
     lines = []
     for label in labels:
       for index in range(PER_CLASS):
-        path = f"train_val2018/{'Aves' if label % 2 else 'Insecta'}/{label + 2800}/{label:04d}{index:04d}abc.jpg"
+        kind = "Aves" if label % 2 else "Insecta"
+        path = f"train_val2018/{kind}/{label + 2800}/{label:04d}{index:04d}abc.jpg"
         write(root / path, label, index)
         lines.append(path)
     (lists / f"Inaturalist_{name}_set1.txt").write_text("\n".join(lines) + "\n")
@@ -115,7 +120,9 @@ def vehicle_id(root, num_train, num_tests=(2, 4, 6)):
 
 
 def tfds(root, name, splits):
-  """A data set of the real TFDS builder in array_record; ``splits``: name -> examples, images as paths."""
+  """A data set of the real TFDS builder in array_record; ``splits``: name -> examples, images as
+  paths.
+  """
   from etils import epath
   import tensorflow_datasets
   from tensorflow_datasets.core import example_serializer, file_adapters, naming

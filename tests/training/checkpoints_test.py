@@ -12,7 +12,9 @@ from soprc_jax.training.step import TrainState
 
 
 def _state(step=3, width=2, tracker=True, optimizer=None):
-  """A state with every kind of tree that occurs: NamedTuples, tuples, empty states, scalars, several dtypes."""
+  """A state with every kind of tree that occurs: NamedTuples, tuples, empty states, scalars,
+  several dtypes.
+  """
   params = {
     "backbone": {"conv1": {"kernel": np.full((3, 3, 3, width), 0.1, np.float32)}},
     "head": {

@@ -1,4 +1,6 @@
-"""What a checkpoint knows of the classes and images of its data, and what it is compared with (F40, F44)."""
+"""What a checkpoint knows of the classes and images of its data, and what it is compared with (F40,
+F44).
+"""
 
 import gzip
 import json
@@ -126,7 +128,8 @@ class TestStarts:
     shown = ", ".join(map(repr, both[:3]))
     with pytest.raises(
       ValueError,
-      match=f"^{len(both)} of the classes that are tested on were trained on: {shown} and {len(both) - 3} more ",
+      match=f"^{len(both)} of the classes that are tested on were trained on: {shown} and "
+      f"{len(both) - 3} more ",
     ):
       build.check_unseen(config)
     assert build.check_unseen(config, allow_seen_classes=True) == {"": sorted(trained)}
@@ -240,7 +243,8 @@ class TestChanges:
     (line,) = self._changes(meta, _config(folder), tmp_path)
     assert (
       line
-      == f"val: {before} images in the checkpoint, {before} now; 1 added ('{name}'), 1 removed ('{image}')"
+      == f"val: {before} images in the checkpoint, {before} now; 1 added ('{name}'), 1 removed "
+      f"('{image}')"
     )
 
   def test_f44_a_class_more_moves_images_between_splits(self, folder, meta, tmp_path):
@@ -283,7 +287,8 @@ class TestChanges:
   def test_f44_labels_and_order_of_a_csv(self, folder, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("soprc_jax"), "propagate", True)
     rows = [
-      f"class_{label:03d}/{index}.png,thing {label},{'train' if label < 6 else 'val' if label < 9 else 'test'}"
+      f"class_{label:03d}/{index}.png,thing "
+      f"{label},{'train' if label < 6 else 'val' if label < 9 else 'test'}"
       for label in range(12)
       for index in range(trees.PER_CLASS)
     ]
@@ -301,7 +306,8 @@ class TestChanges:
     ]
     other = [row.replace("thing 9,train", "thing 1,train") for row in other]
     assert self._changes(meta, self._csv(folder, other), tmp_path) == [
-      "train: 24 images in the checkpoint, 24 now; 2 of another class ('class_000/0.png': 'thing 0' is now 'thing 1', "
+      "train: 24 images in the checkpoint, 24 now; 2 of another class ('class_000/0.png': 'thing "
+      "0' is now 'thing 1', "
       "'class_001/0.png': 'thing 1' is now 'thing 0')"
     ]
     # Rows in another order are the same images, but the batches of a seed are others.

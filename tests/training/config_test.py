@@ -1,4 +1,6 @@
-"""Configs: every file and argument resolves, bad values are named, presets are those of the design."""
+"""Configs: every file and argument resolves, bad values are named, presets are those of the
+design.
+"""
 
 import functools
 import json

@@ -1,6 +1,8 @@
-"""Real training processes, stopped in every way: nothing is lost, and the same command ends with the bits of the run that nothing stopped.
+"""Real training processes, stopped in every way: nothing is lost, and the same command ends with
+the bits of the run that nothing stopped.
 
-All slow: ``python -m pytest -m slow tests/training/crash_test.py -s`` prints what each stop left behind.
+All slow: ``python -m pytest -m slow tests/training/crash_test.py -s`` prints what each stop left
+behind.
 """
 
 import os
@@ -68,7 +70,9 @@ def test_killed_again_and_again(tmp_path, seed):
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("phase", ["compiling", "evaluating", "saving", "after saving"])
 def test_asked_to_stop(tmp_path, phase, number, status):
-  """A pre-emption or Ctrl-C: a checkpoint of the last step is written, the exit status says so, the same command goes on."""
+  """A pre-emption or Ctrl-C: a checkpoint of the last step is written, the exit status says so, the
+  same command goes on.
+  """
   rng, folder = np.random.default_rng([7, number]), tmp_path / "run"
   moment = crashes.draw_moment(rng, phase)._replace(nth=2 if phase != "compiling" else 1)
   found, output = crashes.stop_at(runs.tiny_flags(folder), moment, folder, number=number)
@@ -165,7 +169,8 @@ def test_the_disk_is_full(small_disk, tmp_path, free_kib):
   ballast.write_bytes(b"\0" * (disk.f_bavail * disk.f_frsize - free_kib * 1024))
   done = runs.call(_TRAIN, *runs.tiny_flags(folder), env=env)
   print(
-    f"\n{free_kib} KiB: left {crashes.left(folder) if folder.is_dir() else None}; {done.stderr.splitlines()[-1][:300]}"
+    f"\n{free_kib} KiB: left {crashes.left(folder) if folder.is_dir() else None}; "
+    f"{done.stderr.splitlines()[-1][:300]}"
   )
   assert done.returncode == 1, done.stderr
   assert "Traceback" not in done.stderr, done.stderr

@@ -1,4 +1,6 @@
-"""Any number of devices and processes gives what one device gives on the joined batch (tests/support/device_cases.py says what)."""
+"""Any number of devices and processes gives what one device gives on the joined batch
+(tests/support/device_cases.py says what).
+"""
 
 import atexit
 import functools
@@ -99,7 +101,8 @@ from soprc_jax.training import parallel
 found = {}
 for count in (1, 2, 3, 8):
   # pmap takes the first devices where the mapped axis is shorter than there are.
-  parallel.jax = type("Jax", (), vars(jax) | {"device_count": staticmethod(lambda: count), "local_device_count": staticmethod(lambda: count)})
+  counts = dict.fromkeys(("device_count", "local_device_count"), staticmethod(lambda: count))
+  parallel.jax = type("Jax", (), vars(jax) | counts)
   values = device_cases.evaluated()
   assert values["embeddings"].shape[0] == 27
   found[count] = json.loads(str(values["metrics"])) | {"embeddings": values["embeddings"].tolist()}
@@ -108,7 +111,9 @@ print("value of the test: " + json.dumps(found), flush=True)
 
 
 def test_f05_padding_for_any_number_of_devices_repeats_no_image():
-  """27 images in batches of 8, on 1, 2, 3 and 8 devices: the metrics are those of all 27 in one batch, each image once."""
+  """27 images in batches of 8, on 1, 2, 3 and 8 devices: the metrics are those of all 27 in one
+  batch, each image once.
+  """
   env = runs.environment(8)
   env["PYTHONPATH"] += f"{os.pathsep}{runs.ROOT / 'tests' / 'support'}"
   done = subprocess.run(

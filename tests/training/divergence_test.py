@@ -1,4 +1,6 @@
-"""A NaN or an infinity in a step: the run stops or leaves the step out, keeps what shows it again, and its state takes none."""
+"""A NaN or an infinity in a step: the run stops or leaves the step out, keeps what shows it again,
+and its state takes none.
+"""
 
 import functools
 import json
@@ -72,7 +74,8 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monk
   assert "training broke down at step 4 of 10: not finite: loss, gradient" in message
   assert f"soprc replay --workdir={folder} --own_loss=broken_losses:soprc; try" in message
 
-  # What is kept: the state before the step, untouched by it and by the step that was under way behind it; and its batch.
+  # What is kept: the state before the step, untouched by it and by the step that was under way
+  # behind it; and its batch.
   report = json.loads((folder / "diverged" / "4" / "report.json").read_text())
   assert (report["step"], report["loss"], report["nonfinite"][:1]) == (4, "nan", ["loss"])
   _assert_same(

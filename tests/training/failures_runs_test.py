@@ -1,4 +1,6 @@
-"""Runs whose data change between two calls, in this process: what a checkpoint knows of them is compared with what is there (F10, F11, F15, F19, F33, F40, F44)."""
+"""Runs whose data change between two calls, in this process: what a checkpoint knows of them is
+compared with what is there (F10, F11, F15, F19, F33, F40, F44).
+"""
 
 import json
 import logging
@@ -135,7 +137,10 @@ def test_f44_an_image_less_is_reported_on_resuming_and_evaluating(finished, spli
   path = folder / "data" / name
   content = path.read_bytes()
   path.unlink()
-  message = rf"(?s)the data are not those .*\n  {split}: (\d+) images in the checkpoint, \d+ now; 1 removed \('{name}'\)$"
+  message = (
+    rf"(?s)the data are not those .*\n  {split}: (\d+) images in the checkpoint, \d+ now; "
+    rf"1 removed \('{name}'\)$"
+  )
   try:
     with pytest.raises(ValueError, match=message):
       loop.train(_config(folder / "data"), folder / "run")
@@ -161,7 +166,9 @@ def test_f44_fewer_classes_are_reported_and_not_arrays_of_another_shape(finished
 
 @pytest.fixture(scope="module")
 def resumed(finished, tmp_path_factory):
-  """The same run, stopped behind the milestone at step 2, and resumed with its data in another place."""
+  """The same run, stopped behind the milestone at step 2, and resumed with its data in another
+  place.
+  """
   folder = tmp_path_factory.mktemp("resumed")
   shutil.copytree(finished[0] / "data", folder / "data")
   save = checkpoints.Store.save
@@ -203,7 +210,10 @@ def test_f40_evaluating_elsewhere_needs_classes_that_were_not_trained_on(
   both = sorted(trained & set(sources.shown_classes(build.make_data(config).splits["test"])))
   assert len(both) > 3
   first = ", ".join(map(repr, both[:3]))
-  message = f"{len(both)} of the classes that are tested on were trained on: {first} and {len(both) - 3} more .*--allow_seen_classes"
+  message = (
+    f"{len(both)} of the classes that are tested on were trained on: {first} and "
+    f"{len(both) - 3} more .*--allow_seen_classes"
+  )
   for split in ("test", "all"):
     with pytest.raises(ValueError, match=message if split == "test" else "were trained on"):
       evaluation.evaluate_workdir(config, folder / "run", split=split, newest=True)
@@ -228,7 +238,9 @@ def _from_seen(finished):
 
 @pytest.fixture(scope="module")
 def fine_tuned(finished, tmp_path_factory):
-  """A run from the network of another one, whose training classes are partly its val and test classes."""
+  """A run from the network of another one, whose training classes are partly its val and test
+  classes.
+  """
   folder = tmp_path_factory.mktemp("fine_tuned")
   loop.train(_from_seen(finished), folder / "run", allow_seen_classes=True)
   return folder / "run"
@@ -257,8 +269,8 @@ class TestStartFromSeenClasses:
     assert json.loads((fine_tuned / workdir.RESULTS).read_text())["seen_classes"] == note
     page = run_report.make(fine_tuned)
     assert (
-      f"Not a test of unseen classes: {note['count']} of the classes that are tested on were trained on"
-      in page
+      f"Not a test of unseen classes: {note['count']} of the classes that are tested on were "
+      "trained on" in page
     )
     assert all(name in page for name in note["examples"])
     assert "all queries are of classes not seen in training" not in page
@@ -340,7 +352,9 @@ def _meta(folder):
 
 
 def test_f15_going_on_after_a_milestone_takes_the_rate_of_the_step(finished, resumed):
-  """Stopped behind a milestone and started again: the rate that is logged, and the one that is taken, is that of the step."""
+  """Stopped behind a milestone and started again: the rate that is logged, and the one that is
+  taken, is that of the step.
+  """
   assert runs.metrics(resumed) == runs.metrics(finished[0] / "run")
   lines = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]
   np.testing.assert_allclose(

@@ -1,4 +1,6 @@
-"""Configs from outside: every key with every kind of value is taken, or told by its name; nothing else is raised."""
+"""Configs from outside: every key with every kind of value is taken, or told by its name; nothing
+else is raised.
+"""
 
 import copy
 import json
@@ -53,7 +55,9 @@ def _changed(name, changes):
 
 
 def _tried(function, *args):
-  """(What it returns, None), or (None, the message of its ValueError); anything else that it raises is a failure."""
+  """(What it returns, None), or (None, the message of its ValueError); anything else that it raises
+  is a failure.
+  """
   try:
     return function(*args), None
   except ValueError as error:
@@ -206,7 +210,8 @@ def test_shown_is_short(value):
   assert len(strings.shown(value)) <= 203
 
 
-# Each line of the standard input is a list of arguments, which a child of its own parses: absl flags can be parsed once. Answers are lines too.
+# Each line of the standard input is a list of arguments, which a child of its own parses: absl
+# flags can be parsed once. Answers are lines too.
 _PARSER = """
 import contextlib, io, json, os, sys
 from experiments import flags

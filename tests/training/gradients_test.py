@@ -59,7 +59,8 @@ def test_gradient_is_that_of_the_whole_batch(size):
 
 
 def test_it_is_not_the_mean_of_the_microbatches_own_losses():
-  # What accumulating gradients would descend: the lists of a microbatch are shorter, hence another loss.
+  # What accumulating gradients would descend: the lists of a microbatch are shorter, hence another
+  # loss.
   images, params, embed, _ = _problem()
   order = np.argsort(_LABELS, kind="stable")  # whole classes in each part
   parts = [_loss(embed(params, images[part]), _LABELS[part])[0] for part in np.split(order, 4)]
@@ -73,7 +74,9 @@ def test_size_that_does_not_divide_the_batch():
 
 
 def _temporaries(batch_size, microbatch, *, side=224):
-  """Bytes that XLA plans for the temporaries of a step of ResNet-50 with SOPRC; images arrive as uint8."""
+  """Bytes that XLA plans for the temporaries of a step of ResNet-50 with SOPRC; images arrive as
+  uint8.
+  """
   config = config_lib.resolve(config_lib.default_config())
   setting = objectives.Setting(
     np.full(1000, 5), num_steps=30, max_positives=3, axis_name=parallel.AXIS_NAME, embedding_dim=512

@@ -15,7 +15,9 @@ from soprc_jax.training import interrupts
 
 @pytest.fixture(autouse=True)
 def _ctrl_c_interrupts():
-  """As in a terminal: a shell lets commands in the background ignore it, and so the tests of such a command."""
+  """As in a terminal: a shell lets commands in the background ignore it, and so the tests of such a
+  command.
+  """
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
   yield
   signal.signal(signal.SIGINT, before)

@@ -27,7 +27,9 @@ from soprc_jax.training import workdir as workdir_lib
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """`loop.train` in this process, on two devices, with a warm-up: its config, workdir and results."""
+  """`loop.train` in this process, on two devices, with a warm-up: its config, workdir and
+  results.
+  """
   config = runs.tiny_config(warmup_steps=3, steps=5)
   workdir = tmp_path_factory.mktemp("run") / "workdir"
   chex.clear_trace_counter()
@@ -83,7 +85,9 @@ def _dying_after(count):
 
 
 def test_what_was_best_beyond_the_newest_checkpoint_is_forgotten(tmp_path, monkeypatch):
-  """As on other devices, whose bits are others: the steps come again, and the network that was best of them is not the one that was."""
+  """As on other devices, whose bits are others: the steps come again, and the network that was best
+  of them is not the one that was.
+  """
   config, folder = runs.tiny_config(warmup_steps=0, steps=8), tmp_path / "run"
   evaluate, write = evaluation.evaluate, workdir_lib.MetricsLog.write
 

@@ -1,4 +1,6 @@
-"""Objectives: the prior and its kinds, schedules, and SOPRC's loss put together from the public functions."""
+"""Objectives: the prior and its kinds, schedules, and SOPRC's loss put together from the public
+functions.
+"""
 
 from absl.testing import parameterized
 import chex
@@ -248,7 +250,8 @@ class SoprcTest(chex.TestCase):
 
   @parameterized.parameters((1e-5, 1.0), (1.0, 0.0))
   def test_saturated_lists(self, prior, want):
-    # A tiny prior saturates every list, prior 1 none: its risk is 0. The masked image's list does not count.
+    # A tiny prior saturates every list, prior 1 none: its risk is 0. The masked image's list does
+    # not count.
     config = _loss_config(prior__kind="constant", prior__value=prior)
     objective = objectives.make_objective("soprc", config, _setting())
     outputs = objective.compute(_inputs(objective, where=[True, True, True, True, True, False])[0])

@@ -37,7 +37,8 @@ class ScheduleTest(chex.TestCase):
     np.testing.assert_allclose(_rates(config, range(11)), want, rtol=1e-5, atol=1e-8)
 
   def test_step(self):
-    # As torch's MultiStepLR: the update after `milestone` updates is the first one with the lower rate.
+    # As torch's MultiStepLR: the update after `milestone` updates is the first one with the lower
+    # rate.
     config = _config(
       optim__schedule="step",
       optim__learning_rate=0.3,

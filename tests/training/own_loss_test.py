@@ -1,4 +1,6 @@
-"""The example of a custom loss in the docs, as it stands there, trains from outside the package (training/loss_protocol.py)."""
+"""The example of a custom loss in the docs, as it stands there, trains from outside the package
+(training/loss_protocol.py).
+"""
 
 import json
 import os

@@ -49,7 +49,8 @@ class TestParallel:
     chex.assert_trees_all_equal_dtypes(got, tree)
 
   def test_unreplicated_arrays_are_copies(self):
-    # The step gives its buffers away; a checkpoint in the making must not see the next step in them.
+    # The step gives its buffers away; a checkpoint in the making must not see the next step in
+    # them.
     toy = toys.make(devices=toys.NUM_DEVICES)
     state = parallel.replicate(toy.initial())
     kept = parallel.unreplicate(state)

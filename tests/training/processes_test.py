@@ -49,7 +49,9 @@ def _together(module, flags_of_each, devices, *, slurm=False):
 
 
 def _reports(process):
-  """Whether a process prints what it has found. jax's collectives print too, from several threads, so that lines mix."""
+  """Whether a process prints what it has found. jax's collectives print too, from several threads,
+  so that lines mix.
+  """
   return "mAUPRC" in process[1]
 
 
@@ -163,8 +165,8 @@ def test_processes_with_different_flags_are_refused(tmp_path, module, change, wh
   for code, _, stderr in _together(f"experiments.{module}", [flags, [*flags, change]], devices=1):
     assert code == 1
     assert (
-      f"Error: {what} of process 1 is not that of process 0: start all processes with the same flags"
-      in stderr
+      f"Error: {what} of process 1 is not that of process 0: start all processes with the same "
+      "flags" in stderr
     )
   assert not (tmp_path / "run" / "config.json").exists()
 

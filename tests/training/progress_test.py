@@ -1,4 +1,6 @@
-"""What a run tells while it trains: its speed, how long it waits for images, when it will be done."""
+"""What a run tells while it trains: its speed, how long it waits for images, when it will
+be done.
+"""
 
 import logging
 import time

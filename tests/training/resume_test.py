@@ -1,4 +1,6 @@
-"""Resume equals uninterrupted: SIGKILL at any moment and the same command again end with the same bits."""
+"""Resume equals uninterrupted: SIGKILL at any moment and the same command again end with the same
+bits.
+"""
 
 import json
 import shutil

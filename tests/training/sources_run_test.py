@@ -1,4 +1,6 @@
-"""Every kind of data, from files on disk through training and evaluation: one by their commands, the others in this process."""
+"""Every kind of data, from files on disk through training and evaluation: one by their commands,
+the others in this process.
+"""
 
 import io
 import json
@@ -80,7 +82,8 @@ def test_the_commands_train_and_evaluate(tmp_path):
   assert values["num_queries"] == trees.PER_CLASS * 6
 
 
-# The same data sets by TFDS are trained on in any case, and their list files are read in list_files_test.py.
+# The same data sets by TFDS are trained on in any case, and their list files are read in
+# list_files_test.py.
 _SLOW = ("sop.py", "inaturalist.py")
 
 
@@ -129,7 +132,9 @@ def test_a_folder_of_200_classes_gives_the_result_of_the_source_in_memory(tmp_pa
 
 
 def _compare_with_memory(tmp_path, *, num_classes, per_class, steps, **values):
-  """The same training on PNG files and on the arrays that they were written from; returns the results of both, which are equal."""
+  """The same training on PNG files and on the arrays that they were written from; returns the
+  results of both, which are equal.
+  """
   memory = trees.glyph_folder(tmp_path / "data", num_classes, per_class)
   config = config_lib.ConfigDict(
     runs.tiny_config(
@@ -154,7 +159,9 @@ def _compare_with_memory(tmp_path, *, num_classes, per_class, steps, **values):
 class TestBrokenImages:
   @pytest.fixture
   def root(self, tmp_path):
-    """24 classes; one broken file in each third of them, and one class with nothing but broken files."""
+    """24 classes; one broken file in each third of them, and one class with nothing but broken
+    files.
+    """
     trees.folder(tmp_path / "data", 24)
     whole = io.BytesIO()
     Image.fromarray(trees.pixels(0, 0)).save(whole, "PNG")

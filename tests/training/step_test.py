@@ -49,7 +49,8 @@ class TestStep:
       ({}, None),
       ({"loss__preset": "paper", "loss__name": "soprc"}, None),
       ({"loss__name": "triplet"}, None),
-      # As many valid images on each device or not: the lists must be right anyway. Batch norm is frozen here.
+      # As many valid images on each device or not: the lists must be right anyway. Batch norm is
+      # frozen here.
       ({"masked": True, "freeze_bn": True}, [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0]),
     ],
     ids=["soprc", "paper", "triplet", "masked"],

@@ -1,4 +1,5 @@
-"""Python imports this at the start of every process that tests start (`runs.environment`): they reach this machine and nothing else.
+"""Python imports this at the start of every process that tests start (`runs.environment`): they
+reach this machine and nothing else.
 
 What is not Python, like gRPC, is not held back.
 """
