@@ -46,7 +46,7 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False
 
-myst_enable_extensions = ["deflist", "dollarmath", "html_image"]
+myst_enable_extensions = ["dollarmath", "html_image"]
 # So that links to headings of other pages are checked: errors of the build if there is no such
 # heading.
 myst_heading_anchors = 3

@@ -1,4 +1,4 @@
-"""Runs `experiments.binary`, imbalanced binary classification: ``soprc train-binary --help``."""
+"""Compares losses on imbalanced binary classification, over seeds: the package `experiments.binary`."""
 
 import runpy
 

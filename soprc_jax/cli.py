@@ -8,11 +8,12 @@ import difflib
 import importlib.util
 import os
 from pathlib import Path
+import re
 import runpy
 import sys
 
-# Modules of experiments/ that are no programs.
-_NO_PROGRAMS = ("flags", "malloc")
+# Modules of experiments/ that are no programs, and the package behind train_binary.
+_NO_PROGRAMS = ("binary", "flags", "malloc")
 _PACKAGE = Path(__file__).parent
 
 
@@ -70,13 +71,14 @@ def _programs(folder: Path) -> dict[str, Path]:
   """The programs of a folder by the names of their modules."""
   files = {path.stem: path for path in folder.glob("[!_]*.py") if path.stem not in _NO_PROGRAMS}
   packages = {path.parent.name: path for path in folder.glob("[!_]*/__main__.py")}
+  packages = {name: path for name, path in packages.items() if name not in _NO_PROGRAMS}
   return dict(sorted((files | packages).items()))
 
 
 def _overview(there: dict[str, Path]) -> str:
   """The commands, one line each, read without running anything."""
   width = max(map(len, there))
-  lines = [f"  {_shown(name):{width}}  {_first_line(path)}" for name, path in there.items()]
+  lines = [f"  {_shown(name):{width}}  {_summary(path)}" for name, path in there.items()]
   return "\n".join(
     [
       "Train, evaluate and use models for average precision.",
@@ -94,8 +96,10 @@ def _overview(there: dict[str, Path]) -> str:
   )
 
 
-def _first_line(path: Path) -> str:
-  return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
+def _summary(path: Path) -> str:
+  """What stands before the first stop of a program's docstring."""
+  docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+  return re.split(r"[.:;](?: |$)", " ".join(docstring.split()))[0]
 
 
 def _key(name: str) -> str:
