@@ -1,4 +1,4 @@
-"""Compares losses on imbalanced binary classification, over seeds: the package `experiments.binary`."""
+"""Compares losses on imbalanced binary classification, over seeds (`experiments.binary`)."""
 
 import runpy
 
