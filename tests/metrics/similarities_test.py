@@ -38,8 +38,8 @@ class RetrievalMetricsTest(chex.TestCase):
     geometry=("around a midpoint", "duplicates up to 1e-8", "spread"), width=(3, 16, 200, 9000)
   )
   def test_f47_one_rule_for_blocks_ways_orders_and_parts(self, geometry, width):
-    """Checks that no bit depends on block size, fast path, order of the gallery or split of the
-    queries. The rule is that of the reference.
+    """Checks that no bit depends on block size, fast path, gallery order or split of the queries.
+    The rule is that of the reference.
     """
     size = 70 if width < 9000 else 20
     embeddings, labels = geometries.geometry(geometry, 1, size, width), np.arange(size) // 2 % 5
