@@ -297,8 +297,8 @@ class TestArrays:
     small, path = cache
     good = path.read_bytes()
     content = bytearray(good)
-    # Errors in headers of the archive and of its arrays reach numpy and zipfile in other ways than
-    # a wrong checksum.
+    # For headers of the archive and of its arrays, numpy and zipfile fail in other ways than by a
+    # checksum.
     for at in data.draw(
       st.lists(
         st.integers(0, 150) | st.integers(len(good) - 400, len(good) - 1), min_size=1, max_size=3

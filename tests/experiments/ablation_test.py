@@ -35,7 +35,7 @@ def _stages():
 
 
 def _changes(option):
-  """Returns lines that say how an option's config differs from the default config."""
+  """Returns lines that say how an option's config differs from the unchanged config."""
   return config_lib.differences(
     config_lib.resolve(_config(option)).to_dict(), config_lib.resolve(_config()).to_dict()
   )

@@ -88,7 +88,7 @@ class _Named:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-  """Returns 24 classes as a folder, a CSV of the same images, a copy elsewhere, and a run on it."""
+  """Returns 24 classes as a folder, a CSV of them, a copy elsewhere, and a run on the folder."""
   place = tmp_path_factory.mktemp("images")
   folder = trees.folder(place / "IMGS", 24)
   rows = [
