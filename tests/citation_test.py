@@ -1,4 +1,4 @@
-"""CITATION.cff is what its readers (GitHub, Zotero, cffconvert) take, and of this version."""
+"""Tests that GitHub, Zotero and cffconvert can read CITATION.cff, and that it has this version."""
 
 import pathlib
 

@@ -1,6 +1,6 @@
-"""Strict session: two CPU devices, no promotion of ranks or dtypes, reproducible hypothesis.
+"""Configures a strict session: two CPU devices, no promotion of ranks or dtypes.
 
-Warnings are errors (setup.cfg).
+Examples of hypothesis are reproducible. Warnings are errors (setup.cfg).
 """
 
 import atexit
@@ -10,14 +10,14 @@ import pathlib
 import shutil
 import tempfile
 
-# Before jax is imported anywhere: the device count is fixed when the backend starts.
+# Set before jax is imported anywhere, since the device count is fixed when the backend starts.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 )
 
-# What one test has compiled, the others find, in this process and in those that tests start: the
-# workers inherit the folder.
+# Functions compiled by one test are reused by the others, in this process and in those that tests
+# start: the workers inherit the folder.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
   folder = tempfile.mkdtemp(prefix="soprc_jax_compiled_")
   atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -26,7 +26,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
   }
 # Most of the time goes to compilation, which takes two thirds of it without most of XLA's
-# optimizations; in processes that tests start too. `_OPTIMIZED` has them.
+# optimizations. This holds in processes that tests start too. `_OPTIMIZED` lists the exceptions.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "true")
 
 import hypothesis
@@ -56,24 +56,24 @@ def _with_strict_inside(init):
   return call
 
 
-# optax promotes int32 counts to floats in the bias correction of Adam and in MultiSteps. These
-# alone may; the transforms that MultiSteps calls are strict again.
+# optax promotes int32 counts to floats in the bias correction of Adam and in MultiSteps. Only these
+# two may. The transforms that MultiSteps calls are strict again.
 optax.tree.bias_correction = _with_promotion("standard", optax.tree.bias_correction)
 optax.MultiSteps.update = _with_promotion("standard", optax.MultiSteps.update)
 optax.MultiSteps.__init__ = _with_strict_inside(optax.MultiSteps.__init__)
 
-# How long an example takes says more about the machine than about the code.
+# The time of an example depends more on the machine than on the code.
 _ANY_SPEED = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("soprc", derandomize=True, max_examples=25, **_ANY_SPEED)
-# HYPOTHESIS_PROFILE=thorough: random examples, others each time or those of --hypothesis-seed;
-# tests/core/properties_*_test.py have as many as it says.
+# HYPOTHESIS_PROFILE=thorough draws random examples, different each time or those of
+# --hypothesis-seed. tests/core/properties_*_test.py draw the number of examples it gives.
 hypothesis.settings.register_profile(
   "thorough", derandomize=False, max_examples=1000, print_blob=True, **_ANY_SPEED
 )
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "soprc"))
 
-# Every compiled function maps memory, a system allows a process 65,530 maps, and beyond them XLA
-# crashes. A worker of the suite comes near.
+# Every compiled function maps memory. A system allows a process 65,530 maps, and beyond them XLA
+# crashes. A worker of the suite comes near that.
 _MAPS, _MANY_MAPS = pathlib.Path("/proc/self/maps"), 20_000
 
 
@@ -85,8 +85,8 @@ def _compiled_functions_are_let_go():
 
 
 _METRICS = ("average_precision", "curves", "exact_ranks", "retrieval", "similarities")
-# What a user's programs compute is looked at with all optimizations: against reference values and
-# on the README.
+# Programs as users run them are tested with all optimizations: against reference values and on the
+# README.
 _OPTIMIZED = {"readme_test.py", "golden_test.py", *(f"{name}_test.py" for name in _METRICS)}
 
 
@@ -104,9 +104,8 @@ _PAGES = pathlib.Path(__file__).parents[1] / "docs"
 
 
 class _Pages:
-  """For the examples of docs/, where a second conftest.py would clash with this one.
-
-  Readers may promote ranks and dtypes.
+  """Collects the examples of docs/, where a second conftest.py would clash with this one. Readers
+  may promote ranks and dtypes.
   """
 
   @pytest.fixture(autouse=True)

@@ -1,4 +1,7 @@
-"""The documentation builds without a warning, has every public name, and leads where it says."""
+"""Tests that the documentation builds without a warning.
+
+It has every public name, and its links work.
+"""
 
 import html
 import importlib
@@ -27,7 +30,7 @@ _DOCUMENTED = ("data", "models", "reports", "serving", "training")
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-  """The pages, without running the notebooks (`notebooks_test`)."""
+  """Builds the pages, without running the notebooks (`notebooks_test`)."""
   folder = tmp_path_factory.mktemp("html")
   command = [
     sys.executable,
@@ -54,7 +57,7 @@ def built(tmp_path_factory):
 
 
 def _public(module):
-  """Functions and classes without an underscore that a module defines."""
+  """Returns functions and classes without an underscore that a module defines."""
   for name, value in vars(module).items():
     made_here = (
       inspect.isfunction(value) or inspect.isclass(value)
@@ -105,8 +108,8 @@ def test_every_program_is_named():
 
 @pytest.mark.parametrize("path", _PAGES, ids=lambda path: str(path.relative_to(_DOCS)))
 def test_commands_name_what_exists(path):
-  """Sphinx checks links between pages; this checks files, programs, configs and their arguments,
-  and config keys.
+  """Checks files, programs, configs, their arguments and config keys. Sphinx checks links between
+  pages.
   """
   text = path.read_text()
   for target in re.findall(r"\]\((?!https?:|path:)([^)#\s]+)", text):
@@ -145,14 +148,14 @@ def test_every_config_key_is_on_its_page(built):
 
 
 def _value(tree, key):
-  """The value of a key with dots; an AttributeError names one that does not exist."""
+  """Returns the value of a key with dots; an AttributeError names one that does not exist."""
   for part in key.split("."):
     tree = getattr(tree, part)
   return tree
 
 
 def test_the_page_of_results_is_no_copy():
-  """results/README.md is put in the place of its page by conf.py."""
+  """Checks that conf.py replaces the page of results by results/README.md."""
   assert len((_DOCS / "results.md").read_text()) < 200
 
 

@@ -1,5 +1,6 @@
-"""The table of tests/README.md: every reported failure has a row, and every row tests that exist
-and carry its number.
+"""Tests the table of tests/README.md.
+
+Every reported failure has a row. Its tests exist and carry its number.
 """
 
 import ast
@@ -11,14 +12,14 @@ _NUMBERS = range(1, 68)
 
 
 def _rows():
-  """Number of the failure -> ids of its tests, of each row in turn."""
+  """Returns (number of the failure, ids of its tests) for each row."""
   lines = (_TESTS / "README.md").read_text().splitlines()
   rows = [line.strip("| ").split(" | ") for line in lines if re.match(r"\| F\d+ \|", line)]
   return [(int(cells[0][1:]), re.findall(r"`([^`]+)`", cells[-1]), cells) for cells in rows]
 
 
 def _names(file):
-  """Test functions of a file, methods of classes included."""
+  """Returns the test functions of a file, including methods of classes."""
   tree = ast.parse((_TESTS / file).read_text())
   bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
   return {node.name for body in bodies for node in body if isinstance(node, ast.FunctionDef)}

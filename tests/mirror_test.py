@@ -1,4 +1,4 @@
-"""The tests of a module are found by its name, or by a row of the second table of the README."""
+"""Tests that each module's tests are found by its name, or by the README's second table."""
 
 import ast
 import importlib
@@ -11,15 +11,13 @@ _ROW = re.compile(r"^\| `([\w/]+\.py)` \| `([\w/]+_test\.py)` \|$", re.MULTILINE
 
 
 def _own(module):
-  """The file that has the tests of a module by its name."""
+  """Returns the test file that has the name of a module."""
   package, _, name = module.removesuffix(".py").rpartition("/")
   return f"{package.strip('_') or 'core'}/{name.strip('_')}_test.py"
 
 
 def _names(file, module):
-  """Whether a test file writes a module's path, imports it, or uses what its package
-  exports of it.
-  """
+  """Returns whether a test file names or imports a module, or uses its package's exports of it."""
   text = (_TESTS / file).read_text()
   dotted = "soprc_jax." + module.removesuffix(".py").replace("/", ".")
   package = importlib.import_module(dotted.rpartition(".")[0])

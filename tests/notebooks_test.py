@@ -1,5 +1,6 @@
-"""The notebooks of the documentation run from their first cell to their last, and are stored
-without outputs.
+"""Tests that the notebooks of the documentation run to their end.
+
+They are stored without outputs.
 """
 
 import pathlib
@@ -24,9 +25,7 @@ def test_runs(path):
     cell for cell in notebook.cells if cell.get("outputs") or cell.get("execution_count")
   ] == []
   with warnings.catch_warnings():
-    warnings.simplefilter(
-      "ignore"
-    )  # of Jupyter's own; what fails in a cell is an error all the same
+    warnings.simplefilter("ignore")  # Jupyter's own warnings; an error in a cell still fails
     nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
   outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
   assert [output["text"] for output in outputs if output.get("name") == "stderr"] == []

@@ -1,4 +1,4 @@
-"""The README's paper map leads where it says, and its other promises about names hold."""
+"""Tests that the README's paper map leads to existing names, and its other promises about names."""
 
 import contextlib
 import importlib
@@ -16,7 +16,7 @@ _RESULTS = (_ROOT / "results" / "README.md").read_text()
 
 
 def _paper_map():
-  """(equation or algorithm, dotted symbol) for each symbol in the table under "Paper map"."""
+  """Returns (equation or algorithm, dotted symbol) for each symbol in the "Paper map" table."""
   table = _README.split("## Paper map")[1].split("\n## ")[0]
   for row in re.findall(r"^\| ((?:Eq|Alg)\. \d+)[^|]*\|([^|]*)\|", table, re.M):
     for symbol in re.findall(r"`(soprc_jax[\w.]*)`", row[1]):
@@ -24,7 +24,7 @@ def _paper_map():
 
 
 def _load(dotted):
-  """The object behind a dotted name: the longest importable module, then attributes."""
+  """Returns the object behind a dotted name: the longest importable module, then attributes."""
   parts = dotted.split(".")
   for split in range(len(parts), 0, -1):
     try:
@@ -86,7 +86,7 @@ def test_pictures_and_links_exist(folder, text):
 
 
 def _anchor(heading):
-  """GitHub's name of a heading."""
+  """Returns GitHub's name of a heading."""
   return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 

@@ -1,5 +1,6 @@
-"""What is promised in SECURITY.md: files are data and never code, paths stay where they belong, no
-network unless asked.
+"""Tests the promises of SECURITY.md: files are data and never code.
+
+Paths stay where they belong, and nothing uses the network unless asked.
 """
 
 import ast
@@ -36,7 +37,7 @@ _needs_torch = pytest.mark.skipif(torch is None, reason="torch reads these files
 
 
 class _Evil:
-  """Unpickling this would make a file."""
+  """Creates a file when it is unpickled."""
 
   def __init__(self, path):
     self.path = str(path)
@@ -46,11 +47,11 @@ class _Evil:
 
 
 def _evil(path):
-  """An array that is stored as a pickle; loading it with numpy would run the pickle."""
+  """Writes an array that is stored as a pickle, which numpy would run on loading."""
   return np.array([_Evil(path)], object)
 
 
-# Where code may come from: the user's own config file or loss, and parts of this package.
+# Allowed sources of code: the user's own config file or loss, and parts of this package.
 _IMPORTS = {
   "soprc_jax/training/objectives.py": "loss.name=package.module:function",
   "soprc_jax/data/tabular.py": "scikit-learn, where it is installed",
@@ -65,9 +66,7 @@ _NEVER = {
 
 
 def _offences(source, name):
-  """What in the text of a module could run what a file holds, unpack an archive, or reach the
-  network.
-  """
+  """Returns code of a module that could run file content, unpack an archive or use the network."""
   found = []
   for node in ast.walk(ast.parse(source)):
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -133,7 +132,7 @@ def test_no_module_could_run_what_a_file_holds():
 
 
 class TestArrays:
-  """Arrays of objects are pickles."""
+  """Tests arrays of objects, which are pickles."""
 
   def test_glyph_cache(self, tmp_path, monkeypatch, caplog):
     small = glyphs.Glyphs(np.zeros((2, 32, 32), np.uint8), np.array([65, 66]), np.array(["a", "b"]))
@@ -184,7 +183,7 @@ class TestArrays:
 
 
 class TestWeights:
-  """Files of weights; a pickle under the name of one is tested in pretrained_test."""
+  """Tests files of weights; a pickle under the name of one is tested in pretrained_test."""
 
   @_needs_torch
   @pytest.mark.parametrize("version", ["2.5.1", "2.9.1+cpu", "1.13.0"])
@@ -268,7 +267,7 @@ class TestImages:
     trees.folder(tmp_path, 2)
     path = tmp_path / "class_000" / "x.jpg"
     if kind == "pipe":
-      os.mkfifo(path)  # reading it would wait for ever
+      os.mkfifo(path)  # reading it would wait forever
     else:
       path.symlink_to(tmp_path / "nowhere.jpg")
     with pytest.raises(ValueError, match=r"x\.jpg is no file that can be read"):
@@ -330,11 +329,11 @@ class TestPathsInLists:
 
 
 class TestFoldersOfOthers:
-  """config.json of a run is compared and never run."""
+  """Tests that the config.json of a run is compared and never run."""
 
   @pytest.fixture
   def foreign(self, tmp_path, monkeypatch):
-    """A run whose config names a loss in a module that could be imported."""
+    """Returns a run whose config names a loss in a module that could be imported."""
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules" / "soprc_jax_evil.py").write_text("raise SystemExit('executed')\n")
     monkeypatch.syspath_prepend(tmp_path / "modules")
@@ -389,7 +388,9 @@ class TestFoldersOfOthers:
 
 class TestCheckpoints:
   def test_a_link_in_one_is_not_followed(self, tmp_path):
-    """The format of the arrays would put the bytes of whatever file it names into the weights."""
+    """Checks a link in a checkpoint. The array format would read the bytes of any file that it
+    names into the weights.
+    """
     like = {"params": {"w": np.arange(4.0, dtype=np.float32)}, "batch_stats": {}}
     checkpoints.save_variables(tmp_path, like)
     np.testing.assert_array_equal(
@@ -400,17 +401,17 @@ class TestCheckpoints:
     chunk.symlink_to(tmp_path / "secret")
     with pytest.raises(checkpoints.DamagedError, match=rf"d/{chunk.name} is a link"):
       checkpoints.load_network(str(tmp_path), like)
-    checksums.write(tmp_path / checkpoints.VARIABLES)  # as of somebody who gives it digests too
+    checksums.write(tmp_path / checkpoints.VARIABLES)  # as from someone who also writes digests
     with pytest.raises(checkpoints.DamagedError, match="is a link"):
       checkpoints.load_network(str(tmp_path), like)
 
 
 class TestCompiled:
-  """jax runs what it finds in its cache of compiled functions."""
+  """Tests jax's cache of compiled functions, whose content jax runs."""
 
   @pytest.fixture
   def used(self, tmp_path, monkeypatch):
-    """The folder that `flags.prepare_jax` gives to jax, by the user."""
+    """Returns a function from a user to the folder that `flags.prepare_jax` gives to jax."""
     found = {}
     monkeypatch.setattr(jax.config, "update", found.__setitem__)
     monkeypatch.setattr(malloc, "keep_pages", lambda: False)
@@ -429,7 +430,7 @@ class TestCompiled:
       folder = pathlib.Path(used(user))
       assert folder == tmp_path / user / "soprc_jax" / "jax"
       assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o775)  # another one could put a program there
+    folder.chmod(0o775)  # another user could put a program there
     assert pathlib.Path(used("you")).parent != folder.parent
 
   def test_none_where_it_cannot_be_made(self, used, tmp_path, caplog, monkeypatch):
@@ -499,7 +500,7 @@ def test_a_run_writes_into_its_workdir_and_the_caches_alone(tmp_path):
   written = {
     name: sorted(entry.name for entry in folder.iterdir()) for name, folder in folders.items()
   }
-  # matplotlib keeps its list of fonts.
+  # matplotlib stores its list of fonts there.
   assert set(written.pop("XDG_CACHE_HOME")) <= {"matplotlib", "soprc_jax"}
   assert set(written.pop("XDG_CONFIG_HOME")) <= {"matplotlib"}
   assert written == {"HOME": [], "TMPDIR": [], "here": []}

@@ -1,5 +1,6 @@
-"""The commands of the tutorial on one's own images, as they stand there, print what stands there,
-but for the numbers.
+"""Tests the commands of the tutorial on custom images, exactly as written.
+
+They print what the page shows, except for the numbers.
 """
 
 import doctest
@@ -13,13 +14,13 @@ _TEXT = (runs.ROOT / "docs" / "tutorials" / "own_images.md").read_text()
 
 
 def _shape(line):
-  """A line without its numbers and the time of day: these are the machine's."""
+  """Returns a line without its numbers and the time of day, which depend on the machine."""
   return re.sub(r"\d[\d.e-]*", "#", re.sub(r"^\d\d:\d\d:\d\d ", "", line.strip()))
 
 
 def _commands():
-  """Each command with what the page says it prints; two commands of a block print into the last
-  one's text.
+  """Returns each command with the output that the page shows. Two commands of a block print into
+  the text of the last one.
   """
   for block, printed in re.findall(r"```bash\n(.*?)```\n\n```text\n(.*?)```", _TEXT, re.S):
     yield block.splitlines(), printed.splitlines()
@@ -52,7 +53,8 @@ def test_commands_print_what_the_page_says(tmp_path):
 
 
 def _found(line, printed):
-  # What is nearest depends on the last bits of a training: a row of a table counts by its form.
+  # The nearest images depend on the last bits of a training, so a table row is compared by its
+  # form.
   if re.match(r"#\s+\S+", line):
     return any(re.match(r"#\s+\S+", other) for other in printed)
   return line in printed

@@ -1,5 +1,6 @@
-"""What pip installs works outside the repository: everything is in the wheel, the command
-(soprc_jax/cli.py) and the README's example run from it.
+"""Tests that what pip installs works outside the repository.
+
+The wheel is complete, and the command (soprc_jax/cli.py) and the README's example run from it.
 """
 
 import os
@@ -14,19 +15,19 @@ import zipfile
 import pytest
 import runs
 
-pytest.importorskip("setuptools", minversion="70.1")  # builds wheels by itself from there on
+pytest.importorskip("setuptools", minversion="70.1")  # can build wheels itself since then
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-  """A folder with the unpacked wheel alone."""
+  """Returns a folder with only the unpacked wheel."""
   folder = tmp_path_factory.mktemp("wheel")
   build = [
     sys.executable,
     "-c",
     "import sys; from setuptools import build_meta as b; print(b.build_wheel(sys.argv[1]))",
   ]
-  # setuptools writes beside its sources: those are copied, without what git does not know.
+  # setuptools writes next to its sources, so only files known to git are copied.
   sources = folder / "sources"
   listed = subprocess.run(
     ["git", "ls-files", "-z"], cwd=runs.ROOT, capture_output=True, check=False
@@ -95,7 +96,7 @@ def test_the_example_of_the_readme_runs_from_it(installed, tmp_path):
 
 
 def test_the_core_needs_none_of_the_packages_of_a_run(installed, tmp_path):
-  """`import soprc_jax` loads nothing beyond jax, optax, chex and numpy of what setup.cfg names."""
+  """Checks that `import soprc_jax` loads only jax, optax, chex and numpy of those in setup.cfg."""
   code = (
     "import json, sys, soprc_jax; found = [soprc_jax.__version__, sorted(sys.modules.keys() & "
     "{'flax', 'orbax', 'ml_collections', 'PIL', 'grain', "
@@ -110,7 +111,7 @@ def test_the_core_needs_none_of_the_packages_of_a_run(installed, tmp_path):
 
 @pytest.fixture(scope="module")
 def environment(installed):
-  """A new environment with the wheel; what it needs is found in the environment of the tests."""
+  """Returns a new environment with the wheel; its requirements come from the test environment."""
   folder = installed.parent / "environment"
   venv.create(folder, with_pip=False, symlinks=True)
   (wheel,) = installed.parent.glob("*.whl")
@@ -127,7 +128,7 @@ def environment(installed):
   )
   assert done.returncode == 0, done.stderr
   (packages,) = folder.glob("lib/python*/site-packages")
-  # A path in a .pth file alone: .pth files there, of an editable installation, are not read.
+  # Only a path in a .pth file: .pth files in that path, of an editable installation, are not read.
   (packages / "tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
   return folder
 
@@ -142,7 +143,7 @@ def _soprc(environment, arguments, cwd):
 
 
 def test_the_command_runs_from_another_folder(environment, tmp_path):
-  """``soprc train`` and ``soprc evaluate``, with a config by its bare name and an argument."""
+  """Checks ``soprc train`` and ``soprc evaluate``, with a bare config name and an argument."""
   settings = [
     "--config=glyphs:triplet",
     "--workdir=run",

@@ -1,4 +1,4 @@
-"""retrieval_loss and binary_loss: the loss of a batch in one call equals that of its parts."""
+"""Tests that retrieval_loss and binary_loss equal the loss computed from their parts."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def _scores(seed=1):
 
 
 def _used(bounds=None):
-  """A tracker, and a state whose rows differ."""
+  """Returns a tracker, and a state whose rows differ."""
   tracker = score_ema(C, M, 0.3, bounds=bounds)
   rng = np.random.default_rng(2)
   scores = {"positive_scores": np.float32(rng.uniform(-1, 1, (C, 3))), "list_ids": np.arange(C)}

@@ -1,5 +1,6 @@
-"""Work and memory of the losses grow with the square of the batch: counted in what XLA compiles,
-not timed.
+"""Tests that work and memory of the losses grow with the square of the batch size.
+
+The costs are read from the compiled XLA program, not timed.
 """
 
 import functools
@@ -53,7 +54,7 @@ _LOSSES = {
 
 @functools.cache
 def _costs(name, size):
-  """Floating-point operations and bytes of temporaries of value and gradient, labels unknown at
+  """Returns the FLOPs and the bytes of temporaries of value and gradient. Labels are unknown at
   compilation.
   """
   shapes = jax.ShapeDtypeStruct((size, _DIM), np.float32), jax.ShapeDtypeStruct((size,), np.int32)
@@ -63,16 +64,16 @@ def _costs(name, size):
 
 @pytest.mark.parametrize("name", list(_LOSSES))
 def test_twice_the_batch_costs_four_times(name):
-  # A cubic term shows: operations or temporaries of all triples would grow by 8. At these sizes
-  # they are not taken in blocks, whose operations XLA would count once.
+  # A cubic term would show: operations or temporaries of all triples would grow by a factor of 8.
+  # At these sizes they are not computed in blocks, whose operations XLA would count once.
   for small, large in zip(_costs(name, 128), _costs(name, 256), strict=True):
     assert large < 4.6 * small
 
 
 @pytest.mark.parametrize("name", ["soprc", "contrastive"])
 def test_gradient_of_the_scores_is_one_product(name):
-  # 2 B^2 D operations a product: one forward and one back; a gradient by each factor would make it
-  # three.
+  # 2 B^2 D operations per product: one forward and one backward. Separate gradients for both
+  # factors would make it three products.
   size, dim = 256, 512
   shapes = jax.ShapeDtypeStruct((size, dim), np.float32), jax.ShapeDtypeStruct((size,), np.int32)
   text = jax.jit(jax.value_and_grad(_LOSSES[name])).lower(*shapes).as_text()

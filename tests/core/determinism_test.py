@@ -1,5 +1,6 @@
-"""Same seed, same machine: the same bits, for any number of loader processes (batches alone are in
-pipeline_test).
+"""Tests that the same seed on the same machine gives the same bits.
+
+This holds for any number of loader processes. pipeline_test covers the batches alone.
 """
 
 import pytest
@@ -19,7 +20,7 @@ def test_a_run_has_the_same_bits_for_any_number_of_workers(tmp_path, workers):
 
 @pytest.mark.slow
 def test_another_seed_has_other_bits(tmp_path):
-  """Else the test above could not fail."""
+  """Shows that the test above can fail."""
   done = runs.call("experiments.train", *runs.tiny_flags(tmp_path, seed=1))
   assert done.returncode == 0, done.stderr
   wanted, found = runs.states(runs.finished().workdir), runs.states(tmp_path, seed=1)

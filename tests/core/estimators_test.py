@@ -1,4 +1,4 @@
-"""SOPRC loss (Eq. 8), AP loss (Eq. 5) and semi-variance (Eq. 9)."""
+"""Tests the SOPRC loss (Eq. 8), the AP loss (Eq. 5) and the semi-variance (Eq. 9)."""
 
 import functools
 
@@ -20,8 +20,8 @@ Q, P, N, M = 3, 4, 5, 6
 
 
 def _grid_scores(*shape):
-  """Scores on a grid of 1/256: ties are frequent and float32 margins exact, so tau2 = 0.001 can be
-  compared.
+  """Returns scores on a grid of 1/256. Ties are frequent and float32 margins are exact, so results
+  at tau2 = 0.001 can be compared.
   """
   return hnp.arrays(np.int16, shape, elements=st.integers(-256, 256)).map(
     lambda s: s.astype(np.float32) / 256
@@ -69,7 +69,7 @@ def _variance(positive, negative, positive_where=None, negative_where=None, **op
   )
 
 
-# One question list for the whole family: each entry is (positive, negative, masks) -> scalar.
+# One list of questions for the whole family. Each entry is (positive, negative, masks) -> scalar.
 _LOSSES = {
   "soprc": _soprc,
   "soprc_paper": functools.partial(_soprc, tpr_gradient=True, self_weight=0.0),
@@ -79,8 +79,7 @@ _LOSSES = {
   "variance_paper": functools.partial(_variance, average_over="all", pool="list"),
 }
 _FAMILY = [(name, name) for name in _LOSSES]
-# Compiled once for each shape, for all tests: eager gradients would compile every primitive by
-# itself.
+# Compiled once per shape, for all tests: eager gradients would compile every primitive separately.
 _COMPILED = {name: jax.jit(loss) for name, loss in _LOSSES.items()}
 _WITH_GRADIENT = {
   name: jax.jit(jax.value_and_grad(loss, argnums=(0, 1))) for name, loss in _LOSSES.items()
@@ -97,7 +96,7 @@ def _valid_rows(scores, mask):
 
 
 def _difference_quotient(function, scores, step=1e-6):
-  """Central differences of a scalar numpy function, entry by entry."""
+  """Returns central differences of a scalar numpy function, entry by entry."""
   scores, gradient = np.asarray(scores, np.float64), np.zeros(np.shape(scores))
   for index in np.ndindex(*scores.shape):
     up, down = scores.copy(), scores.copy()
@@ -108,7 +107,7 @@ def _difference_quotient(function, scores, step=1e-6):
 
 
 class FamilyTest(chex.TestCase):
-  """What holds for every estimator of the family."""
+  """Tests what holds for every estimator of the family."""
 
   @chex.all_variants(with_pmap=False)
   @parameterized.named_parameters(_FAMILY)
@@ -162,7 +161,7 @@ class FamilyTest(chex.TestCase):
 
   @parameterized.named_parameters(_FAMILY)
   def test_padding_may_hold_anything(self, name):
-    """-inf and NaN are what others pad with."""
+    """Checks that padding with -inf or NaN, as other libraries use, changes nothing."""
     positive, negative = _draw(5, P, N)
     function = _WITH_GRADIENT[name]
     where = np.arange(P) < np.full((Q, 1), P - 1), np.arange(N) < np.full((Q, 1), N - 1)
@@ -187,7 +186,7 @@ class FamilyTest(chex.TestCase):
     alone = [loss(positive[i], negative[i]) for i in range(4)]
     batched = jax.jit(jax.vmap(_LOSSES[name]))(positive, negative)
     np.testing.assert_allclose(batched, alone, rtol=1e-6)
-    if name != "variance":  # which pools the batch
+    if name != "variance":  # it pools the batch
       np.testing.assert_allclose(np.mean(alone), expected, rtol=1e-6)
 
   @parameterized.named_parameters(_FAMILY)
@@ -244,7 +243,7 @@ class FamilyTest(chex.TestCase):
         jnp.asarray(positive, dtype), jnp.asarray(negative, dtype)
       )
       self.assertEqual(value.dtype, jnp.float32)
-      # The gradient is in the dtype of the input; the arithmetic between is float32.
+      # The gradient has the dtype of the input. The arithmetic in between is float32.
       rounded = (
         jnp.asarray(positive, dtype).astype(jnp.float32),
         jnp.asarray(negative, dtype).astype(jnp.float32),
@@ -292,8 +291,8 @@ class SoprcLossTest(chex.TestCase):
   @parameterized.named_parameters(("one", 1), ("three", 3))
   @hypothesis.given(data=st.data())
   def test_upper_bound_of_one_minus_auprc(self, num_positives, data):
-    """The claim of the docstring: v = all positives, 0 <= self_weight <= 1 / P, any prior and any
-    taus.
+    """Checks the claim of the docstring: v = all positives, 0 <= self_weight <= 1 / P. It holds for
+    any prior and any taus.
     """
     positive = data.draw(_grid_scores(1, num_positives))
     negative, mask = data.draw(_grid_scores(1, N)), data.draw(_masks(1, N))
@@ -323,10 +322,12 @@ class SoprcLossTest(chex.TestCase):
       self.assertGreaterEqual(got, 1 - auprc - 2e-6)
 
   def test_upper_bound_needs_a_small_self_weight(self):
-    """With self_weight = 1 > 1 / P every T is 1, more than the true rate of the best positive."""
+    """Checks that with self_weight = 1 > 1 / P the bound fails. Every T is 1, which exceeds the
+    true positive rate of the best positive.
+    """
     positive, negative = jnp.array([[0.9, 0.0]]), jnp.array([[0.9]])
     auprc = metrics.auprc(jnp.array([0.9, 0.0, 0.9]), jnp.array([1, 1, 0]))
-    # tau1 so wide that l1 is 1 everywhere: F = 1; terms (1/3) / (1/3 + 2/3 T).
+    # tau1 is so wide that l1 is 1 everywhere, so F = 1. The terms are (1/3) / (1/3 + 2/3 T).
     loss = functools.partial(soprc_loss, positive, negative, positive, prior=2 / 3, tau1=1e6)
     np.testing.assert_allclose(1 - auprc, ((1 / 3) / (1 / 3 + 1 / 3) + 1 / 3) / 2, rtol=1e-6)
     np.testing.assert_allclose(loss(self_weight=1.0), 1 / 3, rtol=1e-4)
@@ -342,7 +343,7 @@ class SoprcLossTest(chex.TestCase):
 
   @parameterized.named_parameters(("without", False), ("with", True))
   def test_gradient_against_finite_differences(self, tpr_gradient):
-    """True differentiates T; False holds it fixed."""
+    """Checks that True differentiates T and False holds it fixed."""
     with jax.enable_x64(True):
       positive, negative, v = (array.astype(np.float64) for array in _draw(11, P, N, M, lists=1))
       settings = {"prior": 0.3, "tau1": 0.2, "tau2": 0.1}
@@ -400,14 +401,14 @@ class SoprcLossTest(chex.TestCase):
   def test_prior_zero_and_one(self):
     positive, negative, v = _draw(13, P, N, M)
     np.testing.assert_allclose(_soprc(positive, negative, v=v, prior=1.0), 0.0)
-    # Every F here is positive, hence every term is F / F.
+    # Every F here is positive, so every term is F / F.
     np.testing.assert_allclose(_soprc(positive - 2.0, negative, v=v, prior=0.0), 1.0, rtol=1e-6)
-    # 0 / 0 is 0: no negative within reach, and no true positive rate with self_weight = 0.
+    # 0 / 0 is 0: no negative within reach, and a true positive rate of 0 with self_weight = 0.
     nothing = _soprc(positive + 5.0, negative, v=v, prior=0.5, self_weight=0.0)
     self.assertEqual(float(nothing), 0.0)
 
   def test_float32_gradient_at_a_small_prior(self):
-    """Shares within 1e-6 of 1: the quotient rule would lose their difference to 1."""
+    """Checks shares within 1e-6 of 1. The quotient rule would lose their difference to 1."""
     positive, negative, v = _draw(14, P, 64, M)
     for tpr_gradient in (False, True):
       gradient = jax.jit(
@@ -462,8 +463,8 @@ class SoprcLossTest(chex.TestCase):
 
   @parameterized.parameters(30.0, 1.0001, -0.1, float("nan"))
   def test_f34_a_prior_that_is_no_share_is_never_taken(self, prior):
-    """A percentage, a count, a negative: an error where the number is known, NaN in that list where
-    it is traced or on a device.
+    """Checks a percentage, a count and a negative number. The value raises an error where it is
+    known. Where it is traced or on a device, that list is NaN.
     """
     positive, negative, v = _draw(0, P, N, M)
     for known in (prior, np.float32(prior), np.array([0.1, prior, 0.2])):
@@ -500,7 +501,7 @@ class SoprcLossTest(chex.TestCase):
   def test_erratum_3_the_best_positive_counts_itself(self):
     positive, negative, v = jnp.array([[0.9]]), jnp.array([[0.85]]), jnp.array([[0.1, 0.2, 0.3]])
     false_positives = (1 - 0.05 / 0.1) ** 2
-    # The paper's mean: T = 0, loss 1 and no gradient.
+    # The paper's mean: T = 0, so the loss is 1 and the gradient 0.
     value, gradient = jax.jit(
       jax.value_and_grad(lambda p: soprc_loss(p, negative, v, prior=0.2, self_weight=0.0))
     )(positive)
@@ -514,7 +515,7 @@ class SoprcLossTest(chex.TestCase):
       value, 0.8 * false_positives / (0.8 * false_positives + 0.2 / 4), rtol=1e-5
     )
     self.assertLess(float(gradient[0, 0]), 0)
-    # Between v's: sum l2 = 2.
+    # Between the entries of v: sum l2 = 2.
     low = soprc_loss(jnp.array([[0.15]]), negative, v, prior=0.2)
     expected = 1 + 2 * 0.7 / 0.1
     np.testing.assert_allclose(
@@ -539,7 +540,7 @@ class SoprcLossTest(chex.TestCase):
     )
     default = jax.jit(jax.grad(lambda p: _soprc(p, negative, v=v)))(positive)
     np.testing.assert_array_equal(default, fixed)
-    self.assertTrue(np.all(fixed <= 0))  # descent moves every positive up
+    self.assertTrue(np.all(fixed <= 0))  # a descent step moves every positive up
     self.assertTrue(np.all(literal - fixed >= -1e-7))
     self.assertGreater(np.max(literal - fixed), 1e-3)
 
@@ -550,7 +551,7 @@ class SoprcLossTest(chex.TestCase):
       _soprc(positive, many, v=v), _soprc(positive, negative, v=v), rtol=1e-6
     )
     self.assertGreater(float(_ap(positive, many)), float(_ap(positive, negative)) + 1e-3)
-    # Row 1 of the ablation: prior and v of the batch make the AP loss.
+    # Row 1 of the ablation: with prior and v of the batch, SOPRC is the AP loss.
     batch = _soprc(positive, negative, v=positive, prior=P / (P + N), self_weight=1 / P)
     np.testing.assert_allclose(batch, _ap(positive, negative), rtol=1e-6)
 
@@ -567,7 +568,7 @@ class SoprcLossTest(chex.TestCase):
 
 @functools.cache
 def _extreme(tpr_gradient, self_weight):
-  """Loss and gradient at the smallest taus as a function of arrays only, compiled once."""
+  """Returns loss and gradient at the smallest taus as a function of arrays only, compiled once."""
 
   def loss(positive, negative, v, prior):
     return soprc_loss(
@@ -657,7 +658,7 @@ def _ap_per_list(positive, negative, positive_where, negative_where, tau2):
 
 
 class ReduceFnTest(chex.TestCase):
-  """Lists 0 and 3 of 5 are invalid: no positive, no negative."""
+  """Tests reductions where lists 0 and 3 of 5 are invalid: no positive, no negative."""
 
   def setUp(self):
     super().setUp()
@@ -724,8 +725,8 @@ class SemiVarianceTest(chex.TestCase):
     rows = _valid_rows(positive, masks[0]), _valid_rows(negative, masks[1])
     expected = reference.semi_variance(*rows, 0.7, 3.0, average_over, pool)
     if average_over == "selected":
-      # A score within rounding of the mean may be selected or not; it moves the average only if
-      # others are selected.
+      # A score within rounding of the mean may be selected or not. It changes the average only if
+      # other scores are selected.
       hypothesis.assume(not _near_the_mean(rows, pool))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6)
 
@@ -740,7 +741,7 @@ class SemiVarianceTest(chex.TestCase):
     np.testing.assert_allclose(default, parts[0] + 5 * parts[1], rtol=1e-6)
 
   def test_sides(self):
-    """Only positives below and negatives above their mean count."""
+    """Checks that only positives below and negatives above their mean count."""
     got = _variance(
       jnp.array([[0.9, 0.9, 0.0]]), jnp.array([[0.0, 0.0, 0.6]]), lambda1=1.0, lambda2=1.0
     )
@@ -822,8 +823,8 @@ _variance_jit = jax.jit(_variance, static_argnames=("average_over", "pool", "mea
 
 
 def _near_the_mean(rows, pool):
-  """Whether a score of a valid list lies within float32 rounding of its mean, but not of every
-  other score.
+  """Returns whether a score of a valid list lies within float32 rounding of its mean. Lists whose
+  scores all lie that close do not count.
   """
   pairs = [(p, n) for p, n in zip(*rows, strict=True) if len(p) and len(n)]
   if pool == "batch" and pairs:
@@ -836,7 +837,7 @@ def _near_the_mean(rows, pool):
 
 
 def _half_with_fixed_mean(changed, original, side, average_over, pool):
-  """One half of Eq. 9 around the mean of the original scores."""
+  """Returns one half of Eq. 9 around the mean of the original scores."""
   mean = np.mean(original) if pool == "batch" else np.mean(original, axis=1, keepdims=True)
   excess = np.maximum((1, -1)[1 - side] * (changed - mean), 0)
   axis = None if pool == "batch" else 1
@@ -849,8 +850,8 @@ def _half_with_fixed_mean(changed, original, side, average_over, pool):
 
 
 class DevicesTest(chex.TestCase):
-  """Loss and gradient on two devices with unequal masks equal those on one device with the joined
-  batch.
+  """Tests that loss and gradient on two devices equal those on one device. The masks of the devices
+  are unequal. The single device gets the joined batch.
   """
 
   def setUp(self):
@@ -863,7 +864,9 @@ class DevicesTest(chex.TestCase):
     self.where[0][5], self.where[1][:, 0] = True, True
 
   def compare(self, loss, kind, where):
-    """``loss(positive, negative, *where, axis_name=...)``, scores scaled by a shared parameter."""
+    """Compares ``loss(positive, negative, *where, axis_name=...)``. A shared parameter scales the
+    scores.
+    """
 
     def value(scale, positive, negative, *where, axis_name=None):
       return loss(scale * positive, scale * negative, *where, axis_name=axis_name)
@@ -917,14 +920,14 @@ class DevicesTest(chex.TestCase):
     np.testing.assert_allclose(np.reshape(got, -1), expected, rtol=1e-6)
 
 
-# Shapes of which XLA's maximum dropped the NaN in the fused sum over v, and one of which it did
+# Shapes at which XLA's maximum dropped the NaN in the fused sum over v, and one at which it did
 # not.
 @pytest.mark.optimized
 @pytest.mark.parametrize(
   ("num_lists", "num_positives", "num_negatives"), [(32, 31, 32), (32, 8, 8), (2, 3, 2)]
 )
 def test_a_nan_in_v_reaches_the_loss_under_jit(num_lists, num_positives, num_negatives):
-  """A wrong row of v (a list id out of range, under jit) must not pass for a finite loss."""
+  """Checks that an invalid row of v (a list id out of range, under jit) gives no finite loss."""
   rng = np.random.default_rng(0)
   positive, negative = (
     np.float32(rng.random((num_lists, size))) for size in (num_positives, num_negatives)

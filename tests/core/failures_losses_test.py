@@ -1,7 +1,7 @@
-"""Batches that broke other people's losses (shared/failures.md), asked of every loss that a run can
-have: value, gradient, carried state, count.
+"""Tests batches that failed in comparable libraries (shared/failures.md) with every loss of a run.
 
-The losses are SOPRC and those of training/baselines.py.
+Each test checks value, gradient, carried state and counts. The losses are SOPRC and those of
+training/baselines.py.
 """
 
 import functools
@@ -55,9 +55,7 @@ def _compiled(name, max_positives=_B - 1):
 
 
 def _run(name, labels, *, where=None, seed=0, order=None, max_positives=_B - 1, state=None):
-  """Loss, gradient, metrics and carried state of a batch; its images in another order with
-  ``order``.
-  """
+  """Returns loss, gradient, metrics and carried state of a batch. ``order`` permutes its images."""
   vectors = np.random.default_rng(seed).standard_normal((_B, _DIM))
   embeddings = np.float32(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
   labels, where = (
@@ -108,7 +106,7 @@ def test_f01_the_list_of_a_class_with_one_image_has_no_loss_and_no_gradient():
   assert each[2] == 0
   np.testing.assert_allclose(
     value, np.mean(each[others]), rtol=1e-6
-  )  # it does not count in the mean either
+  )  # the mean does not count it either
   np.testing.assert_array_equal(positive[2], 0)
   np.testing.assert_array_equal(negative[2], 0)
   assert np.abs(negative[others]).max(axis=1).min() > 0
@@ -158,7 +156,7 @@ def test_f02_empty_batches_are_told_and_end_the_run_if_they_persist(caplog):
 
 @_every_loss
 def test_f13_a_class_at_two_places_and_any_order_change_nothing(name):
-  # A layout of four classes of two would take the first class for two.
+  # A layout of four classes of two images would take the first class for two classes.
   labels = np.array([2, 2, 0, 0, 1, 1, 2, 2])
   loss, gradient, metrics, state = _run(name, labels)
   assert metrics["valid_lists"] == _B
@@ -166,8 +164,8 @@ def test_f13_a_class_at_two_places_and_any_order_change_nothing(name):
   for order in (np.argsort(labels, kind="stable"), np.random.default_rng(1).permutation(_B)):
     other_loss, other_gradient, other_metrics, other_state = _run(name, labels, order=order)
     np.testing.assert_allclose(other_loss, loss, rtol=1e-5)
-    # The similarity of an image to itself lies on a kink of listwise_ap, where float32 decides:
-    # only along the sphere does it not matter.
+    # The similarity of an image to itself lies on a kink of listwise_ap, where float32 decides.
+    # Only the gradient along the sphere is unaffected.
     scale = max(np.abs(gradient).max(), 1e-3)
     np.testing.assert_allclose(
       _tangential(other_gradient, order), _tangential(gradient)[order], atol=2e-5 * scale
@@ -178,7 +176,7 @@ def test_f13_a_class_at_two_places_and_any_order_change_nothing(name):
 
 
 def _tangential(gradient, order=None):
-  """The part of the gradient of each image along the unit sphere."""
+  """Returns the part of each image's gradient along the unit sphere."""
   vectors = np.random.default_rng(0).standard_normal((_B, _DIM))
   rows = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
   rows = rows if order is None else rows[order]
@@ -204,7 +202,7 @@ def test_f13_positives_that_a_class_at_two_places_has_too_many_are_counted():
   ids=["smooth_ap", "auroc_sigmoid", "auroc_huber", "multi_similarity", "listwise_ap"],
 )
 def test_f24_half_precision_and_a_tiny_temperature_are_finite_at_the_bounds(loss_fn, dtype):
-  # Cosines of -1, 0 and 1: differences of -2, 0 and 2, where exp(2 / tau) is beyond float32.
+  # Cosines of -1, 0 and 1 give differences of -2, 0 and 2, where exp(2 / tau) overflows float32.
   embeddings = np.array([[1, 0], [-1, 0], [0, 1], [1, 0], [0, -1], [-1, 0]])
   labels = np.array([0, 0, 1, 1, 2, 2])
   value, gradient = jax.jit(jax.value_and_grad(loss_fn))(jnp.asarray(embeddings, dtype), labels)
@@ -214,12 +212,12 @@ def test_f24_half_precision_and_a_tiny_temperature_are_finite_at_the_bounds(loss
   want = loss_fn(jnp.float32(embeddings), labels)
   np.testing.assert_allclose(
     value, want, rtol=1e-5
-  )  # these numbers are exact in half precision: so is all that follows
+  )  # these numbers are exact in half precision, so all later results are too
 
 
 def test_f38_a_frozen_subtree_takes_no_part_in_clipping():
-  """`score_ema` in front of an optimizer that clips the gradient of what it trains: the factor does
-  not know the frozen part.
+  """Checks `score_ema` in front of an optimizer that clips the gradient of the trained part. The
+  clipping factor must not depend on the frozen part.
   """
   tracker = tracking.score_ema(2, 3, 0.5)
   trained = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(1.0))
@@ -235,6 +233,6 @@ def test_f38_a_frozen_subtree_takes_no_part_in_clipping():
   updates, state = tx.update(gradient, tx.init(params), params, **scores)
   np.testing.assert_allclose(
     updates["head"], [-0.3, -0.4], rtol=1e-6
-  )  # 0.5 is below the norm: not clipped
+  )  # 0.5 is below the norm bound: not clipped
   np.testing.assert_array_equal(updates["stem"], 0)
   assert tracking.find_state(state).weight.tolist() == [0, 0.5]

@@ -1,5 +1,6 @@
-"""Parity with the authors' implementation (goldens/README.md): soprc, variance and evaluator,
-preset `authors`.
+"""Tests parity with the authors' implementation (goldens/README.md).
+
+Covers soprc, variance and evaluator with the preset `authors`.
 """
 
 from absl.testing import parameterized
@@ -67,16 +68,16 @@ def _variance(embeddings, labels, lambda1, lambda2):
   )
 
 
-# One compilation for each shape: all hyperparameters are arguments.
+# One compilation per shape: all hyperparameters are arguments.
 _soprc_and_grad = jax.jit(jax.value_and_grad(_soprc))
 _variance_and_grad = jax.jit(jax.value_and_grad(_variance))
 _positive_scores = jax.jit(lambda embeddings, labels: _lists(embeddings, labels).positive_scores)
 
 
 def _run(function, golden, dtype, *arguments):
-  """Value and gradient as float64 numpy, computed in ``dtype``."""
+  """Returns value and gradient, computed in ``dtype``, as float64 numpy arrays."""
   with jax.enable_x64(dtype == jnp.float64):
-    # The labels need not be contiguous or sorted; everything else is cast to the dtype under test.
+    # The labels need not be contiguous or sorted. Everything else is cast to the dtype under test.
     embeddings, labels = jnp.asarray(golden["emb"], dtype), jnp.asarray(golden["labels"])
     value, gradient = function(
       embeddings, labels, *(jnp.asarray(argument, dtype) for argument in arguments)
@@ -87,9 +88,8 @@ def _run(function, golden, dtype, *arguments):
 
 
 def _beyond_bounds(scores):
-  """How far rounded cosines of exact duplicates lie past 1 (1e-8 to 3e-8, in case 4 only).
-
-  The authors clamp the extrapolated end below such a score; ours never moves past it (errata 2).
+  """Returns how far rounded cosines of exact duplicates exceed 1 (1e-8 to 3e-8, case 4 only). The
+  authors clamp the extrapolated end below such a score. Ours never moves past it (errata 2).
   """
   return max(float(np.asarray(scores).max()) - 1.0, 0.0)
 
@@ -140,7 +140,7 @@ class SoprcGoldenTest(chex.TestCase):
     self.assertEqual(phi.dtype, np.float64)
     atol = (
       1e-9 if golden["phi"].dtype == np.float64 else 1e-7
-    )  # else stored in float32: half an ulp below 1
+    )  # otherwise stored in float32: half an ulp below 1
     np.testing.assert_allclose(phi, golden["phi"], rtol=0, atol=atol + _beyond_bounds(scores))
 
   @parameterized.named_parameters([(f"case{i}", i) for i in range(9)])
@@ -164,7 +164,7 @@ class SoprcGoldenTest(chex.TestCase):
         scores = np.asarray(
           _positive_scores(jnp.asarray(golden["emb"], jnp.float64), jnp.asarray(labels))
         )
-        # The authors' table keeps one query of each class: feed only that one.
+        # The authors' table keeps one query of each class, so only that one is passed.
         ahead = tracker.lookahead(winners, scores[winner], labels[winner])
         _, winners = tracker.update(
           None, winners, positive_scores=scores[winner], list_ids=labels[winner]
@@ -173,7 +173,7 @@ class SoprcGoldenTest(chex.TestCase):
           winners.v, tables[:, step + 1], rtol=0, atol=1e-9 + _beyond_bounds(scores)
         )
         np.testing.assert_array_equal(ahead, winners.v[labels[winner]])
-        # Our own rule takes the mean of all queries of a class.
+        # Our rule takes the mean of all queries of a class.
         _, means = tracker.update(None, means, positive_scores=scores, list_ids=labels)
         ours.update(
           [reference.interpolate(row, num_points, _BOUNDS, _GRID) for row in scores], labels, beta
@@ -185,7 +185,7 @@ class SoprcGoldenTest(chex.TestCase):
 
   @parameterized.named_parameters([(f"case{i}", i) for i in (0, 1, 4)])
   def test_whole_sequence_reproduced_with_winners(self, case):
-    """Loss and gradient of every step from our own v, started as the authors start it."""
+    """Checks loss and gradient of every step from our own v, started as in the authors' code."""
     hparams, num_lists = (
       authors.hparams("soprc", case),
       len(authors.archive("soprc")[f"case{case}/v_tables"]),
@@ -244,10 +244,10 @@ class EvaluatorGoldenTest(chex.TestCase):
     golden = authors.arrays("evaluator", case)
     precision, recall, thresholds = metrics.mean_pr_curve(golden["emb"], golden["labels"])
     np.testing.assert_allclose(thresholds, (np.arange(2001) - 1000) / 1000, rtol=0, atol=1e-15)
-    # Similarities are rounded to float32: one that lies within half an ulp of a threshold may fall
-    # on its other side and move one query's precision (5 of 2001 thresholds in case 2, by less than
-    # 1 / N each). Exact duplicates fall on either side of the last threshold, 1.0, in the
-    # reference; here they count as retrieved (tested in curves_test.py).
+    # Similarities are rounded to float32. One that lies within half an ulp of a threshold may fall
+    # on its other side and change one query's precision. In case 2 this affects 5 of 2001
+    # thresholds, by less than 1 / N each. In the reference, exact duplicates fall on either side of
+    # the last threshold, 1.0. Here they count as retrieved (tested in curves_test.py).
     last = 2000 if case == 3 else 2001
     expected = golden["pr_curve64"][:last]
     error = np.abs(np.stack([precision, recall], axis=1)[:last] - expected)
@@ -255,15 +255,15 @@ class EvaluatorGoldenTest(chex.TestCase):
     self.assertLess(np.mean(error > 1e-9), 0.005)
 
   def test_with_duplicates(self):
-    """The authors drop the best-ranked item as the query, here a duplicate of it: Eq. 2 by brute
-    force instead.
+    """Compares with Eq. 2 by brute force. The authors drop the best-ranked item as the query. Here
+    that is a duplicate of the query.
     """
     golden = authors.arrays("evaluator", 3)
     self.assertFalse(golden["first_is_self"].all())
     labels, ks = golden["labels"], golden["k_list"].tolist()
     embeddings = golden["emb"].astype(np.float64)
-    # Without BLAS, so that equal vectors have equal products; then the float32 scores that define a
-    # tie.
+    # Computed without BLAS, so that equal vectors have equal products. The float32 scores then
+    # define the ties.
     scores = np.einsum("id,jd->ij", embeddings, embeddings, optimize=False).astype(np.float32)
     expected = reference.retrieval(scores, labels, labels, ~np.eye(len(labels), dtype=bool), ks)
     result = metrics.retrieval_metrics(golden["emb"], labels, ks=ks, block_size=7, per_query=True)
@@ -271,5 +271,5 @@ class EvaluatorGoldenTest(chex.TestCase):
     np.testing.assert_array_equal(result["negatives_above"], expected["above"])
     np.testing.assert_allclose(result["mAUPRC"], expected["ap"].mean(), rtol=0, atol=1e-12)
     self.assertEqual([result[f"recall@{k}"] for k in ks], [expected["recall"][k] for k in ks])
-    # What the reference reports in this case is neither this nor its own value without the query.
+    # In this case the reference reports neither this value nor its own value without the query.
     self.assertGreater(abs(result["mAUPRC"] - golden["mAP64"]), 1e-3)

@@ -1,4 +1,4 @@
-"""Score interpolation phi (Alg. 2) against plain loops."""
+"""Tests score interpolation phi (Alg. 2) against plain loops."""
 
 import functools
 import math
@@ -30,8 +30,8 @@ _HUGE = hnp.arrays(
 
 
 def _authors_blocks(scores, num_points):
-  """The authors' layout as golden/README.md words it: whole blocks, concatenated, surplus entries
-  cut off.
+  """Returns the authors' layout as described in goldens/README.md. Whole blocks are concatenated
+  and surplus entries are cut off.
   """
   s = np.sort(np.asarray(scores, np.float64))
   n = len(s)
@@ -45,7 +45,7 @@ def _authors_blocks(scores, num_points):
   return np.concatenate(blocks)[:num_points]
 
 
-# One function object for each setting, so that jit compiles once.
+# One function object per setting, so that jit compiles once.
 _BOUNDED = {
   grid: functools.partial(interpolate_scores, num_points=7, bounds=(-1.0, 1.0), grid=grid)
   for grid in interpolation.GRIDS
@@ -192,8 +192,10 @@ class InterpolateScoresTest(chex.TestCase):
     np.testing.assert_allclose(got, _authors_blocks(scores, num_points), rtol=0, atol=2e-7)
 
   def test_erratum_2_ends(self):
-    """u_{n+1} = 2 u_n - u_{n-1}, not 2 u_n - 2 u_{n-1}; u_0 likewise; both inside the bounds."""
-    # With M = n = 2 midpoints sit at a = 1/2: (u_{j} + 2 u_{j+1} + u_{j+2}) / 4.
+    """Checks u_{n+1} = 2 u_n - u_{n-1}, not 2 u_n - 2 u_{n-1}. u_0 is analogous. Both stay inside
+    the bounds.
+    """
+    # With M = n = 2 the midpoints are at a = 1/2: (u_{j} + 2 u_{j+1} + u_{j+2}) / 4.
     got = interpolate_scores(np.array([0.2, 0.6]), num_points=2)
     below, above = 2 * 0.2 - 0.6, 2 * 0.6 - 0.2
     np.testing.assert_allclose(
@@ -205,20 +207,20 @@ class InterpolateScoresTest(chex.TestCase):
     )
 
   def test_erratum_2_both_loops_interpolate_neighbouring_segments(self):
-    """Evenly spaced scores lie on a line, which phi continues; the printed pair of the second loop
-    bends it.
+    """Checks that evenly spaced scores give a line, which phi continues. The pair printed in the
+    second loop would bend it.
     """
     scores = np.array([0.5, 0.1, 0.3])  # any order: Alg. 2 sorts ascending
     t = (np.arange(9) + 0.5) / 9
     np.testing.assert_allclose(interpolate_scores(scores, num_points=9), 0.0 + 0.6 * t, rtol=1e-5)
 
   def test_erratum_2_scores_outside_the_bounds(self):
-    """A bound never moves an end past the scores themselves: the row stays sorted."""
+    """Checks that a bound never moves an end past the scores, so the row stays sorted."""
     scores = np.array([1.5, 2.0, -3.0, -2.0], np.float32)
     got = np.asarray(interpolate_scores(scores, num_points=8, bounds=(-1.0, 1.0)))
     self.assertTrue(np.all(np.diff(got) >= 0), got)
     np.testing.assert_allclose(got, reference.interpolate(scores, 8, (-1.0, 1.0)), rtol=1e-6)
-    rounded = np.float32([1.0000001, 1.0000001])  # what the cosine of duplicates can be
+    rounded = np.float32([1.0000001, 1.0000001])  # possible rounded cosines of duplicates
     np.testing.assert_array_equal(
       interpolate_scores(rounded, num_points=3, bounds=(-1.0, 1.0)), np.repeat(rounded[:1], 3)
     )

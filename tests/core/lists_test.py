@@ -1,5 +1,6 @@
-"""Lists from embeddings and from scores: who is a positive, who is a negative, who is left out
-(_internal/class_labels.py, _internal/masks.py).
+"""Tests lists from embeddings and from scores: positives, negatives and excluded candidates.
+
+Covers _internal/class_labels.py and _internal/masks.py.
 """
 
 import functools
@@ -40,7 +41,7 @@ def _embeddings(seed, size=B):
 
 
 def _kept(scores, mask):
-  """The valid scores of each row, descending: the order inside a list is free."""
+  """Returns the valid scores of each row, descending, since the order inside a list is free."""
   return [
     np.sort(row[valid])[::-1]
     for row, valid in zip(np.asarray(scores), np.asarray(mask), strict=True)
@@ -48,7 +49,7 @@ def _kept(scores, mask):
 
 
 def _expected(embeddings, labels, where=None, gallery=None, gallery_labels=None):
-  """Positives and negatives of each query by two loops."""
+  """Returns positives and negatives of each query by two loops."""
   own = gallery is None
   where = np.ones(len(labels), bool) if where is None else where
   gallery, gallery_labels = (embeddings, labels) if own else (gallery, gallery_labels)
@@ -78,7 +79,7 @@ _SOME = functools.partial(retrieval_lists, max_positives=2)
 
 
 def _loss(embeddings, labels, where=None, max_positives=None):
-  """Everything that a list feeds, in one scalar."""
+  """Returns one scalar that depends on every output of a list."""
   lists = retrieval_lists(embeddings, labels, where=where, max_positives=max_positives)
   v = jnp.broadcast_to(jnp.array([-0.5, 0.0, 0.5]), (embeddings.shape[0], 3))
   masks = {"positive_where": lists.positive_where, "negative_where": lists.negative_where}
@@ -116,7 +117,7 @@ class RetrievalListsTest(chex.TestCase):
         np.testing.assert_allclose(row, rows[i], rtol=0, atol=1e-6)
 
   def test_the_query_is_excluded_by_index(self):
-    """Exact duplicates of the query stay candidates, on both sides."""
+    """Checks that exact duplicates of the query stay candidates, as positives and as negatives."""
     embeddings = np.tile(np.float32([[0.6, 0.8]]), (4, 1))
     got = retrieval_lists(embeddings, np.array([1, 1, 2, 1]))
     np.testing.assert_array_equal(np.sum(got.positive_where, axis=1), [2, 2, 0, 2])
@@ -139,7 +140,9 @@ class RetrievalListsTest(chex.TestCase):
     ("one", 1, [3]), ("two", 2, [1, 5]), ("three", 3, [1, 3, 5]), ("six", 6, [0, 1, 2, 4, 5, 6])
   )
   def test_too_many_positives_keep_evenly_spaced_ranks(self, max_positives, ranks):
-    """7 positives at known scores; 2 negatives; the second class has 1 positive and loses none."""
+    """Checks 7 positives at known scores with 2 negatives. The second class has 1 positive and
+    loses none.
+    """
     cosines = np.array([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3])
     embeddings = np.stack([cosines, np.sqrt(1 - cosines**2)], axis=1)
     embeddings = np.concatenate([embeddings, [[0.0, 1.0], [0.0, -1.0]]]).astype(np.float32)
@@ -150,14 +153,16 @@ class RetrievalListsTest(chex.TestCase):
     )
     self.assertEqual(int(got.num_dropped), 8 * (7 - max_positives))
     np.testing.assert_array_equal(np.sum(got.positive_where, axis=1), [max_positives] * 8 + [1] * 2)
-    # The dropped ones are not negatives.
+    # The dropped positives do not become negatives.
     _assert_lists(
       got._replace(positive_where=got.positive_where & False),
       ([[]] * 10, _expected(embeddings, labels)[1]),
     )
 
   def test_kept_ranks_hold_in_every_row(self):
-    """Design: rank (2 s + 1) c // (2 P) of c positives for s = 0 .. P - 1, for every query."""
+    """Checks the ranks of the design for every query. Of c positives, the kept ranks are (2 s + 1)
+    c // (2 P) for s = 0 .. P - 1.
+    """
     embeddings, labels = _embeddings(1, 11), np.array([0] * 9 + [1] * 2)
     got = retrieval_lists(embeddings, labels, max_positives=3)
     positives, _ = _expected(embeddings, labels)
@@ -207,7 +212,7 @@ class RetrievalListsTest(chex.TestCase):
         )
         self.assertTrue(np.isfinite(value), value)
         self.assertTrue(np.isfinite(np.asarray(gradient, np.float32)).all(), gradient)
-        if len(set(labels.tolist())) in (1, B):  # no list has both sides
+        if len(set(labels.tolist())) in (1, B):  # no list has both a positive and a negative
           self.assertEqual(float(value), 0.0)
 
   def test_gallery(self):
@@ -290,7 +295,7 @@ class DevicesTest(chex.TestCase):
     got = mapping.on_devices(local, kind)(*map(mapping.split, (embeddings, labels, where)))
     self.assertEqual(
       int(expected.num_dropped), 6 if max_positives else 0
-    )  # on both devices together
+    )  # summed over both devices
     np.testing.assert_array_equal(got.num_dropped, [int(expected.num_dropped)] * 2)
     for name in ("positive_scores", "positive_where", "negative_scores", "negative_where"):
       joined = np.concatenate(list(np.asarray(getattr(got, name))))
@@ -406,7 +411,7 @@ def test_f46_half_of_a_large_gallery_is_kept_without_a_repeat():
 
 
 def test_f46_counts_beyond_31_bits():
-  """Of an array that is never made, a broadcast number."""
+  """Counts the entries of a broadcast array that is never allocated."""
   side = 2**16
   every = jax.jit(
     lambda one: masks.count_true(jnp.broadcast_to(one, (side, side))).astype(jnp.float32)
@@ -420,7 +425,7 @@ def test_f46_counts_beyond_31_bits():
 
 @pytest.mark.parametrize("dtype", [np.uint64, np.int64])
 def test_f41_labels_of_64_bits_and_two_types_are_compared_exactly(dtype):
-  """int64 beside uint64 is compared in float64, where 2^62 and 2^62 + 1 are equal."""
+  """Checks int64 next to uint64. A comparison in float64 would take 2^62 and 2^62 + 1 as equal."""
   with jax.enable_x64(True):
     labels = np.array([2**62, 7], dtype)
     gallery = np.array([2**62 + 1, 2**62, 7], np.int64)
@@ -546,7 +551,7 @@ def _total(embeddings, jitted_lists=retrieval_lists):
 
 
 def test_f50_no_nan_is_computed_with_the_masks():
-  """Step by step, since of a jitted function only the results are checked."""
+  """Runs step by step, since only the results of a jitted function are checked."""
 
   def total(embeddings):
     found = retrieval_lists(embeddings, _LABELS, max_positives=2)
@@ -558,7 +563,7 @@ def test_f50_no_nan_is_computed_with_the_masks():
 
 
 def _finite_lists(*args, **options):
-  """As they were before: finite scores everywhere."""
+  """Returns lists as they were in earlier versions: finite scores everywhere."""
   found = retrieval_lists(*args, **options)
   fill = {
     name: jnp.where(getattr(found, f"{name}_where"), getattr(found, f"{name}_scores"), 0.25)

@@ -1,4 +1,4 @@
-"""embedding_memory: what is stored where, masks, the start, errors, optax, devices."""
+"""Tests embedding_memory: storage order, masks, initial state, errors, optax and devices."""
 
 import collections
 import functools
@@ -22,7 +22,7 @@ _GRADS = {"w": jnp.array([0.5, -1.0])}
 
 
 def _batch(step, size=B):
-  """Embeddings that tell which image they are, and labels."""
+  """Returns embeddings that identify their image, and labels."""
   numbers = np.arange(size) + size * step + 1
   return np.stack([numbers, -0.5 * numbers], axis=1).astype(np.float32), np.int32(100 + numbers)
 
@@ -43,7 +43,7 @@ def _jitted(overflow):
 
 
 def _ring(slots, pointer, images):
-  """One image after the other, each over the oldest."""
+  """Writes one image after the other, each over the oldest."""
   for image in images:
     slots[pointer] = image
     pointer = (pointer + 1) % len(slots)
@@ -51,8 +51,8 @@ def _ring(slots, pointer, images):
 
 
 def _tail(slots, pointer, images):
-  """The reference: a batch that does not fit takes the last slots, then the pointer goes
-  back to 0.
+  """Returns the slots of the reference's rule. A batch that does not fit takes the last slots, then
+  the pointer returns to 0.
   """
   if pointer + len(images) > len(slots):
     slots[len(slots) - len(images) :] = images
@@ -131,7 +131,7 @@ def test_start_after_stores_nothing_and_looks_up_the_batch_with_its_gradient():
     np.testing.assert_array_equal(
       gradient, np.float32(where)[:, None] * np.ones((1, D), np.float32)
     )
-    idle = step(state, *_batch(9), np.zeros(B, bool))  # no image: as if it had not been called
+    idle = step(state, *_batch(9), np.zeros(B, bool))  # no valid image: equivalent to no call
     chex.assert_trees_all_equal(idle, state)
     state = step(state, *_batch(t), where)
     assert not state.filled.any()
@@ -295,7 +295,7 @@ def test_two_devices_refuse_a_joined_batch_that_is_too_large():
 
 
 def test_training_loop_with_the_memory_in_the_optimizer_state():
-  """XBM looks ahead, and the same memory is stored."""
+  """Checks that XBM looks ahead and that the same memory is stored."""
   memory = embedding_memory(12, 3)
   tx = optax.chain(memory, optax.sgd(0.01))
   rng = np.random.default_rng(0)
@@ -335,7 +335,7 @@ def _xbm(memory, embeddings, labels):
 
 
 def _blackbox(memory, embeddings, labels):
-  # Other images than the batch, since ranks of equal scores are up to the rounding.
+  # Other images than the batch, since rounding decides the ranks of equal scores.
   stored = memory.current(_update(memory, memory.init(None), embeddings[:, ::-1], labels))
   return losses.blackbox_ap_loss(
     embeddings, labels, memory=stored, max_positives=11, interclass_coef=0.0

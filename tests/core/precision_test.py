@@ -1,4 +1,7 @@
-"""A network in bfloat16 trains as one in float32: stated tolerances over 200 steps on glyphs."""
+"""Tests that a model in bfloat16 trains like one in float32.
+
+The tolerances are stated and cover 200 steps on glyphs.
+"""
 
 import functools
 
@@ -17,7 +20,7 @@ _STEPS = 200
 
 @functools.cache
 def _trained(dtype, num_steps=_STEPS):
-  """Losses of all steps, and the state of v after them."""
+  """Returns the losses of all steps, and the state of v after them."""
   # Without the semi-variance term, which narrows the spread of v.
   values = {
     "train.batch_size": 64,
@@ -39,8 +42,8 @@ def _trained(dtype, num_steps=_STEPS):
 
 @pytest.mark.slow
 def test_loss_and_v_of_bfloat16_follow_those_of_float32():
-  # Rounding is noise that trajectories amplify: the first steps agree closely, later ones on
-  # average. Measured here: 0.001, 0.015, 0.010.
+  # Trajectories amplify rounding noise. The first steps agree closely, later ones on average.
+  # Measured here: 0.001, 0.015, 0.010.
   (losses, state), (want_losses, want_state) = _trained("bfloat16"), _trained("float32")
   assert abs(losses[0] - want_losses[0]) < 0.003
   running = np.convolve(losses - want_losses, np.ones(20) / 20, "valid")
@@ -49,7 +52,7 @@ def test_loss_and_v_of_bfloat16_follow_those_of_float32():
   rows = want_state.weight > 0
   assert rows.sum() > 100
   assert np.abs(state.v - want_state.v)[rows].mean() < 0.02
-  assert want_state.v[rows].std() > 0.04  # the spread of what is compared
+  assert want_state.v[rows].std() > 0.04  # the spread of the compared values
 
 
 def test_f24_everything_from_the_normalised_embedding_on_is_float32():
@@ -63,5 +66,5 @@ def test_f24_everything_from_the_normalised_embedding_on_is_float32():
   assert embeddings.dtype == np.float32
   np.testing.assert_allclose(
     np.linalg.norm(embeddings, axis=1), 1, atol=1e-6
-  )  # 0.004 off if normalised in bfloat16
+  )  # 0.004 off if normalized in bfloat16
   assert _trained("bfloat16", 2)[1].v.dtype == np.float32

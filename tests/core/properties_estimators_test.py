@@ -1,5 +1,6 @@
-"""soprc_loss, ap_loss, semi_variance and the surrogates on any finite input that
-`soprc_jax.testing` draws.
+"""Tests soprc_loss, ap_loss, semi_variance and the surrogates on any finite input.
+
+`soprc_jax.testing` draws the input.
 """
 
 import functools
@@ -14,11 +15,11 @@ import pytest
 import soprc_jax
 from soprc_jax import testing
 
-# A quarter of what the profile of tests/conftest.py asks for.
+# A quarter of the number of examples in the profile of tests/conftest.py.
 _FEW = hypothesis.settings.default.max_examples // 4
 
 M = 6
-# Few positives beside the negatives: then slopes are interpolated.
+# Few positives compared with the negatives: slopes are then interpolated.
 _WIDE = [(2, 3, 8)]
 _PRIORS = st.sampled_from([0.0, 1e-30, 1e-4, 0.5, 1.0])
 _TAUS = st.sampled_from([1e-6, 1e-3, 0.1, 10.0, 1e6])
@@ -70,7 +71,7 @@ def _compiled(name, algorithm="dense"):
 
 
 def _run(name, lists, v, prior, tau1, tau2, algorithm="dense"):
-  """Mean over lists, its gradients, and the value of each list."""
+  """Returns the mean over lists, its gradients, and the value of each list."""
   numbers = (np.float32(number) for number in (prior, tau1, tau2))
   (value, gradients), each = _compiled(name, algorithm)(*lists[:2], lists[2:], v, *numbers)
   return np.asarray(value), [np.asarray(gradient) for gradient in gradients], np.asarray(each)
@@ -97,7 +98,7 @@ def _rows(lists):
 def test_any_finite_lists_have_a_finite_loss_in_the_unit_interval(
   name, lists, levels, prior, tau1, tau2, garbage
 ):
-  """Invalid lists count 0, masked entries may hold anything and get no gradient."""
+  """Checks that invalid lists count 0. Masked entries may have any value and get no gradient."""
   if garbage:
     scores = [
       np.where(where, side, np.nan).astype(side.dtype)
@@ -130,7 +131,7 @@ def test_every_dtype_is_computed_in_float32(name, dtype, data):
   _assert_finite(value, each, *gradients)
   narrow = (
     np.float32 if dtype == np.float64 else dtype
-  )  # what jax makes of float64 where x64 is off
+  )  # the result of jax for float64 where x64 is off
   assert all(gradient.dtype == narrow for gradient in gradients)
   as_float32 = testing.ScoreLists(*(side.astype(np.float32) for side in lists[:2]), *lists[2:])
   expected = _run(name, as_float32, v.astype(np.float32), 0.1, 0.1, 0.001)
@@ -139,8 +140,8 @@ def test_every_dtype_is_computed_in_float32(name, dtype, data):
 
 @hypothesis.given(lists=testing.score_lists(_WIDE), tau1=_TAUS, tau2=_TAUS)
 def test_sorted_equals_dense(lists, tau1, tau2):
-  """The values that stand for v in the other losses are the positives: the pieces of both sums are
-  searched for in the same way.
+  """Checks the sorted algorithm against the dense one. In the other losses the positives take the
+  role of v. The pieces of both sums are found by the same search.
   """
   dense, by_sorting = (
     _run("ap", lists, np.zeros((2, M)), 0.0, tau1, tau2, way) for way in ("dense", "sorted")
@@ -165,8 +166,8 @@ def test_masked_entries_are_as_if_they_were_not_there(name, lists, levels, prior
     if not valid:
       continue
     left = [side[i][where[i]] for side, where in zip(lists[:2], lists[2:], strict=True)]
-    # All of one shape, as one that compiles: the first entry again and again changes a mean, so it
-    # is masked by its place instead.
+    # All of one shape, so that one compilation is enough. The padding repeats entries, which would
+    # change a mean, so it is masked.
     padded = [np.resize(side, size) for side, size in zip(left, (4, 5), strict=True)]
     where = [np.arange(size) < len(side) for side, size in zip(left, (4, 5), strict=True)]
     alone = testing.ScoreLists(*(np.tile(part, (3, 1)) for part in (*padded, *where)))
@@ -183,7 +184,7 @@ def test_masked_entries_are_as_if_they_were_not_there(name, lists, levels, prior
   lists=testing.score_lists([(3, 4, 5)]), levels=testing.scores((3, M)), seed=st.integers(0, 2**16)
 )
 def test_order_changes_no_value_and_permutes_the_gradient(name, lists, levels, seed):
-  """Stronger than the test of the family in estimators_test: gradients too, and scores of
+  """Checks more than the test of the family in estimators_test. It includes gradients and scores of
   any size.
   """
   rng = np.random.default_rng(seed)
@@ -238,7 +239,7 @@ def test_semi_variance_is_finite_and_not_negative(average_over, pool, data, mean
 @pytest.mark.parametrize(("average_over", "pool"), _POOLS)
 @hypothesis.given(lists=testing.score_lists([(3, 4, 5)], limit=3.4e38))
 def test_semi_variance_of_the_largest_scores_is_no_nan(average_over, pool, lists):
-  """A sum of squares may be beyond float32, but not undefined."""
+  """Checks that a sum of squares may overflow float32, but is not NaN."""
   value, gradients = _variance(average_over, pool, True)(*lists[:2], lists[2:])
   assert not np.isnan(value)
   assert not any(np.isnan(gradient).any() for gradient in gradients)
@@ -267,8 +268,8 @@ def _surrogate(function):
 def test_surrogates_are_finite_in_their_range_and_decrease(function, margins, tau):
   gradient, values = _surrogate(function)(margins, np.float32(tau))
   _assert_finite(values)
-  # The slope of float16 margins is float16, which ends at 65504: of a smaller tau it is -inf, as it
-  # must be, and never NaN.
+  # The slope of float16 margins is float16, which ends at 65504. For a smaller tau it must be -inf,
+  # never NaN.
   if 2 / tau <= float(jnp.finfo(margins.dtype).max):
     _assert_finite(gradient)
   assert not np.isnan(np.asarray(gradient, np.float32)).any()

@@ -1,5 +1,6 @@
-"""The losses of embeddings, and retrieval_lists, on any batch: zero rows, duplicates, classes of
-one image, masks, any labels.
+"""Tests the losses of embeddings, and retrieval_lists, on any batch.
+
+Batches have zero rows, duplicates, classes of one image, masks and any labels.
 """
 
 import functools
@@ -14,7 +15,7 @@ import pytest
 import soprc_jax
 from soprc_jax import losses, testing
 
-# A quarter of what the profile of tests/conftest.py asks for.
+# A quarter of the number of examples in the profile of tests/conftest.py.
 _FEW = hypothesis.settings.default.max_examples // 4
 
 B, D = 6, 3
@@ -41,7 +42,7 @@ _LOSSES = {
   "blackbox": losses.blackbox_ap_loss,
 }
 _IN_UNIT_INTERVAL = ("smooth_ap", "fast_ap", "listwise_ap", "auroc_sigmoid", "blackbox")
-# Which of several equal scores a rank's gradient reaches is up to the order.
+# The order decides which of several equal scores gets the gradient of a rank.
 _VALUE_ONLY = ("blackbox",)
 _each_loss = pytest.mark.parametrize("name", list(_LOSSES))
 _batches = testing.embeddings_and_labels([(B, D)])
@@ -62,9 +63,8 @@ def _run(name, embeddings, labels, where):
   batch=_batches, scale=st.sampled_from([1.0, 1e-20, 30.0]), seed=st.integers(0, 2**16)
 )
 def test_any_batch(name, batch, scale, seed):
-  """Finite, in its range, the same in any order of the batch, and blind to what masked images hold.
-
-  Of any norm too: embeddings that nobody normalised are a mistake, but must not end a run by NaN.
+  """Checks that the loss is finite, in its range and independent of order and of masked images. The
+  embeddings have any norm: missing normalization is a mistake, but must not end a run with NaN.
   """
   embeddings, labels, where = batch
   embeddings = np.float32(embeddings * scale)
@@ -147,7 +147,7 @@ def test_retrieval_lists_count_every_pair_once(max_positives, batch):
 
 @hypothesis.given(data=st.data())
 def test_unsigned_labels_are_not_the_negative_ones_of_the_same_bits(data):
-  """uint32 beside int32 is compared in int32, where 2^32 - 1 is -1."""
+  """Checks uint32 next to int32. A comparison in int32 would take 2^32 - 1 as -1."""
   labels = np.array(
     data.draw(st.lists(st.sampled_from([0, 7, 2**31, 2**32 - 1]), min_size=2, max_size=2)),
     np.uint32,
@@ -173,8 +173,8 @@ def _smooth_ap(embeddings, labels, where, tau):
 @pytest.mark.parametrize("tau", [1e-30, 1e-12, 1e-3, 1e30])
 @pytest.mark.parametrize("scale", [1.0, 1e6])
 def test_smooth_ap_leaves_masked_images_out_at_any_width(tau, scale):
-  """Masked scores stand a thousand widths below the others, which float32 may not tell from
-  them.
+  """Checks scores where masked ones lie a thousand widths below the others. float32 may not
+  distinguish them from the others.
   """
   rows = np.float32(
     scale * np.array([[1, 0, 0], [0.8, 0.6, 0], [0, 1, 0], [0.6, 0.8, 0], [0.6, 0, 0.8], [0, 0, 1]])

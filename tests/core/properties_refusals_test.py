@@ -1,5 +1,6 @@
-"""Input that is documented as refused: an error that names the argument, never a silent wrong
-result (_internal/checks.py).
+"""Tests that input documented as invalid raises an error that names the argument.
+
+It must never give a silent wrong result (_internal/checks.py).
 """
 
 import hypothesis
@@ -11,7 +12,7 @@ import pytest
 import soprc_jax
 from soprc_jax import losses, metrics
 
-# A quarter of what the profile of tests/conftest.py asks for.
+# A quarter of the number of examples in the profile of tests/conftest.py.
 _FEW = hypothesis.settings.default.max_examples // 4
 
 Q, P, N, M, B, D = 2, 3, 4, 5, 4, 2
@@ -101,7 +102,7 @@ def _floats(**limits):
 
 
 _COUNTS = st.one_of(st.integers(-(2**40), 0), st.floats(0.5, 9.5), st.just(True), st.just("3"))
-# Widths and shares: also what is positive in float64 and 0 in float32.
+# Widths and shares, including values that are positive in float64 and 0 in float32.
 _WIDTHS = st.one_of(
   _floats(max_value=0.0), st.sampled_from([np.inf, 1e-46, np.float64(1e-300), 1e300])
 )
@@ -113,13 +114,13 @@ _COMPLEX = st.just(np.zeros((Q, P), np.complex64))
 
 
 def _lists_of(width, *, rank_too=True):
-  """Scores with other leading axes."""
+  """Returns scores with other leading axes."""
   shapes = [(Q + 1, width), (1, width), (2, Q, width)] + [(width,)] * rank_too
   return st.sampled_from(shapes).map(np.zeros)
 
 
 def _not_masks(*shape):
-  """Indices, weights and NaN in place of booleans, and shapes that do not fit."""
+  """Returns indices, weights and NaN instead of booleans, and shapes that do not fit."""
   numbers = st.sampled_from([2, -1, 0.5, np.nan]).map(lambda number: np.full(shape, number))
   arrays = st.sampled_from([jnp.full(shape, 3), jnp.full(shape, 0.5)])
   wrong = st.sampled_from([(*shape[:-1], shape[-1] + 1), (5, *shape)]).map(
@@ -368,7 +369,7 @@ def test_is_told_by_name(name, argument, data):
     call(**{argument: value})
 
 
-# The losses run, with the same batch, in losses_test.
+# The losses of a run are checked with the same batch in losses_test.
 @pytest.mark.parametrize("name", list(_CASES)[: list(_CASES).index("xbm")])
 def test_the_same_call_without_the_bad_value_works(name):
   _CASES[name][0]()

@@ -1,5 +1,6 @@
-"""retrieval_metrics, mean_pr_curve and summarise_ranks on any embeddings, against numpy of a few
-lines.
+"""Tests retrieval_metrics, mean_pr_curve and summarise_ranks on any embeddings.
+
+The reference is a few lines of numpy.
 """
 
 import hypothesis
@@ -21,7 +22,7 @@ def _metrics(embeddings, labels, **options):
 
 
 def _expected(scores, same, allowed):
-  """AP by Eq. 2 and the negatives at least as high as the best positive, of each query."""
+  """Returns each query's AP by Eq. 2 and its number of negatives at or above the best positive."""
   ap, above = [], []
   for row, positive, candidate in zip(scores, same & allowed, allowed, strict=True):
     best = row[positive].max(initial=-np.inf)
@@ -145,7 +146,7 @@ def test_summarise_ranks_of_parts_and_in_any_order(above, ks, cut):
 
 
 def test_labels_of_64_bits_are_compared_exactly():
-  """uint64 beside int64 would be compared in float64, where neighbors are one number."""
+  """Checks uint64 next to int64. A comparison in float64 would take neighbors as equal."""
   labels = np.array([2**60, 2**60 + 1, 2**60, 2**60 + 1])
   embeddings = np.eye(4)
   assert metrics.retrieval_metrics(embeddings, labels)["num_queries"] == 4

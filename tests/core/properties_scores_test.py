@@ -1,4 +1,4 @@
-"""interpolate_scores, binary_lists and metrics.auprc on any finite scores."""
+"""Tests interpolate_scores, binary_lists and metrics.auprc on any finite scores."""
 
 import functools
 
@@ -12,7 +12,7 @@ import pytest
 import soprc_jax
 from soprc_jax import metrics, testing
 
-# A quarter of what the profile of tests/conftest.py asks for.
+# A quarter of the number of examples in the profile of tests/conftest.py.
 _FEW = hypothesis.settings.default.max_examples // 4
 
 _SHAPES = [(3, 4), (1, 1), (2, 0), (0, 3)]
@@ -52,7 +52,7 @@ def test_interpolation_ascends_within_the_scores(grid, num_points, bounds, data,
     if not left.size:
       assert not row.any()
       continue
-    # The ends are half a step further out at most than the scores themselves.
+    # The ends lie at most half a step outside the scores.
     beyond = 0.5 * (left.max() - left.min()) + 1e-6 * np.abs(left).max() + 1e-37
     assert left.min() - beyond <= row[0]
     assert row[-1] <= left.max() + beyond
@@ -90,7 +90,7 @@ def _auprc(scores, labels, prior, where):
 
 
 def _numpy_auprc(scores, labels, prior=None):
-  """Eq. 2, one positive at a time, in exact float64 comparisons."""
+  """Returns Eq. 2, one positive at a time, by exact float64 comparisons."""
   positives, negatives = scores[labels], scores[~labels]
   if not len(positives):
     return 0.0
@@ -126,7 +126,7 @@ def test_auprc_of_any_finite_scores(data, prior, garbage):
 
 @hypothesis.given(data=st.data())
 def test_auprc_sees_the_order_of_the_scores_only(data):
-  """An increasing map of the scores, and a permutation of the list, change nothing."""
+  """Checks that an increasing map of the scores and a permutation of the list change nothing."""
   scores, labels = data.draw(testing.scores((2, L))), data.draw(testing.masks((2, L)))
   order = np.random.default_rng(data.draw(st.integers(0, 2**16))).permutation(L)
   everything = np.ones((2, L), bool)

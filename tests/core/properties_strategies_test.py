@@ -1,4 +1,4 @@
-"""The strategies of soprc_jax.testing draw what they say, and all of it."""
+"""Tests that the strategies of soprc_jax.testing draw all documented cases, and nothing else."""
 
 import importlib.util
 import sys
@@ -11,7 +11,7 @@ from soprc_jax import testing
 
 
 def _finds(strategy, condition):
-  """Whether the strategy draws something like this; raises if not."""
+  """Returns whether the strategy draws an example that satisfies the condition; raises if not."""
   settings = hypothesis.settings(
     max_examples=2000, derandomize=True, database=None, phases=[hypothesis.Phase.generate]
   )

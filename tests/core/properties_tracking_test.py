@@ -1,5 +1,6 @@
-"""score_ema and embedding_memory on any batches: what lookahead shows is what update stores, and
-nothing is ever NaN.
+"""Tests score_ema and embedding_memory on any batches.
+
+update stores exactly what lookahead shows, and no value is ever NaN.
 """
 
 import functools
@@ -15,7 +16,7 @@ import soprc_jax
 from soprc_jax import losses, testing
 from soprc_jax import memory as memories
 
-# A quarter of what the profile of tests/conftest.py asks for.
+# A quarter of the number of examples in the profile of tests/conftest.py.
 _FEW = hypothesis.settings.default.max_examples // 4
 
 C, M, Q, P, S = 3, 4, 6, 3, 7
@@ -24,8 +25,8 @@ _STARTS = {"debiased": None, "explicit": np.linspace(-1, 1, M)}
 
 @functools.cache
 def _tracker(start):
-  # beta as a schedule, so that every beta is one compilation: count stands for its place in a list
-  # of all.
+  # beta is a schedule, so that one compilation covers every beta: count is an index into a list of
+  # all of them.
   return soprc_jax.score_ema(
     C, M, lambda count: jnp.asarray(_BETAS)[count % len(_BETAS)], initial_v=_STARTS[start]
   )
@@ -85,14 +86,14 @@ def test_v_is_finite_and_the_lookahead_is_what_is_stored(start, batches, garbage
     visited = np.isin(np.arange(C), ids[where.any(axis=1)])
     np.testing.assert_array_equal(v[~visited], np.asarray(state.v)[~visited])
     np.testing.assert_array_equal(weight[~visited], np.asarray(state.weight)[~visited])
-    # phi ascends, and so does every mixture of what ascends, up to rounding.
+    # phi ascends, and so does every mixture of ascending rows, up to rounding.
     assert np.all(np.diff(v, axis=1) >= -1e-5 * np.abs(v).max(initial=0.0))
     state = after
 
 
 @hypothesis.given(batches=_batches(steps=1, limit=3.4e38))
 def test_rows_of_the_largest_scores_are_finite(batches):
-  """Six lists of one row: their sum is beyond float32, their mean is not."""
+  """Checks six lists of one row. Their sum overflows float32, their mean does not."""
   ((scores, _, where),) = batches
   _, state, _ = _step("debiased")(
     _tracker("debiased").init(None), scores, np.zeros(Q, np.int32), where
@@ -129,7 +130,7 @@ def _memory_step(overflow):
 
 
 def _entries(memory):
-  """Sorted rows of what a memory holds."""
+  """Returns the sorted rows of the filled slots of a memory."""
   where = np.asarray(memory.where)
   return sorted(
     (int(label), *map(float, row))
@@ -162,7 +163,7 @@ def test_memory_holds_valid_images_only_in_any_order_of_the_batch(overflow, batc
 
 @functools.cache
 def _users():
-  """The functions that take a memory, on a batch and what is stored."""
+  """Returns the functions that take a memory, applied to a batch and the stored state."""
 
   def lists(embeddings, labels, where, stored):
     found = soprc_jax.retrieval_lists(

@@ -1,5 +1,6 @@
-"""Props. 1 and 2 by simulation, fixed keys. Each tolerance is a stated number of standard errors of
-the simulation.
+"""Tests Props. 1 and 2 by simulation with fixed keys.
+
+Each tolerance is a stated number of standard errors of the simulation.
 """
 
 from absl.testing import parameterized
@@ -10,12 +11,12 @@ import numpy as np
 
 from soprc_jax import ap_loss, interpolate_scores, score_ema, soprc_loss
 
-# 4.5 standard errors: a false alarm in about one of 150,000 comparisons, and the keys are fixed.
+# 4.5 standard errors: a false alarm in about one of 150,000 comparisons. The keys are fixed.
 _ERRORS = 4.5
 
 
 class Proposition1Test(chex.TestCase):
-  """Mean and variance of v after T steps with a fixed model.
+  """Tests mean and variance of v after T steps with a fixed model.
 
   The model's batches are one of 8 lists of 4 positive scores, drawn uniformly, so that E phi and
   Var phi are exact. One tracker with 4000 rows is 4000 independent chains: every step gives each
@@ -45,8 +46,8 @@ class Proposition1Test(chex.TestCase):
     )
 
   def check(self, v, mean, variance):
-    """Sample mean and sample variance of each point within their standard errors of what is
-    claimed.
+    """Checks the sample mean and sample variance of each point against the claimed values. The
+    tolerance is a number of standard errors.
     """
     error = np.sqrt(variance / self.num_chains)
     np.testing.assert_array_less(np.abs(v.mean(axis=0) - mean), _ERRORS * error)
@@ -57,14 +58,14 @@ class Proposition1Test(chex.TestCase):
 
   @parameterized.named_parameters(("one", 1), ("few", 4), ("many", 25))
   def test_explicit_start(self, steps):
-    """E v = E phi + (1 - b)^T (v_1 - E phi); Var v = Var phi b / (2 - b) (1 - (1 - b)^2T), below
-    the paper's bound.
+    """Checks the mean and the variance of v after an explicit start. E v = E phi + (1 - b)^T (v_1 -
+    E phi). Var v = Var phi b / (2 - b) (1 - (1 - b)^2T), below the bound of the paper.
     """
     start = np.arange(self.num_points) / self.num_points
     v, mean, variance = self.simulate(steps, start)
     q, limit = (1 - self.beta) ** steps, self.beta / (2 - self.beta)
     self.check(v, mean + q * (start - mean), variance * limit * (1 - q**2))
-    # The bound as printed; at T = 25 it is attained up to the sampling error of the variance (2
+    # The bound as printed. At T = 25 it is attained up to the sampling error of the variance (2
     # sqrt(2 / n)).
     np.testing.assert_array_less(
       v.var(axis=0), variance * limit * (1 + _ERRORS * np.sqrt(2 / self.num_chains))
@@ -72,8 +73,8 @@ class Proposition1Test(chex.TestCase):
 
   @parameterized.named_parameters(("one", 1), ("few", 4), ("many", 25))
   def test_erratum_9_debiased_start(self, steps):
-    """E v = E phi from the first step; Var v = Var phi b / (2 - b) (1 + q) / (1 - q), q = (1 -
-    b)^T.
+    """Checks the mean and the variance of v after a debiased start. E v = E phi from the first
+    step. Var v = Var phi b / (2 - b) (1 + q) / (1 - q) with q = (1 - b)^T.
     """
     v, mean, variance = self.simulate(steps, None)
     q, limit = (1 - self.beta) ** steps, self.beta / (2 - self.beta)
@@ -86,7 +87,7 @@ class Proposition1Test(chex.TestCase):
     )  # the price: more variance than the bound of Prop. 1, which needs w = 1
 
   def test_a_smaller_beta_concentrates(self):
-    """The remark under Prop. 1."""
+    """Checks the remark under Prop. 1."""
     spread = []
     for beta in (0.5, 0.1):
       self.beta = beta
@@ -96,8 +97,9 @@ class Proposition1Test(chex.TestCase):
 
 
 class Proposition2Test(chex.TestCase):
-  """Means over batches with different shares of positives pi_0, one model, binormal scores, pi =
-  0.2.
+  """Tests means over batches with different shares of positives pi_0.
+
+  The model is fixed, scores are binormal and pi = 0.2.
 
   Data: 40 positives and 160 negatives. v = all positive scores and the true prior, so f is the
   SOPRC loss of the whole data set (Eq. 4 with M = N+). A batch draws n+ and n- scores with
@@ -123,7 +125,7 @@ class Proposition2Test(chex.TestCase):
     )
 
   def batches(self, num_positives, num_negatives, seed=0):
-    """SOPRC and AP losses of every batch, ``[num_batches]`` each, in one compiled call."""
+    """Returns SOPRC and AP losses of every batch, ``[num_batches]`` each, in one compiled call."""
 
     @jax.jit
     def run(key):
@@ -140,8 +142,8 @@ class Proposition2Test(chex.TestCase):
     return [np.asarray(losses, np.float64) for losses in run(jax.random.key(seed))]
 
   def curvature_bias(self, num_negatives):
-    """Second-order bias of the estimator: sigma(F) is concave and F is a mean of n- draws
-    (kappa_1^2 / n- of Prop. 2).
+    """Returns the second-order bias of the estimator (kappa_1^2 / n- of Prop. 2). sigma(F) is
+    concave and F is a mean of n- draws.
     """
     h, g = self.positive.astype(np.float64)[:, None], self.negative.astype(np.float64)[None, :]
     margins = (h - g) / self.options["tau1"]
@@ -152,8 +154,8 @@ class Proposition2Test(chex.TestCase):
     return float(np.mean(0.5 * second * l1.var(axis=1) / num_negatives))
 
   def test_f34_soprc_does_not_move_with_the_share_of_positives(self):
-    """Equal numbers of negatives: the mean is the same for every n+, exactly; here within the
-    standard errors.
+    """Checks that the mean is the same for every n+ at equal numbers of negatives. The equality is
+    exact. Here it is checked within the standard errors.
     """
     means, errors = [], []
     for i, num_positives in enumerate((2, 10, 50, 100)):  # pi_0 from 0.04 to 0.67
@@ -162,8 +164,8 @@ class Proposition2Test(chex.TestCase):
       errors.append(soprc.std(ddof=1) / np.sqrt(self.num_batches))
     for i in range(3):
       self.assertLess(abs(means[i] - means[3]), _ERRORS * np.hypot(errors[i], errors[3]))
-    # And it is f up to the curvature, which vanishes with n-: at most a second order term and a
-    # half of it beyond.
+    # The mean is f plus the second-order bias of the curvature, which vanishes with n-. Half of
+    # that bias is allowed for higher orders.
     bias = self.curvature_bias(50)
     for mean, error in zip(means, errors, strict=True):
       self.assertLess(abs(mean - self.risk - bias), _ERRORS * error + 0.5 * abs(bias))
@@ -172,8 +174,8 @@ class Proposition2Test(chex.TestCase):
     ("scarce", 20), ("as_in_the_data", 40), ("frequent", 100), ("very_frequent", 150)
   )
   def test_erratum_9_ap_loss_moves_against_the_share_of_positives(self, num_positives):
-    """Batches of 200. SOPRC stays at f; the AP loss converges to f at prior pi_0: too small where
-    pi_0 > pi.
+    """Checks batches of 200. SOPRC stays at f. The AP loss converges to f at prior pi_0, which is
+    too small where pi_0 > pi.
     """
     soprc, ap = self.batches(num_positives, 200 - num_positives, seed=num_positives)
     soprc_error, ap_error = (
@@ -183,8 +185,7 @@ class Proposition2Test(chex.TestCase):
     self.assertLess(abs(soprc.mean() - self.risk), _ERRORS * soprc_error + 2 * bias)
     share = num_positives / 200
     moved = self.full_risk(share)
-    # The AP loss estimates T from n+ draws too: a relative error of order 1 / n+ of what it
-    # converges to.
+    # The AP loss estimates T from n+ draws too. Its relative error is of order 1 / n+ of its limit.
     self.assertLess(abs(ap.mean() - moved), _ERRORS * ap_error + 2 * bias + moved / num_positives)
     if share != self.prior:
       gap = (ap.mean() - self.risk) * np.sign(self.prior - share)
@@ -192,7 +193,9 @@ class Proposition2Test(chex.TestCase):
       self.assertGreater(gap, 5 * abs(soprc.mean() - self.risk))
 
   def test_erratum_9_both_converge_to_the_surrogate_risk(self):
-    """Not to 1 - AUPRC, which f bounds from above (docstring of soprc_loss)."""
+    """Checks the limit, which is not 1 - AUPRC. f bounds 1 - AUPRC from above (docstring of
+    soprc_loss).
+    """
     scores = np.concatenate([self.positive, self.negative]).astype(np.float64)
     precision = [
       np.mean(np.arange(200)[scores >= score] < 40) for score in self.positive.astype(np.float64)

@@ -1,7 +1,7 @@
-"""Every function with ``axis_name`` in `jax.shard_map` with its default ``check_vma=True``.
+"""Tests every function with ``axis_name`` in `jax.shard_map` with its default ``check_vma=True``.
 
-The cases are those of shard_map_cases.py. Gradients of replicated parameters are summed by jax
-here: they are compared as they are, without a mean (_internal/collectives.py).
+The cases are those of shard_map_cases.py. jax sums the gradients of replicated parameters here.
+They are compared as they are, without a mean (_internal/collectives.py).
 """
 
 import functools
@@ -25,7 +25,7 @@ _wanted = functools.cache(shard_map_cases.on_one_device)
 
 @pytest.fixture(scope="module")
 def on_four_devices(tmp_path_factory):
-  """The values of all cases, from a program that has four devices."""
+  """Returns the values of all cases, from a program that has four devices."""
   path = tmp_path_factory.mktemp("shard_map") / "values.npz"
   done = subprocess.run(
     [sys.executable, shard_map_cases.__file__, str(path), "4"],
@@ -41,7 +41,7 @@ def on_four_devices(tmp_path_factory):
 
 
 def _assert_equal(got, want):
-  """Equal up to rounding, relative to the largest number; whole numbers and masks exactly."""
+  """Checks equality up to rounding, relative to the largest number; integers and masks exactly."""
   assert got.keys() == want.keys()
   for key, wanted in want.items():
     if not np.issubdtype(wanted.dtype, np.floating):

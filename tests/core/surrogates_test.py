@@ -1,4 +1,4 @@
-"""The two surrogates of the 0-1 loss (Eq. 7)."""
+"""Tests the two surrogates of the 0-1 loss (Eq. 7)."""
 
 import functools
 
@@ -18,7 +18,7 @@ from soprc_jax import surrogates
 pytestmark = pytest.mark.core
 
 _TAUS = st.sampled_from([0.001, 0.01, 0.1, 1.0])
-# Cosine margins, exact ties, and numbers so small or so large that naive formulas under- or
+# Cosine margins, exact ties, and numbers so small or so large that naive formulas underflow or
 # overflow.
 _MARGINS = hnp.arrays(
   np.float32,
@@ -36,7 +36,7 @@ _FUNCTIONS = [
 
 @functools.cache  # one function object, so that jit compiles once
 def _slope(function):
-  """Elementwise derivative."""
+  """Returns the elementwise derivative."""
   return jax.jit(lambda margin, tau: jax.grad(lambda x: jnp.sum(function(x, tau=tau)))(margin))
 
 
@@ -117,7 +117,9 @@ class SurrogatesTest(chex.TestCase):
     self.assertTrue(np.all(np.diff(slope) >= -1e-4))
 
   def test_erratum_1_huber_is_continuous_at_zero(self):
-    """The printed -2x / tau1 for x < 0 jumps from 1 to 0 at 0 and falls below the 0-1 loss."""
+    """Checks the corrected surrogate. The printed -2x / tau1 for x < 0 jumps from 1 to 0 at 0 and
+    falls below the 0-1 loss.
+    """
     below = np.array([-0.02, -1e-3, -1e-6, -1e-30], np.float32)
     got = np.asarray(surrogates.one_sided_huber(below, tau=0.1))
     np.testing.assert_allclose(got, 1 - 2 * below.astype(np.float64) / 0.1, rtol=1e-6)

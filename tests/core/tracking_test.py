@@ -1,4 +1,4 @@
-"""score_ema: the carried scores v (Eq. 10) as an optax transform."""
+"""Tests score_ema, which tracks the auxiliary vector v (Eq. 10), as an optax transform."""
 
 import functools
 import re
@@ -39,7 +39,7 @@ def _step(tracker, state, scores, ids, mask=None):
 
 
 def _sequence(tracker, scores, ids, masks):
-  """States and lookahead rows of ``[T, Q, P]`` scores, one update after the other."""
+  """Returns states and lookahead rows of ``[T, Q, P]`` scores, one update after the other."""
   state, rows = tracker.init(None), []
   for t in range(scores.shape[0]):
     rows.append(tracker.lookahead(state, scores[t], ids[t], masks[t]))
@@ -71,7 +71,7 @@ def _extra(seed):
 
 
 def _expected_state(seeds):
-  """The state after these batches, by the tracker alone."""
+  """Returns the state after these batches, by the tracker alone."""
   state = _TRACKERS["debiased"].init(None)
   for seed in seeds:
     state = _step(_TRACKERS["debiased"], state, *_batch(seed))
@@ -89,8 +89,8 @@ class UpdateTest(chex.TestCase):
   @hypothesis.given(scores=_SCORES, ids=_IDS, masks=_MASKS)
   @hypothesis.settings(max_examples=20)
   def test_matches_the_loops_and_the_lookahead(self, start, scores, ids, masks):
-    """Mean of the valid lists of a row in one write; rows without one stay; lookahead is what
-    update stores.
+    """Checks that a row takes the mean of its valid lists in one write. Rows without a valid list
+    stay. update stores exactly what lookahead shows.
     """
     state, rows = self.variant(_SEQUENCES[start])(scores, ids, masks)
     table = reference.Table(C, M, _STARTS[start])
@@ -137,7 +137,7 @@ class UpdateTest(chex.TestCase):
     np.testing.assert_allclose(state.v[1], (phi[0] + phi[1]) / 2, rtol=1e-6)
     np.testing.assert_allclose(state.v[2], phi[2], rtol=1e-6)
     np.testing.assert_array_equal(state.v[0], np.zeros(M))
-    # One write: the weight of a row does not count its lists.
+    # One write: the weight of a row does not depend on the number of its lists.
     np.testing.assert_allclose(state.weight, [0, _BETA, _BETA], rtol=1e-6)
 
   @parameterized.named_parameters([(name, name) for name in _STARTS])
@@ -147,8 +147,8 @@ class UpdateTest(chex.TestCase):
     scores, _ = _batch(1)
     mask = np.ones((Q, P), bool)
     mask[[0, 2]] = False
-    # Row 0: only a list without positives. Row 1: one with and one without. Row 2: not in the
-    # batch.
+    # Row 0 has only a list without positives. Row 1 has one with and one without. Row 2 is not in
+    # the batch.
     ids = np.array([0, 1, 1, 1, 1])
     after = _step(tracker, before, scores, ids, mask)
     for row in (0, 2):
@@ -157,7 +157,7 @@ class UpdateTest(chex.TestCase):
     without = _step(tracker, before, scores[[1, 3, 4]], ids[[1, 3, 4]])
     np.testing.assert_allclose(after.v[1], without.v[1], rtol=1e-6)
     rows = tracker.lookahead(before, scores, ids, mask)
-    np.testing.assert_array_equal(rows[0], before.v[0])  # looks the current row up
+    np.testing.assert_array_equal(rows[0], before.v[0])  # looks up the current row
     np.testing.assert_array_equal(rows[2], after.v[1])
 
   def test_an_empty_batch_changes_nothing_but_the_count(self):
@@ -170,8 +170,8 @@ class UpdateTest(chex.TestCase):
       self.assertEqual(int(after.count), 2)
 
   def test_erratum_4_debiased_start(self):
-    """The first phi fills the row exactly; then v is the average with weights beta (1 - beta)^(k -
-    i) / w.
+    """Checks that the first phi fills the row exactly. Then v is the average with weights beta (1 -
+    beta)^(k - i) / w.
     """
     tracker = score_ema(1, M, _BETA)
     state = tracker.init(None)
@@ -224,7 +224,7 @@ class UpdateTest(chex.TestCase):
       for order in ([0, 1], [1, 0])
     ]
     np.testing.assert_allclose(states[0].v, states[1].v, rtol=1e-6)
-    last = 0.5 * interpolate_scores(scores[1:], num_points=M)  # what the authors' CPU code keeps
+    last = 0.5 * interpolate_scores(scores[1:], num_points=M)  # as in the authors' CPU code
     self.assertGreater(np.abs(np.asarray(states[0].v) - np.asarray(last)).max(), 0.05)
 
   def test_beta_schedule(self):
@@ -254,7 +254,9 @@ class UpdateTest(chex.TestCase):
       _assert_same_state(_step(tracker, tracker.init(None), scores, ids), expected)
 
   def test_state_is_a_stable_carry(self):
-    """Same structure, shapes and types after a step: it can be scanned, donated and saved."""
+    """Checks that structure, shapes and types stay the same after a step. The state can then be
+    scanned, donated and saved.
+    """
     for tracker in (*_TRACKERS.values(), score_ema(C, M, optax.linear_schedule(0.5, 0.1, 10))):
       scores, ids = (np.stack(part) for part in zip(*(_batch(t) for t in range(4)), strict=True))
 
@@ -269,7 +271,7 @@ class UpdateTest(chex.TestCase):
       chex.assert_tree_all_finite(after)
 
   def test_states_do_not_share_buffers(self):
-    """Donating one state must not invalidate another, nor the tracker."""
+    """Checks that donating one state invalidates neither another state nor the tracker."""
     tracker = _TRACKERS["row"]
     step = jax.jit(functools.partial(_step, tracker), donate_argnums=0)
     kept = tracker.init(None)
@@ -353,7 +355,7 @@ class ErrorsTest(chex.TestCase):
     ("too_large", C), ("far", 10**6), ("negative", -1), ("very_negative", -(10**6))
   )
   def test_f10_traced_ids_out_of_range(self, bad):
-    """NaN rows in the lookahead, never another list's row; the table keeps out of it."""
+    """Checks for NaN rows in the lookahead, never another list's row. The table stays unchanged."""
     tracker = _TRACKERS["table"]
     scores, ids = _batch(0)
     kept = np.arange(Q) != 2
@@ -369,8 +371,8 @@ class ErrorsTest(chex.TestCase):
 
   @parameterized.named_parameters(("numpy", np.asarray), ("jax", jnp.asarray))
   def test_concrete_ids_inside_jit(self, convert):
-    """Ids that a jitted step closes over (one row: all zeros) are concrete there: checked, and no
-    tracing error.
+    """Checks concrete ids that a jitted step closes over (one row: all zeros). They are checked and
+    cause no tracing error.
     """
     tracker = _TRACKERS["debiased"]
     scores, ids = _batch(0)
@@ -416,8 +418,8 @@ class ErrorsTest(chex.TestCase):
 
 
 class OptaxTest(chex.TestCase):
-  """The transform among others of optax. Everything is compared with the tracker and the optimizer
-  alone.
+  """Tests the transform together with others of optax. Everything is compared with the tracker and
+  the optimizer used separately.
   """
 
   def run_steps(self, tx, seeds=(0, 1, 2), **more):
@@ -511,8 +513,8 @@ class OptaxTest(chex.TestCase):
     _assert_same_state(state[0], _expected_state((0, 1, 2, 3)))
 
   def test_f37_inject_hyperparams_around_the_tracker_is_told(self):
-    """It would make num_lists a traced array: an error that names it, at the start and not a wrong
-    table.
+    """Checks that inject_hyperparams, which would trace num_lists, raises an error that names it.
+    The error comes at the start, not a wrong table later.
     """
     tx = optax.inject_hyperparams(score_ema)(num_lists=C, num_points=M, beta=_BETA)
     with self.assertRaisesRegex(ValueError, "num_lists must be an integer"):
@@ -534,7 +536,7 @@ class OptaxTest(chex.TestCase):
     np.testing.assert_allclose(tracker.lookahead(state, scores, ids), expected, rtol=1e-6)
 
   def test_f37_a_trainer_that_passes_no_arguments_is_told(self):
-    """Flax's TrainState keeps ``apply_gradients``' keywords for itself."""
+    """Checks Flax's TrainState, which does not pass on the keywords of ``apply_gradients``."""
     state = train_state.TrainState.create(
       apply_fn=None, params=_PARAMS, tx=optax.chain(_TRACKERS["debiased"], optax.sgd(0.1))
     )
@@ -575,7 +577,7 @@ class OptaxTest(chex.TestCase):
     self.assertGreater(np.abs(state[0].weight - state[1].weight).max(), 0.1)
 
   def test_training_loop_of_the_docs(self):
-    """design.md section 3: v_{t+1} in the loss, the same v in the state."""
+    """Checks the loop of design.md section 3: v_{t+1} in the loss, the same v in the state."""
     tracker = score_ema(num_lists=1, num_points=8, beta=0.1)
     tx = optax.chain(tracker, optax.adam(0.1))
     features = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32)
@@ -608,13 +610,15 @@ class OptaxTest(chex.TestCase):
 
 
 class DevicesTest(chex.TestCase):
-  """The table on two devices with unequal masks equals that of one device with the joined batch."""
+  """Tests that the table on two devices equals that of one device with the joined batch. The masks
+  of the devices are unequal.
+  """
 
   @parameterized.product(kind=("pmap", "shard_map"), start=("debiased", "table"))
   def test_equals_one_device(self, kind, start):
     scores, _ = _batch(0, lists=8)
-    # Row 0 has three lists on device 0 and one on device 1: a mean of means would be wrong. Row 2:
-    # device 1 only.
+    # Row 0 has three lists on device 0 and one on device 1: a mean of means would be wrong. Row 2
+    # is on device 1 only.
     ids = np.array([0, 0, 0, 1, 0, 1, 2, 2])
     mask = np.random.default_rng(1).random((8, P)) < 0.7
     mask[:, 0], mask[3], mask[7] = True, False, False
@@ -639,8 +643,8 @@ class DevicesTest(chex.TestCase):
 
   @parameterized.named_parameters(mapping.KINDS)
   def test_whole_step_equals_one_device(self, kind):
-    """Embeddings to lists to v to loss to gradient: the list of a query is the batch of all
-    devices.
+    """Checks embeddings to lists to v to loss to gradient. The list of a query spans the batch of
+    all devices.
     """
     rng = np.random.default_rng(3)
     inputs, kernel = (
@@ -686,8 +690,8 @@ class DevicesTest(chex.TestCase):
 
 
 def test_a_step_touches_only_the_rows_of_its_batch():
-  """With a donated state the table is gathered from and scattered to, and what both functions need
-  is computed once.
+  """Checks that a donated table is only gathered from and scattered to. What both functions need is
+  computed once.
   """
   rows, points, lists = 5003, 7, 6
   tracker = score_ema(rows, points, _BETA, bounds=(-1, 1))

@@ -1,4 +1,4 @@
-"""Batches with a share of positives that is exact."""
+"""Tests batches with an exact share of positives."""
 
 import numpy as np
 import pytest

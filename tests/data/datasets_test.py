@@ -1,4 +1,4 @@
-"""Data sets by name."""
+"""Tests data sets by name."""
 
 import pytest
 import trees

@@ -1,4 +1,7 @@
-"""Image files as they come (failures F29, F30): right pixels, or an error that names the file."""
+"""Tests image files of any kind (failures F29, F30).
+
+They give the right pixels, or an error that names the file.
+"""
 
 import io
 import struct
@@ -11,7 +14,7 @@ import pytest
 from soprc_jax.data import decoding, transforms
 
 _RAMP = np.linspace(0, 255, 48).astype(np.uint8)
-# Three channels that differ, no symmetry: left to right, top to bottom, constant.
+# Three different channels without symmetry: left to right, top to bottom, constant.
 _COLOUR = np.stack(
   [
     np.broadcast_to(_RAMP[None, :], (32, 48)),
@@ -65,7 +68,7 @@ def test_f30_palette_with_transparency_is_on_white():
 
 def test_f30_alpha_is_on_white():
   image = Image.new("RGBA", (3, 1), (100, 0, 50, 255))
-  image.putpixel((1, 0), (1, 2, 3, 0))  # whatever colour hides under full transparency
+  image.putpixel((1, 0), (1, 2, 3, 0))  # an arbitrary color under full transparency
   image.putpixel((2, 0), (0, 0, 0, 128))
   np.testing.assert_array_equal(
     _pixels(_encode(image))[0], [[100, 0, 50], [255, 255, 255], [127, 127, 127]]
@@ -84,8 +87,8 @@ def test_f30_cmyk_is_not_inverted():
 
 
 def _png(depth, colour_type, rows, *more):
-  """A PNG by its chunks, for what Pillow cannot write: bits a channel, kind of colour, ``[H, W,
-  channels]``, further chunks before the pixels.
+  """Writes a PNG by its chunks, for variants that Pillow cannot write. The arguments are bits per
+  channel, color type, ``[H, W, channels]`` and chunks before the pixels.
   """
 
   def chunk(kind, content):
@@ -175,7 +178,7 @@ def test_f30_exif_orientation_is_undone(orientation, kind):
     _encode(stored, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {}))
   )
   assert picture.size == (128, 192)
-  # A part of it, at a reduced scale too.
+  # A part of it, also at a reduced scale.
   box = (32, 16, 160, 112)
   for size in ((96, 128), (24, 32)):
     want = np.asarray(upright.resize(size[::-1], Image.Resampling.BILINEAR, box=box)).astype(int)
@@ -194,7 +197,7 @@ _XMP = (
 
 
 def _oriented(kind, orientation, *, in_xmp=False, **options):
-  """A file without symmetry whose tag, in EXIF or in XMP, says how to turn it."""
+  """Returns a file without symmetry whose EXIF or XMP tag gives its orientation."""
   if in_xmp:
     xmp = _XMP.format(orientation).encode()
     if kind == "PNG":
@@ -212,7 +215,7 @@ def _oriented(kind, orientation, *, in_xmp=False, **options):
 
 
 def _check_upright(encoded):
-  """The whole picture, parts of it and reduced parts are those of Pillow's own upright image."""
+  """Checks the whole image, parts of it and reduced parts against Pillow's own upright image."""
   with Image.open(io.BytesIO(encoded.data)) as opened:
     upright = ImageOps.exif_transpose(opened).convert("RGB")
   is_jpeg = encoded.data.startswith(b"\xff\xd8")
@@ -322,7 +325,7 @@ def test_f29_truncated_file_is_named(kind, options, left):
   pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
   whole = _encode(Image.fromarray(pixels), kind, **options)
   size = int(left * len(whole.data))
-  # The end is missing, or it is there and empty: what some downloads leave.
+  # The end is missing, or it is present and empty, as some downloads leave it.
   for data in (whole.data[:size], whole.data[:size] + bytes(len(whole.data) - size)):
     for side in (64, 8):  # decoded whole, or a JPEG at an eighth of its size
       with pytest.raises(decoding.BrokenImageError, match=rf"folder/image\.{kind.lower()}: "):
@@ -367,7 +370,7 @@ def test_huge_image_is_refused_before_it_is_decoded(monkeypatch):
   monkeypatch.setattr(decoding, "MAX_PIXELS", 1000)
   monkeypatch.setattr(
     ImageFile.ImageFile, "load", None
-  )  # Pillow looks for the orientation of a PNG by decoding it
+  )  # Pillow decodes a PNG to find its orientation
   with pytest.raises(
     decoding.BrokenImageError,
     match=r"folder/image\.png: 48 x 32 pixels are more than 1,000: resize",
@@ -391,7 +394,7 @@ def test_pixels_in_memory_are_taken_as_they_are():
 
 
 def test_centre_crop_keeps_the_aspect():
-  # A white square in the middle of a wide picture stays a square.
+  # A white square in the middle of a wide image stays a square.
   wide = np.zeros((40, 100, 3), np.uint8)
   wide[10:30, 40:60] = 255
   got = transforms.centre_crop(wide, 20)
@@ -417,6 +420,6 @@ def test_random_crop_stays_inside_and_moves():
     starts.append(min(row[0], row[-1]))
     assert (
       abs(abs(row[-1] - row[0]) - 38) <= 2
-    )  # 20 pixels of a side of 25 are 40 of 50, at any place
+    )  # 20 pixels of a side of 25 are 40 of 50, at any position
   assert min(starts) < 10
   assert max(starts) > 50

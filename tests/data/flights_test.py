@@ -1,4 +1,4 @@
-"""Flights: labels and features, and nothing from after departure."""
+"""Tests the flights data: labels and features, with nothing from after departure."""
 
 import importlib.util
 
@@ -11,7 +11,7 @@ from soprc_jax.data import flights, tabular
 class TestFlights:
   @pytest.fixture
   def frames(self):
-    """Four flights, one of them cancelled, and the weather of three hours."""
+    """Returns four flights, one of them canceled, and the weather of three hours."""
     pd = pytest.importorskip("pandas")
     hours = [f"2013-01-05T{hour}:00:00Z" for hour in (10, 11, 12)]
     late = pd.DataFrame(
@@ -49,13 +49,13 @@ class TestFlights:
       True,
       False,
       True,
-    ]  # more than three hours; the cancelled one is left out
+    ]  # more than three hours; the canceled one is excluded
     assert numbers["scheduled departure"].tolist() == [315, 375, 419]
     assert numbers["scheduled arrival"].tolist() == [499, 570, 1]
-    # The hour before: 10 for the flights from JFK at 11; of EWR at 9 there is none.
+    # The hour before: 10 for the flights from JFK at 11. EWR at 9 has none.
     np.testing.assert_array_equal(numbers["temp"], [np.nan, 30, 30])
     np.testing.assert_allclose(numbers["wind from the east"], [np.nan, 1, 1])
-    assert np.isnan(numbers["wind_speed"]).all()  # 1048 miles an hour is no wind
+    assert np.isnan(numbers["wind_speed"]).all()  # 1048 miles an hour is not a valid wind speed
     assert categories["weekday"].tolist() == [5, 5, 5]  # a Saturday
     assert categories["dest"].tolist() == ["IAH", "MIA", "BQN"]
 

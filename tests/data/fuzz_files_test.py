@@ -1,5 +1,6 @@
-"""Files of data from outside, damaged in every way: read right, or told by their name; nothing else
-is raised.
+"""Tests external data files that are corrupt in every way.
+
+A file is read right, or an error names it. Nothing else is raised.
 """
 
 import io
@@ -16,8 +17,8 @@ import pytest
 from soprc_jax._internal import stored, strings
 from soprc_jax.data import decoding, glyphs, image_folder, list_files, transforms
 
-# What breaks readers of text: other encodings and line ends, NUL, quotes, digits that are no ASCII,
-# names too long for a file system.
+# Content that breaks text readers: other encodings and line ends, NUL, quotes, digits outside
+# ASCII, names too long for a file system.
 TOKENS = (
   *(
     b"\0",
@@ -54,7 +55,7 @@ TOKENS = (
 
 @st.composite
 def damaged(draw, good):
-  """The bytes of a file with some of them cut off, changed, put in, or all in another encoding."""
+  """Returns the bytes of a file with some cut off, changed or inserted, or in another encoding."""
   content = bytearray(good)
   for _ in range(draw(st.integers(1, 3))):
     at = draw(st.integers(0, len(content)))
@@ -119,7 +120,7 @@ IMAGES = {
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory):
-  """The four data sets, each with 16 images."""
+  """Writes the four data sets, each with 16 images."""
   root = tmp_path_factory.mktemp("lists")
   for name, texts in LISTS.items():
     for file, text in texts.items():
@@ -208,7 +209,7 @@ def test_image_folders_with_any_names(tmp_path_factory, names):
 
 
 def _encoded(mode, kind, **options):
-  """A small picture of random pixels."""
+  """Returns a small encoded image of random pixels."""
   bands = len(Image.new(mode, (1, 1)).getbands())
   pixels = np.random.default_rng(0).integers(0, 256, (6, 5, bands), np.uint8)
   stream = io.BytesIO()
@@ -234,7 +235,7 @@ PICTURES = {
 
 
 def _decode(content):
-  """The message of a picture that cannot be used, empty for one that can."""
+  """Returns the message for an unusable image, or an empty string for a usable one."""
   encoded = decoding.Encoded(content, "the name")
   try:
     cropped = transforms.centre_crop(encoded, 4)
@@ -276,7 +277,7 @@ class TestPictures:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
-  """A glyph cache of two images: the data set, and the path of its file."""
+  """Yields a glyph cache of two images: the data set, and the path of its file."""
   folder = tmp_path_factory.mktemp("glyphs")
   small = glyphs.Glyphs(
     np.arange(2 * 32 * 32, dtype=np.uint8).reshape(2, 32, 32),
@@ -296,8 +297,8 @@ class TestArrays:
     small, path = cache
     good = path.read_bytes()
     content = bytearray(good)
-    # Headers of the archive and of its arrays are where numpy and zipfile fail in other ways than
-    # by a checksum.
+    # For headers of the archive and of its arrays, numpy and zipfile fail in other ways than by a
+    # checksum.
     for at in data.draw(
       st.lists(
         st.integers(0, 150) | st.integers(len(good) - 400, len(good) - 1), min_size=1, max_size=3

@@ -1,4 +1,4 @@
-"""The glyphs source and its cache."""
+"""Tests the glyphs source and its cache."""
 
 import collections
 import logging
@@ -13,8 +13,8 @@ import runs
 
 from soprc_jax.data import glyphs
 
-# Reference digests of the rendered pixels would change with Pillow and matplotlib; what must hold
-# with any version is tested.
+# Reference digests of the rendered pixels would change with Pillow and matplotlib. The tests cover
+# what must hold with any version.
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def rendered():
 
 @pytest.fixture(scope="module")
 def small(rendered):
-  """The first 40 images of the glyphs: quick to write and read."""
+  """Returns the first 40 images of the glyphs, which are quick to write and read."""
   return glyphs.Glyphs(rendered.images[:40], rendered.labels[:40], rendered._ids[:40])
 
 
@@ -48,7 +48,7 @@ class TestGlyphs:
     assert rendered.images.any(axis=(1, 2)).all()
 
   def test_glyphs_are_not_cut_to_emptiness(self, rendered):
-    # White on black, in the middle: the ink's centre lies near the image's.
+    # White on black, centered: the center of the ink is near that of the image.
     ink = rendered.images.astype(np.float64)
     total = ink.sum((1, 2))
     middle = (glyphs.IMAGE_SIZE - 1) / 2
@@ -74,7 +74,7 @@ class TestGlyphs:
   def test_look_alikes_keep_one_class(self, rendered):
     labels = set(rendered.labels.tolist())
     assert ord("A") in labels
-    assert 0x0391 not in labels  # the Greek capital alpha is drawn as the Latin A
+    assert 0x0391 not in labels  # the Greek capital alpha looks like the Latin A
     assert ord(" ") not in labels
 
   def test_rendering_is_deterministic_across_processes(self, rendered):
@@ -96,7 +96,7 @@ class TestGlyphs:
 class TestGlyphCache:
   @pytest.fixture(autouse=True)
   def render_small(self, monkeypatch, small):
-    """Rendering takes seconds: here it gives 40 images, and its calls are counted."""
+    """Replaces rendering, which takes seconds, by 40 images and counts its calls."""
     self.renderings = 0
 
     def render():
@@ -151,7 +151,7 @@ class TestGlyphCache:
     assert str(path) in caplog.text
     assert self.renderings == 2
     self._same(glyphs.load(tmp_path), small)
-    assert self.renderings == 2  # the damaged file was replaced
+    assert self.renderings == 2  # the corrupt file was replaced
 
   def test_root_that_cannot_be_written_still_works(self, tmp_path, small, caplog):
     (tmp_path / "file").write_text("not a folder")

@@ -1,4 +1,4 @@
-"""What holds for image files of all sources: names of classes, and paths that are no files."""
+"""Tests what holds for image files of all sources: class names, and paths that are not files."""
 
 import os
 
@@ -28,7 +28,7 @@ _SAME_NAMES = [
 
 
 class TestNamesThatAreOne:
-  """F43: blanks at the ends of a name and its form in Unicode make no class."""
+  """Tests F43: blanks at the ends of a name and its Unicode form do not make a new class."""
 
   @pytest.mark.parametrize(("name", "others"), _SAME_NAMES)
   def test_f43_labels_of_a_csv(self, tmp_path, caplog, name, others):
@@ -50,7 +50,7 @@ class TestNamesThatAreOne:
     source = image_folder.load(str(tmp_path))
     assert len(trees.classes(source)) == 2
     assert {source[i].class_name for i in range(len(source))} == {name, "other"}
-    # The images keep the names that they have on disk.
+    # The images keep their names on disk.
     assert {source[i].id for i in range(len(source))} == {
       f"{one}/a.png" for one in (name, *others, "other")
     }
@@ -158,7 +158,7 @@ class TestNamesThatAreNearlyNumbers:
 
 
 def _special(path, kind):
-  """Puts something that is no regular file at a path."""
+  """Creates something that is not a regular file at a path."""
   if kind == "pipe":
     os.mkfifo(path)
   elif kind == "link to a pipe":

@@ -1,4 +1,4 @@
-"""A folder of images: what is read, and every mistake told before training."""
+"""Tests a folder of images: its content, and that every mistake is reported before training."""
 
 import pytest
 import trees

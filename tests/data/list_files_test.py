@@ -1,4 +1,4 @@
-"""List files: each format read as it is published, and every mistake told before training."""
+"""Tests list files: each published format, and that every mistake is reported before training."""
 
 import re
 

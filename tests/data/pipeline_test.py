@@ -1,4 +1,4 @@
-"""Batches of arrays as pure functions of (seed, step), and images that cannot be read."""
+"""Tests batches of arrays as pure functions of (seed, step), and unreadable images."""
 
 import errno
 import io
@@ -82,7 +82,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def by_workers():
-  """What worker processes have loaded, in a program of its own, as in training."""
+  """Returns the batches that worker processes load, in a separate program, as in training."""
   env = runs.environment() | {
     "PYTHONPATH": os.pathsep.join(
       [str(runs.ROOT), *(str(runs.ROOT / "tests" / name) for name in ("data", "support"))]
@@ -97,7 +97,7 @@ def by_workers():
 
 
 def _one_picture(seed, *, num_steps=2):
-  """Training batches of a source in which all pictures are the same."""
+  """Returns training batches of a source in which all images are the same."""
   source = pictures.Pictures(np.repeat(np.arange(4), 4))
   source._images[:] = source._images[0]
   plan = sampler.ClassSampler(source.labels, batch_size=16, per_class=4, seed=0)
@@ -122,7 +122,9 @@ class TestPipeline:
     assert not batch["where"].all()
 
   def test_f49_labels_beyond_32_bits_become_rows_before_they_reach_jax(self):
-    """As arguments of a jitted function 0, 2^32 and 2^33 would be one class."""
+    """Checks labels beyond 32 bits. As arguments of a jitted function, 0, 2^32 and 2^33 would be
+    one class.
+    """
     source = pictures.Pictures(np.repeat([0, 2**32, 2**33], 2))
     plan = sampler.ClassSampler(source.labels, batch_size=6, per_class=2, seed=0)
     rows = sources.label_rows(source.labels)
@@ -154,7 +156,7 @@ class TestPipeline:
     )
 
   def test_f21_each_step_slot_and_seed_has_its_own_augmentation(self):
-    # One picture everywhere: what differs is the augmentation.
+    # All images are the same, so differences come from the augmentation.
     images = [
       image.tobytes()
       for seed in (0, 1)
@@ -170,19 +172,19 @@ class TestPipeline:
     _assert_same([joined], [_batches()[5]])
 
   def test_f20_going_on_with_other_workers_gives_the_same_batches(self, by_workers):
-    # Two steps in one process, the others by a new one with 1 worker or 2: as if it had not
+    # One process makes two steps, a new one with 1 worker or 2 makes the others, as if nothing had
     # stopped.
     assert len(by_workers["alone"]) == 7
     assert by_workers["by workers"] == by_workers["by one"] == by_workers["alone"][2:]
 
   def test_f21_workers_have_no_streams_of_their_own(self, by_workers):
-    # One picture everywhere: what differs is the augmentation, in each slot of each step, whichever
-    # worker made it.
+    # All images are the same, so differences come from the augmentation. It differs in each slot of
+    # each step, for any worker.
     images = [image for _, *images in by_workers["by workers"] for image in images]
     assert len(set(images)) == len(images) == 5 * 16
 
   def test_f22_workers_are_spawned_beside_the_threads_of_jax(self, by_workers):
-    # The program has used jax before, and a warning of a fork would have ended it.
+    # The program has used jax before, so the warning of a fork would have ended it.
     assert by_workers["warnings"] == []
     assert by_workers["start methods"] == ["spawn"]
 
@@ -196,8 +198,8 @@ class TestPipeline:
     assert sum((~batch["where"]).sum() for batch in batches) == -count % 5
 
   def test_evaluation_loads_in_the_order_of_the_images_though_in_threads(self):
-    """The first image takes longest; the batches come in order, and more than one thread has made
-    them.
+    """Checks that batches come in order although the first image takes longest. More than one
+    thread has made them.
     """
     threads = set()
 
@@ -217,7 +219,7 @@ class TestPipeline:
 
 
 class _Broken(pictures.Pictures):
-  """Files, of which those at ``bad`` are cut off."""
+  """Provides files of which those at ``bad`` are truncated."""
 
   def __init__(self, labels, bad):
     super().__init__(labels, size=24)
@@ -236,7 +238,7 @@ class _Broken(pictures.Pictures):
 
 
 class TestBrokenImages:
-  # Class 5: one of four is broken; class 6: all are; the others none.
+  # Class 5: one of four is corrupt. Class 6: all are. The others have none.
   labels, bad = np.repeat([5, 6, 7, 8], 4), (1, 4, 5, 6, 7)
 
   def _batch(self, **settings):
@@ -260,7 +262,7 @@ class TestBrokenImages:
       np.testing.assert_array_equal(batch["broken"], np.isin(batch["position"], self.bad))
       np.testing.assert_array_equal(
         batch["where"], self.labels[batch["position"]] != 6
-      )  # nothing left to take: masked out
+      )  # no image is left to take: masked out
       for image, position in zip(batch["image"], batch["position"]):
         label = self.labels[position]
         good = (
@@ -286,12 +288,12 @@ class TestBrokenImages:
 
 
 class TestFilesThatCannotBeRead:
-  """F63: whatever happens to a file after it was listed, it is named, or skipped and counted."""
+  """Tests F63: a file that becomes unreadable after listing is named, or skipped and counted."""
 
   @pytest.fixture
   def root(self, tmp_path, monkeypatch):
-    """Five classes of four images; the second image of each but the last has gone in its
-    own way.
+    """Returns five classes of four images. The second image of each class but the last is
+    unreadable in a different way.
     """
     trees.folder(tmp_path, 5)
     source = image_folder.load(str(tmp_path))
@@ -302,7 +304,7 @@ class TestFilesThatCannotBeRead:
     bad[2].symlink_to(bad[2])
     read = file_io.read_regular
 
-    def read_regular(path):  # root may read what nobody else may
+    def read_regular(path):  # root may read files that other users may not
       if path == bad[3]:
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
       return read(path)
@@ -321,7 +323,7 @@ class TestFilesThatCannotBeRead:
     bad = np.arange(1, 16, 4)
     assert sorted(batch["position"]) == list(range(20))
     np.testing.assert_array_equal(batch["broken"], np.isin(batch["position"], bad))
-    assert batch["where"].all()  # another image of each class stands in
+    assert batch["where"].all()  # another image of each class replaces it
     with pytest.raises(
       decoding.BrokenImageError,
       match=r"class_00\d/1\.png: .*data\.on_broken=skip takes another image",

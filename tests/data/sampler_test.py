@@ -1,4 +1,4 @@
-"""Batches of P classes x K images as pure functions of (seed, step)."""
+"""Tests batches of P classes x K images as pure functions of (seed, step)."""
 
 import collections
 import itertools
@@ -30,7 +30,7 @@ class TestSampler:
         blocks = labels[plan.positions].reshape(4, 4)
         assert (blocks == blocks[:, :1]).all()
         assert len(set(blocks[:, 0])) == 4
-        # No image twice among the slots that count, unless its class is repeated by policy.
+        # No image is twice among the valid slots, unless the policy repeats its class.
         if policy != "repeat":
           valid = plan.positions[plan.where]
           assert len(set(valid)) == len(valid)
@@ -73,14 +73,14 @@ class TestSampler:
     assert not np.isin(np.concatenate([plan.positions for plan in plans]), small).any()
 
   def test_an_epoch_is_no_longer_than_it_must_be(self):
-    assert pictures.class_sampler([8] * 10).batches_per_epoch == 5  # 20 groups of 4, 4 a batch
+    assert pictures.class_sampler([8] * 10).batches_per_epoch == 5  # 20 groups of 4, 4 per batch
     assert (
       pictures.class_sampler(pictures.LAYOUTS["long_tailed"]).batches_per_epoch == 25
-    )  # the largest class has 25 groups, one a batch
+    )  # the largest class has 25 groups, one per batch
 
   @pytest.mark.parametrize("seed", [0, 1, 2**32])
   def test_a_batch_depends_on_seed_and_step_only(self, seed):
-    # Asked in any order, by a sampler that has seen other steps before or by a new one.
+    # Called in any order, on a sampler that has seen other steps or on a new one.
     plan_of = pictures.class_sampler(pictures.LAYOUTS["ragged"], seed=seed)
     for step in np.random.default_rng(seed).permutation(4 * plan_of.batches_per_epoch):
       got, want = (
@@ -108,13 +108,13 @@ class TestSampler:
     def meetings(batches):
       return [frozenset(labels[batch].tolist()) for batch in batches]
 
-    # Not only the images: which classes meet is drawn anew as well.
+    # Not only the images: the classes that share a batch are drawn again too.
     assert set(meetings(first)) != set(meetings(second))
 
   def test_f32_neighbours_overlap_as_random_batches_do(self):
-    # 200 classes of 12 images, 20 classes a batch: two independent batches share 20 * 20 / 200 = 2
-    # classes. A class that stands in 3 of the 30 batches of an epoch stands in two given ones with
-    # probability 3 / 30 * 2 / 29, which makes 1.38.
+    # 200 classes of 12 images, 20 classes per batch: two independent batches share 20 * 20 / 200 =
+    # 2 classes. A class that is in 3 of the 30 batches of an epoch is in two given ones with
+    # probability 3 / 30 * 2 / 29, which gives 1.38.
     labels = np.repeat(np.arange(200), 12)
     plan_of = sampler.ClassSampler(labels, batch_size=80, per_class=4, seed=0)
     classes = [
@@ -122,7 +122,7 @@ class TestSampler:
     ]
     overlap = [len(a & b) for a, b in itertools.pairwise(classes)]
     assert 1.1 < np.mean(overlap) < 1.7
-    # At the seam of two epochs too.
+    # Across the boundary of two epochs too.
     seams = [overlap[epoch * plan_of.batches_per_epoch - 1] for epoch in (1, 2)]
     assert max(seams) <= 8
 
@@ -132,7 +132,7 @@ class TestSampler:
     visits = collections.Counter()
     for step in range(4 * plan_of.batches_per_epoch):
       visits.update(set(labels[plan_of(step).positions].tolist()))
-    assert set(visits.values()) == {12}  # 3 groups an epoch, 4 epochs
+    assert set(visits.values()) == {12}  # 3 groups per epoch, 4 epochs
 
   @pytest.mark.parametrize(
     ("layout", "settings", "message"),

@@ -1,4 +1,4 @@
-"""Splits by class, rows of labels, and views of a source."""
+"""Tests splits by class, rows of labels, and views of a source."""
 
 import numpy as np
 import pictures

@@ -1,4 +1,4 @@
-"""Tables are thinned, split and standardised without a look at val and test."""
+"""Tests that tables are thinned, split and standardized without use of val and test."""
 
 import importlib.util
 import sys
@@ -12,7 +12,7 @@ _SHARES = {"share": 0.05, "val_share": 0.2, "test_share": 0.4}
 
 
 def _table(count=1000, positives=200, seed=0):
-  """Two numbers, one of them with gaps, a constant, and a category."""
+  """Returns two numbers, one of them with gaps, a constant, and a category."""
   rng = np.random.default_rng(seed)
   numbers = np.stack(
     [rng.normal(5, 3, count), rng.exponential(2, count), np.full(count, 0.1)], axis=1
@@ -48,7 +48,7 @@ class TestSplit:
       set(np.concatenate([part.rows[part.labels > 0] for part in splits[:3]]))
       for splits in (first, other)
     ]
-    assert positives[0] != positives[1]  # thinned anew
+    assert positives[0] != positives[1]  # thinned again
     assert [part.features.shape for part in first[:3]] == [
       part.features.shape for part in other[:3]
     ]

@@ -1,4 +1,4 @@
-"""Data sets that TFDS has prepared, read without TensorFlow."""
+"""Tests data sets prepared by TFDS, read without TensorFlow."""
 
 import collections
 import pickle

@@ -1,4 +1,4 @@
-"""Image transforms: shapes, randomness by generator."""
+"""Tests image transforms: shapes, and randomness by a generator."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ class TestImages:
     board = np.repeat(board[:, :, None], 3, 2).astype(np.uint8)
     small = transforms.centre_crop(board, 8)
     assert small.shape == (8, 8, 3)
-    assert np.abs(small.astype(int) - 128).max() < 16  # antialiased: grey, not black or white
+    assert np.abs(small.astype(int) - 128).max() < 16  # antialiased: gray, not black or white
 
   @pytest.mark.parametrize("name", transforms.AUGMENTATIONS)
   @pytest.mark.parametrize("source", ["picture", "wide"])
@@ -57,7 +57,7 @@ class TestImages:
     assert (centres > 3).all()
     np.testing.assert_allclose(
       centres.mean(0), 9.5, atol=0.7
-    )  # no drift: the mean is where the blob was
+    )  # no drift: the mean is the position of the blob
     assert (centres.std(0) > 0.5).all()
 
   def test_crop_flips_half_of_the_images(self):

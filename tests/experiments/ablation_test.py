@@ -1,5 +1,6 @@
-"""Ablations: what each stage changes, which runs are left, that val chooses, tables, and where the
-gradient through T pushes.
+"""Tests ablations: the change of each stage, the remaining runs, and the tables.
+
+The validation split decides. Also covers the direction of the gradient through T.
 """
 
 import fnmatch
@@ -34,7 +35,7 @@ def _stages():
 
 
 def _changes(option):
-  """Lines that say how an option's config differs from the config as it is."""
+  """Returns lines that say how an option's config differs from the unchanged config."""
   return config_lib.differences(
     config_lib.resolve(_config(option)).to_dict(), config_lib.resolve(_config()).to_dict()
   )
@@ -59,7 +60,7 @@ class TestStages:
       ("constant", "carried", 1.0, 5.0, "sgd"),
       ("constant", "carried", 1.0, 5.0, "adam"),
     ]
-    # Row 1 differs from row 2 in the prior that it goes to, not in where it comes from.
+    # Row 1 differs from row 2 in the final prior, not in the initial one.
     assert len({row.loss.prior.start for row in rows}) == 1
     assert [variant.rates for variant in _stages()["table2"].variants] == [(0.5, 1.0, 2.0)] * 4 + [
       (0.1, 0.2)
@@ -95,7 +96,7 @@ class TestStages:
         for option in variant.options:
           assert by_name.setdefault(option.name, dict(option.values)) == dict(option.values)
     changes = {name: tuple(_changes(Option(name, values))) for name, values in by_name.items()}
-    rows = {name for name in changes if name.startswith("ablation")}  # with rates of their own
+    rows = {name for name in changes if name.startswith("ablation")}  # with own learning rates
     others = [change for name, change in changes.items() if name not in rows]
     assert len(set(others)) == len(others)
 
@@ -105,8 +106,8 @@ class TestStages:
     assert {(len(variant.options), variant.rates) for variant in tuned} == {(3, (0.1, 0.2))}
 
 
-# val mAUPRC by (option, rate, seed); test is 0.1 above, but for "a" at rate 1, which would be best
-# on test.
+# val mAUPRC by (option, learning rate, seed). test is 0.1 above, except for "a" at learning rate 1,
+# which would be best on test.
 _VAL = {
   ("a", 1.0, 0): 0.3,
   ("a", 2.0, 0): 0.4,
@@ -134,7 +135,7 @@ _PLAN = ablation.Plan((_STAGE, _SHARED), (0, 1), "")
 
 
 class _Trainer:
-  """Stands in for `loop.train`: leaves the files of a finished run, without training."""
+  """Replaces `loop.train`: writes the files of a finished run without training."""
 
   def __init__(self):
     self.made, self.clock = [], 0.0
@@ -190,9 +191,9 @@ class TestRuns:
     self, trainer, tmp_path
   ):
     assert not _run(tmp_path, minutes=0.0)
-    assert trainer.made == [("a", 1.0, 0)]  # the first is always made
+    assert trainer.made == [("a", 1.0, 0)]  # the first run is always made
     assert ablation.results(_PLAN, tmp_path) == {"first": [], "second": []}
-    assert not _run(tmp_path, minutes=2.5)  # what was made before takes no time
+    assert not _run(tmp_path, minutes=2.5)  # existing runs take no time
     assert len(trainer.made) == 3
     assert _run(tmp_path)
     assert len(trainer.made) == len(set(trainer.made)) == 7
@@ -314,7 +315,7 @@ class TestGradientThroughT:
 
 
 class TestCommand:
-  """``python -m experiments.ablate``."""
+  """Tests ``python -m experiments.ablate``."""
 
   _FLAGS = (
     *runs.tiny_flags("unused", steps=3, warmup_steps=0),

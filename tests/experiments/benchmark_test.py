@@ -1,5 +1,6 @@
-"""The benchmark harness: turns, ratios, what counts as reached, the report, and the mistakes that
-the command tells.
+"""Tests the benchmark harness: turns, ratios, targets and the report.
+
+Also covers the mistakes that the command reports.
 """
 
 import json

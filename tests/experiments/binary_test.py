@@ -1,5 +1,6 @@
-"""Imbalanced classification: SOPRC learns, its v is the tracker's, all methods share what they
-should, and the command keeps what it has made.
+"""Tests imbalanced classification: SOPRC learns, and its v is that of the tracker.
+
+All methods share what they should, and the command keeps its results.
 """
 
 import json
@@ -54,7 +55,7 @@ def _config(**values):
 
 @pytest.fixture(scope="module")
 def table():
-  """Two features of five tell the classes apart, not quite."""
+  """Returns a table in which two of five features separate the classes, not perfectly."""
   rng = np.random.default_rng(0)
   labels = np.arange(1200) < 240
   numbers = rng.normal(size=(1200, 5)).astype(np.float32)
@@ -69,7 +70,7 @@ def task(table):
 
 @pytest.fixture(scope="module")
 def found(task):
-  """Every method, trained once."""
+  """Trains every method once."""
   config = _config()
   return {name: binary.make_trainer(config, name, task)(task) for name in config.methods}
 
@@ -141,7 +142,7 @@ class TestLosses:
   _SETTING = Setting(np.array([1470, 30]), num_steps=10, max_positives=2, axis_name=None)
 
   def _compute(self, name, steps=(0,), setting=_SETTING, **values):
-    """The loss of the batch at each step."""
+    """Returns the loss of the batch at each step."""
     loss = binary_losses.make(name, _config(**values).loss, setting)
     state = (loss.tracker.init(None),)
 
@@ -163,7 +164,7 @@ class TestLosses:
     np.testing.assert_allclose(annealed, [expected(prior) for prior in (0.5, 0.1, 0.02)], atol=1e-5)
 
   def test_only_what_may_be_positive_is_looked_at_as_one(self):
-    # Uniform sampling: any example may be positive, at the same loss.
+    # Uniform sampling: any example may be positive, with the same loss.
     anywhere = self._SETTING._replace(max_positives=8)
     for name in ("soprc", "auroc"):
       assert self._compute(name, setting=anywhere) == pytest.approx(
@@ -276,8 +277,8 @@ class TestPeer:
       binary_peer.train(_config(), _tiny_task(), str(broken))
 
   def test_the_script_trains_the_same_network_on_the_same_batches(self, monkeypatch, task, found):
-    """With cross entropy and torch's Adam in place of libauc's loss and optimizer it is our own
-    run.
+    """Checks the script with cross entropy and torch's Adam instead of libauc's loss and optimizer.
+    It must give our own run.
     """
     torch = pytest.importorskip("torch")
     config = _config()
@@ -302,7 +303,7 @@ def _tiny_task():
 
 
 def _stub_libauc(monkeypatch, torch):
-  """Modules of libauc's names, whose loss is cross entropy of probabilities and whose optimizer is
+  """Installs modules with libauc's names. The loss is cross entropy of probabilities, the optimizer
   Adam.
   """
 
@@ -340,7 +341,7 @@ def _in_this_process(command, **options):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """The command's folder: two methods on breast cancer, and what it printed."""
+  """Returns the command's folder, with two methods on breast cancer, and its output."""
   folder = tmp_path_factory.mktemp("binary") / "run"
   flags = [
     f"--config={CONFIG}:breast_cancer,smoke",
@@ -421,8 +422,8 @@ class TestStudy:
     assert not (tmp_path / "run").exists()
 
   def test_broken_runs_are_no_number(self, tmp_path):
-    """A rate at which training breaks down at one seed is not picked; a method that always breaks
-    down has NaN.
+    """Checks runs that diverge. A learning rate that diverges at one seed is not chosen; a method
+    that always diverges has NaN.
     """
     config = _config()
     (tmp_path / "runs").mkdir()
@@ -449,5 +450,5 @@ class TestStudy:
 
 
 def _without_times(table):
-  """The table but for the column of times."""
+  """Returns the table without the column of times."""
   return [line.rsplit("|", 2)[0] for line in table.splitlines() if line.startswith("|")]

@@ -1,4 +1,4 @@
-"""The command line: helpful mistakes, a run from start to results, evaluation of it."""
+"""Tests the command line: helpful errors, a run from start to results, and its evaluation."""
 
 import functools
 import json
@@ -21,7 +21,7 @@ _TRAIN, _EVALUATE = "experiments.train", "experiments.evaluate"
 
 
 def _fails(module, *flags, cwd=runs.ROOT):
-  """The message of a command that must end with one: no traceback, exit status 1."""
+  """Returns the message of a command that must end with one: no traceback, exit status 1."""
   done = runs.call(module, *flags, cwd=cwd)
   assert done.returncode == 1, done.stdout + done.stderr
   assert "Traceback" not in done.stderr
@@ -30,7 +30,7 @@ def _fails(module, *flags, cwd=runs.ROOT):
 
 
 def _fails_late(module, *flags):
-  """The last line of a command that stops after it has begun: no traceback, exit status 1."""
+  """Returns the last line of a command that fails after its start: no traceback, exit status 1."""
   done = runs.call(module, *flags)
   assert done.returncode == 1, done.stdout + done.stderr
   assert "Traceback" not in done.stderr
@@ -76,7 +76,7 @@ class TestMistakes:
     assert (done.returncode, done.stderr) == (0, "")
     assert "--workdir" in done.stdout
     assert f"python -m {module}" in done.stdout
-    # Programs of one process do not list the flags of several.
+    # Programs of one process do not list the flags of multi-process runs.
     assert ("--[no]distributed" in done.stdout) == (
       module in (_TRAIN, _EVALUATE) or "--helpfull" in flags
     )
@@ -136,7 +136,7 @@ class TestMistakes:
       _TRAIN, f"--config={runs.GLYPHS}{argument}", f"--workdir={tmp_path / 'new'}", *flag
     )
     assert [hint for hint in hints if hint not in message] == []
-    assert not (tmp_path / "new").exists()  # refused before anything is written
+    assert not (tmp_path / "new").exists()  # rejected before anything is written
 
   def test_wrong_argument_of_the_config(self, tmp_path):
     message = _fails(_TRAIN, f"--config={runs.GLYPHS}:tripelt", f"--workdir={tmp_path / 'new'}")
@@ -163,7 +163,7 @@ class TestMistakes:
     message = _fails(_TRAIN, *runs.tiny_flags(tmp_path / "new", **{"train.batch_size": 8000}))
     assert "2000 classes" in message
     assert "set train.batch_size=" in message
-    # The corrected command must not be told that the folder belongs to another config.
+    # The corrected command must not report that the folder belongs to another config.
     workdir.claim(tmp_path / "new", runs.tiny_config())
 
   def test_training_that_breaks_down(self, tmp_path):
@@ -202,7 +202,7 @@ class TestMistakes:
       loop.train(runs.tiny_config(**{"model.init_from": start}), tmp_path / "new")
     assert start in str(error.value)
     assert not (tmp_path / "new").exists()
-    # A comparison and an ablation ask the same before their data.
+    # A comparison and an ablation check the same before they read data.
     plan = plans.read_plan(runs.tiny_comparison(init_from=start))
     with pytest.raises((ValueError, FileNotFoundError), match=hint):
       comparison.check(plan, lambda method: pytest.fail("a config was made"), tmp_path / "new")
@@ -288,8 +288,7 @@ class TestMistakes:
       ),
       ("experiments.report", ["--workdir=.", "--data_root=gs://b"], "--data_root=gs://b: remote"),
       ("experiments.benchmark", ["auprc", "--out=gs://b"], "--out=gs://b: remote"),
-      # Inputs that are not there, before the network of the run (which is not there either) is
-      # read.
+      # Missing inputs are reported before the model of the run (missing too) is read.
       (
         "experiments.report",
         ["--workdir=.", "--data_root=gone"],
@@ -337,7 +336,7 @@ class TestMistakes:
 
 
 def _without_cache():
-  """The environment of a user whose compiled functions are kept in the workdir."""
+  """Returns the environment of a user whose compiled functions are kept in the workdir."""
   kept = runs.environment()
   return {
     name: value for name, value in kept.items() if not name.startswith("JAX_COMPILATION_CACHE")
@@ -360,7 +359,7 @@ with open(sys.argv[1], "w") as file:
 
 
 class TestStreams:
-  """What prints must not end a run that has succeeded."""
+  """Tests that printing cannot end a run that has succeeded."""
 
   def _call(self, tmp_path, redirection="", **variables):
     command = [
@@ -566,7 +565,7 @@ class TestEvaluate:
 
 
 class TestLargerRuns:
-  """Minutes."""
+  """Tests runs that take minutes."""
 
   @pytest.mark.slow
   @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

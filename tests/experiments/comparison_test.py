@@ -1,5 +1,6 @@
-"""Comparison of methods: its plan, its runs, its table; the rate is picked on val, differences are
-paired by seed.
+"""Tests the comparison of methods: its plan, runs and table.
+
+The validation split chooses the learning rate. Differences are paired by seed.
 
 Its Markdown is that of _internal/text_table.py.
 """
@@ -47,7 +48,7 @@ def _claim(plan, make_config, folder):
   comparison.claim(plans.shared(first), plan.starts(), folder)
 
 
-# val mAUPRC by run. On test, rate 0.1 of soprc would look better: val decides.
+# val mAUPRC by run. On test, learning rate 0.1 of soprc would look better, but val decides.
 _VAL = {
   ("soprc", 0.1, 0): 0.3,
   ("soprc", 0.2, 0): 0.4,
@@ -60,7 +61,7 @@ _TEST = dict(zip(_VAL, (0.49, 0.40, 0.44, 0.30, 0.31, 0.36)))
 
 
 class _Trainer:
-  """Stands in for `loop.train`: leaves the files of a finished run, without training."""
+  """Replaces `loop.train`: writes the files of a finished run without training."""
 
   def __init__(self):
     self.made, self.configs, self.allowed = [], {}, []
@@ -229,7 +230,7 @@ class TestPlan:
 
 
 class TestStarts:
-  """All methods start from one network for each seed, which has seen no class of val or test."""
+  """Tests that all methods start from one model per seed. It has seen no class of val or test."""
 
   @pytest.fixture
   def start(self, tmp_path):
@@ -258,7 +259,7 @@ class TestStarts:
 
   def test_another_network_in_its_place_is_refused(self, tmp_path, start):
     self._check(tmp_path / "new", start)
-    shutil.rmtree(start / "best")  # the newest network is taken instead
+    shutil.rmtree(start / "best")  # the newest model is used instead
     with pytest.raises(ValueError, match=r"is not the one that earlier runs .* started from"):
       self._check(tmp_path / "new", start)
 
@@ -514,7 +515,7 @@ class TestCosts:
 
     found = step_cost.measure({"small": config(64), "large": config(4096)}, rounds=1)
     assert all(cost.step_seconds > 0 for cost in found.values())
-    # At least the embeddings themselves: 16 float32 a slot, beside label and mask.
+    # At least the embeddings: 16 float32 per slot, plus label and mask.
     assert found["large"].peak_bytes - found["small"].peak_bytes >= (4096 - 64) * (16 * 4 + 4 + 1)
 
 
@@ -548,7 +549,7 @@ class TestCommand:
       n for n in written if not any(fnmatch.fnmatch(n, pattern) for pattern in comparison.WRITES)
     ] == []
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/*")}
-    (tmp_path / "runs" / "costs.json").write_text('{"key"')  # a damaged cache is made again
+    (tmp_path / "runs" / "costs.json").write_text('{"key"')  # a corrupt cache is made again
     again = runs.call(_COMPARE, *_flags(tmp_path / "runs"))
     assert again.returncode == 0, again.stderr
     assert "Starting" not in again.stderr

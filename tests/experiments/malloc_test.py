@@ -1,4 +1,4 @@
-"""Pages of freed memory stay with the process (experiments/malloc.py)."""
+"""Tests that pages of freed memory stay with the process (experiments/malloc.py)."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 import runs
 
-# Page faults of an array in memory that another one of the same size has just freed.
+# Counts the page faults of an array in memory that another one of the same size has just freed.
 _PROGRAM = """
 import json, resource, sys
 import numpy as np

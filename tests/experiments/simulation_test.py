@@ -1,5 +1,6 @@
-"""The simulation study holds the paper's claims (with the sign of Prop. 2 as proved), and its
-command runs.
+"""Tests that the simulation study confirms the paper's claims.
+
+The sign of Prop. 2 is the proved one. The command is run too.
 """
 
 import json
@@ -51,7 +52,7 @@ class TestPopulation:
 
 
 class TestEstimation:
-  """Prop. 2."""
+  """Tests Prop. 2."""
 
   @pytest.mark.parametrize(
     ("name", "kind"), [*((name, "zero_one") for name in _NAMES), ("binormal", "surrogate")]
@@ -74,7 +75,7 @@ class TestEstimation:
         for size in (100, 1000)
       )
       error = large["SOPRC"].std(ddof=1) / np.sqrt(500)
-      # What is left at n = 1000 is the curvature of the risk, of the order 1 / n.
+      # The rest at n = 1000 is the curvature of the risk, of order 1 / n.
       assert abs(large["SOPRC"].mean()) < _ERRORS * error + 0.01
       assert large["SOPRC"].std() < 0.5 * small["SOPRC"].std()
       ap = large["AP"].mean()
@@ -86,8 +87,8 @@ class TestEstimation:
         assert abs(ap) > 5 * abs(large["SOPRC"].mean())
 
   def test_ap_is_the_batchs_own(self, population):
-    # A batch of the whole population's share and size: both estimators are near the risk; of one
-    # positive and one negative they are known.
+    # A batch with the whole population's share and size: both estimators are near the risk. For one
+    # positive and one negative their values are known.
     risk = simulation.zero_one_risk(population)
     errors = simulation.zero_one_errors(
       population, simulation.Batch(1, 1), risk=risk, repetitions=300, seed=2
@@ -114,7 +115,7 @@ class TestInterpolation:
 
 
 class TestTracking:
-  """Prop. 1: the tolerances are those of 2000 chains."""
+  """Tests Prop. 1 with the tolerances of 2000 chains."""
 
   @pytest.mark.parametrize("beta", [0.1, 0.5])
   @pytest.mark.parametrize("initial_v", [0.0, None])

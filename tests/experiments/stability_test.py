@@ -1,5 +1,6 @@
-"""The stability study measures what Def. 1 and Theorem 1 say, its slopes and verdicts follow the
-numbers, and its command goes on where it was stopped.
+"""Tests that the stability study measures Def. 1 and Theorem 1.
+
+Its slopes and verdicts follow the numbers, and its command resumes where it was stopped.
 """
 
 import functools
@@ -34,7 +35,7 @@ _LOSS = stability_training.LOSS
 
 
 def _model(weights, x):
-  """The model once more, for one example, in numpy."""
+  """Computes the model again, for one example, in numpy."""
   d, h = stability_training.FEATURES, stability_training.HIDDEN
   hidden = np.tanh(x @ weights[: d * h].reshape(d, h) + weights[d * h : d * h + h])
   return np.tanh(hidden @ weights[d * h + h :])
@@ -60,8 +61,8 @@ def _gradient_fn(algorithm):
 
 
 def _slow_training(setting, draw, examples):
-  """Alg. 1 once more: one model, v as a plain array, Eq. 10 with the debiased start; the last
-  parameters.
+  """Computes Alg. 1 again: one model, v as a plain array, Eq. 10 with the debiased start. Returns
+  the last parameters.
   """
   weights, v, filled = draw.start, np.zeros(stability_training.POINTS), 0.0
   for t in range(setting.steps[-1]):
@@ -82,7 +83,7 @@ def _slow_training(setting, draw, examples):
 
 
 def _slow_risk(weights, examples):
-  """Eq. 4 with the surrogates of Eq. 7, pair by pair."""
+  """Returns Eq. 4 with the surrogates of Eq. 7, pair by pair."""
   positive, negative = (
     np.array([_model(weights, x) for x in part], np.float64) for part in examples
   )
@@ -98,14 +99,14 @@ def _slow_risk(weights, examples):
 
 
 def _replaced(examples, other, part, i):
-  """S^(i)."""
+  """Returns S^(i)."""
   changed = [array.copy() for array in examples]
   changed[part][i] = other[part][i]
   return changed
 
 
 def _measure(seed=0, **change):
-  """All tests of one shape, so that each algorithm compiles once."""
+  """Measures with one shape for all tests, so that each algorithm compiles once."""
   return stability.measure(_SMALL._replace(**change), repetitions=4, replaced=24, seed=seed)
 
 
@@ -118,8 +119,8 @@ class TestMeasurement:
     ],
   )
   def test_equals_a_slow_loop_over_all_examples(self, algorithm):
-    # T = 4 draws 8 positives and 12 negatives: with one T and 24 replaced each draw is chosen
-    # equally often, so nothing is left to chance.
+    # T = 4 draws 8 positives and 12 negatives. With one T and 24 replaced examples, each draw is
+    # chosen equally often, so nothing is random.
     setting = _SMALL._replace(algorithm=algorithm, steps=(4,), decays=algorithm == "AP loss")
     found = stability.measure(setting, repetitions=4, replaced=24, seed=3)
     models, sets = [], []
@@ -176,7 +177,8 @@ class TestMeasurement:
         for k, i in enumerate(draw.replaced[part].positions):
           first = np.argmax((draw.batches[part] == i).any(axis=1))
           assert (distances[:first, k] == 0).all()
-        # Not all of them at once: a negative far below the positives has no gradient.
+        # Not all of them change at their first draw: a negative far below the positives has no
+        # gradient.
         assert distances[-1].mean() > 0.01
     # A position that no batch has drawn.
     inputs.replaced.negative[:, -1] = 12
@@ -230,7 +232,7 @@ class TestDraws:
     )
 
   def test_weighted_sum_is_unbiased_for_every_t(self):
-    # Each example has some distance once it is drawn, more if it is drawn often.
+    # Each drawn example has some distance, and more if it is drawn often.
     batches = stability.draw_batches(np.random.default_rng(1), 32, 2, 40)
     steps = (4, 32)
     expected = [
@@ -252,7 +254,7 @@ class TestDraws:
 
 
 def _made_up(slope, *, noise=0.02, quantity="N+", repetitions=32):
-  """A sweep of Theorem 2 and results of it that follow a power law."""
+  """Returns a sweep of Theorem 2 with results that follow a power law."""
   (sweep,) = stability_sweeps.plan(["SOPRC"], [quantity])[-1:]
   rng = np.random.default_rng(0)
   results = {}
@@ -342,7 +344,7 @@ class TestSlopes:
     assert found == pytest.approx((0.2, 0.1 / np.sqrt(3)))
 
   def test_equal_progress_is_not_the_same_rate(self):
-    # The AP loss moves four times as far at each rate and is otherwise the same.
+    # The AP loss moves four times as far at each learning rate and is otherwise the same.
     sweeps = {
       sweep.algorithm: sweep
       for sweep in stability_sweeps.plan(stability.ALGORITHMS[:3], ["rate"])[:3]
@@ -377,7 +379,7 @@ class TestSlopes:
     assert other["AP loss"].ratios["gap"].value == 1
 
   def test_what_was_not_compared_at_the_same_rate_is_not_told_as_such(self, monkeypatch):
-    # Without the sweep over T there is only the comparison at equal fall.
+    # Without the sweep over T there is only the comparison at equal decrease.
     monkeypatch.setattr(stability_report, "_FALLS", (0.06,))
     sweeps = stability_sweeps.plan(stability.ALGORITHMS[:3], ["rate"])[:3]
     results = {}

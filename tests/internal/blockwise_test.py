@@ -1,5 +1,6 @@
-"""Losses in blocks: the same values and gradients, and memory that grows with the square of the
-batch.
+"""Tests losses computed in blocks: the same values and gradients in bounded memory.
+
+The memory grows with the square of the batch.
 """
 
 import jax
@@ -63,8 +64,8 @@ def test_blocks_change_nothing(name, monkeypatch):
 
 
 def _temporaries(name, size, *, max_positives=3):
-  """What XLA plans for loss and gradient on ``size`` embeddings, in float32 matrices of size x
-  size.
+  """Returns the memory that XLA plans for loss and gradient on ``size`` embeddings. The unit is a
+  float32 matrix of size x size.
   """
   objective = _objective(name, max_positives=max_positives)
   state = jax.eval_shape(lambda: objective.tracker.init(None))
@@ -80,7 +81,7 @@ def _temporaries(name, size, *, max_positives=3):
 @pytest.mark.parametrize("size", [4096, 8192])
 @pytest.mark.parametrize("name", _NAMES)
 def test_memory_of_large_batches(name, size):
-  # Scores, their gradient, its transposed copy and masks are there in any case; BlackBox sorts all
+  # Scores, their gradient, its transposed copy and masks are needed in any case. BlackBox sorts all
   # pairs, with their indices.
   assert _temporaries(name, size) < (25 if name == "blackbox" else 9)
 

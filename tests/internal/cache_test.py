@@ -1,4 +1,4 @@
-"""Where files of the user are cached, also where there is no home folder."""
+"""Tests where user files are cached, including systems without a home folder."""
 
 import logging
 import os
@@ -19,8 +19,8 @@ def _no_home():
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch, caplog):
-  """A new temporary folder, no cache folder of the session, and warnings that were not yet
-  given.
+  """Returns a new temporary folder. The session has no cache folder, and no warning has been given
+  yet.
   """
   folder = tmp_path / "temporary"
   folder.mkdir()
@@ -98,7 +98,7 @@ def test_f55_glyphs_and_compiled_functions_do_without_a_home(
   monkeypatch.setattr(glyphs, "_renderer_key", lambda: "key")  # without matplotlib, which warns too
   assert len(glyphs.load()) == 1
   first = cache.private_folder("jax")
-  assert cache.private_folder("jax") == first  # also in the next process
+  assert cache.private_folder("jax") == first  # the next process uses it too
   names = sorted(path.suffix for path in (temporary / f"soprc_jax-{os.geteuid()}").iterdir())
   assert names == ["", ".npz"]
   assert len(caplog.records) == 1
@@ -171,7 +171,7 @@ def test_f55_nowhere_to_write_is_a_warning(temporary, monkeypatch, tmp_path, cap
 def test_f55_a_folder_for_code_that_is_not_private_is_not_used(
   temporary, monkeypatch, tmp_path, caplog, planted
 ):
-  """Where many share a home, another one may have put compiled functions there."""
+  """Checks a shared home, where another user may have put compiled functions into the folder."""
   first = cache.private_folder("jax")
   assert first == tmp_path / ".cache" / "soprc_jax" / "jax"
   assert first.stat().st_mode & 0o777 == 0o700

@@ -1,4 +1,4 @@
-"""Paths that people give, and what is reported of a full disk."""
+"""Tests user-given paths, and the error report for a full disk."""
 
 import contextlib
 import errno
@@ -53,7 +53,7 @@ def test_f59_plain_paths_are_taken(path):
 def test_f55_a_tilde_without_a_home_is_an_error(monkeypatch):
   assert file_io.given("~/run", name="--workdir") == pathlib.Path.home() / "run"
 
-  monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # what it does for an unknown user
+  monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # its result for an unknown user
   with pytest.raises(ValueError, match=r"--workdir=~/run: the home folder is unknown here"):
     file_io.given("~/run", name="--workdir")
 
@@ -75,8 +75,8 @@ def _no_space():
 
 @pytest.fixture
 def disks(tmp_path, monkeypatch):
-  """A function that sets the bytes free in the file systems of a workdir, the temporary folder and
-  the shared memory.
+  """Returns a function that sets the free bytes of three file systems. They are those of the
+  workdir, the temporary folder and the shared memory.
   """
   place = {
     "workdir": tmp_path / "run",
@@ -134,7 +134,7 @@ def test_f56_where_no_file_system_is_full_now_all_are_listed(disks):
 
 def test_f56_the_file_that_failed_is_named(disks, tmp_path):
   place, free = disks
-  free["workdir"] = 0  # and still it is the other file
+  free["workdir"] = 0  # the error still names the other file
   other = tmp_path / "elsewhere" / "file"
   with (
     pytest.raises(OSError, match="no space is left in") as error,
@@ -185,7 +185,7 @@ def test_f56_a_named_file_is_reported_once(capsys):
 
 @pytest.mark.slow
 def test_f56_a_small_shared_memory_is_not_blamed_on_the_workdir(tmp_path):
-  """Processes that load images share memory with the run."""
+  """Checks shared memory, which loader processes use together with the run."""
   program = [sys.executable, "-m", "experiments.train"]
   flags_of_run = runs.tiny_flags(tmp_path / "run", **{"data.workers": 2, "data.image_size": 224})
   small = (

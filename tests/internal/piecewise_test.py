@@ -1,5 +1,6 @@
-"""Long lists by sorting (and its choice in _internal/pair_sums.py): value and gradient of every
-pair, in float32, whatever the scores.
+"""Tests long lists by sorting (and its choice in _internal/pair_sums.py).
+
+Value and gradient equal those of all pairs, in float32, for any scores.
 """
 
 import functools
@@ -21,8 +22,8 @@ _TOLERANCE = 1e-5
 
 
 def _cases(num_positives=P, num_negatives=N):
-  """name -> (positive scores, negative scores, tau1): what lists look like before, while and after
-  a model learns.
+  """Returns name -> (positive scores, negative scores, tau1). The lists are typical of a model
+  before, during and after training.
   """
   rng = np.random.default_rng(0)
 
@@ -53,8 +54,8 @@ def _cases(num_positives=P, num_negatives=N):
 
 
 def _in_float64(positive, negative, v, prior, tau1, tau2=0.001, block=2**22):
-  """Loss of Eq. 8 and its gradients in float64 numpy, pair by pair, in blocks of positives and
-  negatives.
+  """Returns the loss of Eq. 8 and its gradients in float64 numpy. Pairs are summed in blocks of
+  positives and negatives.
   """
   h, g, v = (np.float64(array) for array in (positive, negative, v))
   tau1, tau2 = np.float64(np.float32(tau1)), np.float64(np.float32(tau2))
@@ -85,14 +86,14 @@ def _value_and_gradient(algorithm):
 
 
 def _assert_near(got, want, tolerance=_TOLERANCE):
-  """Loss to an absolute, gradients to a relative error."""
+  """Checks the loss to an absolute error and the gradients to a relative error."""
   assert abs(float(got[0]) - want[0]) < tolerance
   for found, wanted in zip(got[1], want[1:]):
     assert np.linalg.norm(found - wanted) <= tolerance * np.linalg.norm(wanted)
 
 
 def _assert_any_algorithm(offset, spread, tau1, dtype, algorithms, counts):
-  """Loss and gradients equal those in float64, for scores that are rounded around an offset."""
+  """Checks loss and gradients against float64, for scores that are rounded around an offset."""
   rng = np.random.default_rng(1)
   positive, negative, v = (
     (offset + spread * rng.normal(mean, 1.0, count)).astype(dtype)
@@ -123,8 +124,8 @@ class SortedTest(parameterized.TestCase):
     _assert_near(got, _in_float64(positive, negative, v, prior, tau1))
 
   def test_one_small_term_beside_many_large_ones(self):
-    # Two thresholds with one and the same value in reach of the first; the second has 100,000 above
-    # it as well.
+    # Two thresholds with the same value in reach of the first. The second also has 100,000 values
+    # above it.
     values = np.float32(np.r_[np.linspace(0.5, 0.9, 100_000), -0.8001])
     where = np.ones(len(values), bool)
     thresholds = np.float32([-0.7002, -0.701])
@@ -153,7 +154,7 @@ class SortedTest(parameterized.TestCase):
   @parameterized.parameters(False, True)
   def test_ap_loss(self, tpr_gradient):
     rng = np.random.default_rng(1)
-    # On a grid, so that equal scores are frequent; a wide tau2, so that the middle of l2 matters.
+    # On a grid, so that equal scores are frequent. tau2 is wide, so that the middle of l2 matters.
     positive, negative = (np.float32(rng.integers(-40, 60, n) / 64) for n in (P, N))
     where = {"positive_where": rng.random(P) < 0.8, "negative_where": rng.random(N) < 0.8}
 
@@ -227,13 +228,13 @@ class SortedTest(parameterized.TestCase):
     )
     for on_devices, wanted in zip(by_device[1], want[1]):
       scale = np.abs(wanted).max()
-      # Both devices hold the loss of all lists, so its sum over them has twice the gradient.
+      # Both devices have the loss of all lists, so its sum over them has twice the gradient.
       np.testing.assert_allclose(on_devices / 2, wanted, atol=1e-5 * scale)
 
   @parameterized.product(offset=(0.0, 1.0, 10.0, 1e3, 1e4, -1e3), dtype=(np.float32, np.float64))
   def test_f48_gradients_equal_all_pairs_at_any_offset(self, offset, dtype):
     for tau1, spread in itertools.product((1e-4, 1e-3, 1e-2, 0.1, 1.0), (1e-3, 1e-2, 0.3)):
-      # Widths far below the spacing of float32 numbers at 1e4, which is 1e-3, and far above.
+      # Widths far above and far below 1e-3, the spacing of float32 numbers at 1e4.
       _assert_any_algorithm(offset, spread, tau1, dtype, ("sorted", "dense"), (50, 700))
 
   @parameterized.parameters(0.0, 10.0, 1e3, -1e3)
@@ -305,7 +306,7 @@ def test_ten_million_negatives_fit():
 
 
 def _compiled(num_positives, num_negatives, **options):
-  """XLA's program for loss and gradient."""
+  """Returns XLA's program for loss and gradient."""
   shapes = [jax.ShapeDtypeStruct((n,), np.float32) for n in (num_positives, num_negatives, 100)]
   loss = jax.value_and_grad(
     lambda h, g, v: soprc_loss(h, g, v, prior=0.01, **options), argnums=(0, 1)
@@ -321,7 +322,7 @@ def test_chosen_for_long_lists_with_linear_memory():
   flops = [plan.cost_analysis()["flops"] for plan in plans]
   growth = counts[1] / counts[0]
   assert memory[1] < 1.1 * growth * memory[0]
-  assert memory[1] < 64 * counts[1]  # bytes a negative; a block of pairs alone has 64 MiB
+  assert memory[1] < 64 * counts[1]  # bytes per negative; a block of pairs alone has 64 MiB
   assert flops[1] < 1.5 * growth * flops[0]  # n log n
 
 

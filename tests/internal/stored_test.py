@@ -1,4 +1,4 @@
-"""JSON files that are read back, damaged or of another shape."""
+"""Tests JSON files that are read back, including corrupt ones and ones of another shape."""
 
 import broken_json
 import hypothesis

@@ -1,5 +1,6 @@
-"""blackbox_ap_loss: parity with the authors' code, value and gradient by plain loops, memories,
-ties, masks, devices.
+"""Tests blackbox_ap_loss: parity with the authors' code, and value and gradient by plain loops.
+
+Also covers memories, ties, masks and devices.
 """
 
 import functools
@@ -19,19 +20,16 @@ from soprc_jax.losses import blackbox
 from soprc_jax.memory import Memory
 
 _NUM_CASES = authors.num_cases("black_box")
-_CASE_OF_TIES = (
-  3  # equal scores, which the loss ranks by their relevance and the authors' code as they stand
-)
+_CASE_OF_TIES = 3  # equal scores: the loss ranks them by relevance, the authors' code by position
 _LABELS = np.array([7, 2, 7, -5, 2, 7, 90, 2])  # three, three, one and one
 _STORED_LABELS = np.array([2, 7, 90, 7, 2])
 
 
 @jax.jit
 def _authors_loss(embeddings, labels, earlier, lambda_, coef, margin, noise):
-  """The loss as the authors' code has it.
-
-  Query q also ranks row q of every earlier batch, whatever image that was of, with the relevance
-  that it had there. Noise is given, and equal scores are ranked as they stand.
+  """Returns the loss as in the authors' code. Query q also ranks row q of every earlier batch,
+  independent of the image in that row, with the relevance that it had there. Noise is given. Equal
+  scores are ranked by position.
   """
 
   def rankings(scores, relevant, noise):
@@ -98,7 +96,7 @@ _value_and_grad = jax.jit(jax.value_and_grad(losses.blackbox_ap_loss))
 
 
 def _ranks(scores, relevant):
-  """1 to n in descending order, divided by n; relevant ones last among equals."""
+  """Returns 1 to n in descending order, divided by n; relevant ones are last among equals."""
   order = sorted(range(len(scores)), key=lambda i: (-scores[i], relevant[i]))
   ranks = np.empty(len(scores))
   for place, i in enumerate(order):
@@ -107,7 +105,7 @@ def _ranks(scores, relevant):
 
 
 def _ranking(scores, relevant, weight, lambda_):
-  """weight * (1 - AP) of one ranking, and the gradient of Pogancic et al. by its scores."""
+  """Returns weight * (1 - AP) of one ranking, and its gradient by the scores (Pogancic et al.)."""
   ranks, number = _ranks(scores, relevant), relevant.sum() + 1e-5
   incoming, total = np.zeros(len(scores)), 0.0
   for i in np.flatnonzero(relevant):
@@ -130,7 +128,7 @@ def _reference(
   noise=None,
   margin=0.0,
 ):
-  """Value and gradient, one query at a time, on the valid images only."""
+  """Returns value and gradient, one query at a time, on the valid images only."""
   kept = np.arange(len(labels)) if where is None else np.flatnonzero(where)
   stored = () if memory is None else np.flatnonzero(memory.where)
   x, memory_x = np.float64(embeddings), None if memory is None else np.float64(memory.embeddings)
@@ -198,7 +196,7 @@ def _run(
   key=None,
   **options,
 ):
-  """In float64, so that near ties are ordered as in the loops."""
+  """Runs in float64, so that near ties are ordered as in the loops."""
   where = np.ones(len(labels), bool) if where is None else where
   with jax.enable_x64(True):
     arguments = (
@@ -260,7 +258,7 @@ def test_embedding_memory_extends_the_gallery_of_the_current_queries(stored):
   memory, where = _memory(stored), np.array([1, 1, 1, 1, 0, 1, 1, 1], bool)
   got = _run(_unit(), _LABELS, where, memory, coef=0.3)
   _check(got, _reference(_unit(), _LABELS, where, memory, coef=0.3))
-  # An image of class 90 alone in the batch finds its positive in the memory.
+  # An image of class 90 that is alone in the batch finds its positive in the memory.
   alone = _run(_unit(), _LABELS, where, coef=0.3)
   assert (abs(alone[0] - got[0]) > 1e-3) == any(stored)
 
@@ -332,7 +330,7 @@ def test_order_of_the_batch_changes_nothing(order, seed):
   order, labels = np.array(order), np.random.default_rng(seed).integers(0, 3, 8)
   value, gradient = _run(_unit(seed), labels)
   _check(_run(_unit(seed)[order], labels[order]), (value, gradient[order]))
-  # With many exact ties too (scores 0 and 1), as far as the value goes.
+  # Also with many exact ties (scores 0 and 1), for the value only.
   axes = np.eye(4)[np.random.default_rng(seed).integers(0, 4, 8)]
   value, gradient = _run(axes, labels)
   np.testing.assert_allclose(_run(axes[order], labels[order])[0], value, rtol=0, atol=1e-12)
@@ -342,8 +340,8 @@ def test_order_of_the_batch_changes_nothing(order, seed):
 
 @pytest.mark.parametrize("labels", [[0, 0, 1], [0, 1, 0]])
 def test_ties_are_pessimistic(labels):
-  """Queries 0 and 1 or 2 have one positive each; for query 0 a negative scores the same, for the
-  other it scores more.
+  """Checks queries 0 and 1 or 2, which have one positive each. For query 0 a negative has the same
+  score, for the other query a higher one.
   """
   embeddings = np.array([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
   value, _ = _run(embeddings, np.array(labels), coef=0.0, include_self=False)
@@ -417,8 +415,8 @@ def test_bad_options_are_named():
 
 @pytest.mark.parametrize(("kind", "margin"), [("pmap", 0.1), ("shard_map", 0.0)])
 def test_two_devices_equal_one(kind, margin):
-  """Loss, gradient of a parameter and memory over two steps, with unequal masks and random
-  shifts.
+  """Checks loss, parameter gradient and memory over two steps. The masks are unequal and the shifts
+  random.
   """
   rng = np.random.default_rng(0)
   inputs, kernel = np.float32(rng.normal(size=(2, 8, 5))), np.float32(rng.normal(size=(5, 4)))

@@ -1,5 +1,7 @@
-"""The losses that the paper compares with: parity of the stateless ones with the authors' code, and
-one list of questions for all.
+"""Tests the losses of the paper's comparison.
+
+The stateless ones are checked for parity with the authors' code. All losses answer one list of
+questions.
 
 What several share (losses/_counting.py, losses/_histogram.py, losses/_ranking.py) is tested with
 them.
@@ -23,7 +25,7 @@ from soprc_jax import memory as memory_lib
 
 
 class Case(NamedTuple):
-  """How an archive of golden values maps to one of our losses.
+  """Maps an archive of golden values to one of our losses.
 
   Attributes:
     loss_fn: ``(embeddings, labels, **arguments, **static)``.
@@ -70,12 +72,12 @@ _CASES = {
 
 @functools.cache
 def _compiled(name, static):
-  """One compilation for each shape and dtype: what can be traced is an argument."""
+  """Compiles once per shape and dtype: everything that can be traced is an argument."""
   return jax.jit(jax.value_and_grad(functools.partial(_CASES[name].loss_fn, **dict(static))))
 
 
 def _check_golden(name, index, dtype, spoil=1.0):
-  """Asserts parity of one case; ``spoil`` scales the hyperparameters to see that this can fail."""
+  """Asserts parity of one case; ``spoil`` scales the hyperparameters to show that this can fail."""
   golden, hparams = authors.arrays(name, index), authors.hparams(name, index)
   case = _CASES[name]
   static = tuple(sorted(case.static(hparams).items()))
@@ -89,7 +91,7 @@ def _check_golden(name, index, dtype, spoil=1.0):
     )
     assert value.dtype == dtype
     value, gradient = float(value), np.asarray(gradient, np.float64)
-  # A query's similarity 1 to itself is the kink of list_wise's first bin: in float32 the radial
+  # A query's similarity 1 to itself is the kink of list_wise's first bin. In float32 the radial
   # part is arbitrary.
   authors.assert_matches(
     golden, value, gradient, dtype, radial=(name, dtype) != ("list_wise", jnp.float32)
@@ -138,11 +140,11 @@ def test_a_query_left_out_of_its_own_list_is_noticed(monkeypatch):
     _check_golden("auc_lg", 1, jnp.float64)
 
 
-# From here on one list of questions for all losses, with their defaults.
+# One list of questions for all losses, with their defaults.
 
 
 def _xbm(embeddings, labels, *, where=None, axis_name=None):
-  """A batch that meets an empty memory."""
+  """Computes the loss of a batch with an empty memory."""
   memory = soprc_jax.embedding_memory(16, 4, axis_name=axis_name)
   ahead = memory.lookahead(memory.init(None), embeddings, labels, where)
   return losses.xbm_contrastive_loss(embeddings, labels, ahead, where=where, axis_name=axis_name)
@@ -329,9 +331,9 @@ def test_two_devices_equal_one(name, kind):
   arrays = _embeddings(), _LABELS, np.array([1, 1, 1, 1, 0, 1, 1, 1], bool)
 
   def scaled(e, y, w, axis_name=None):
-    # The gradient of a parameter that every device holds: here one scale for each coordinate. Of
-    # unit norm as in a network: the similarity 1 of an image to itself is a kink of some losses,
-    # and rounding decides on which side it lies.
+    # The gradient of a parameter that every device has: here one scale for each coordinate. The
+    # embeddings have unit norm, as those of a model. The similarity 1 of an image to itself is a
+    # kink of some losses, and rounding decides on which side it lies.
     def loss_fn(scale):
       e_scaled = e * scale
       return _LOSSES[name](
@@ -416,10 +418,10 @@ def test_memory_at_batch_1024(name, known):
 
 @_each_loss
 def test_f58_no_dtype_is_promoted_implicitly(name):
-  """Under strict promotion, value and gradient are those of standard promotion, for labels of
-  another width too.
+  """Checks that strict promotion gives the values and gradients of standard promotion. This
+  includes labels of another width.
   """
-  assert jax.config.jax_numpy_dtype_promotion == "strict"  # of the whole session
+  assert jax.config.jax_numpy_dtype_promotion == "strict"  # set for the whole session
   embeddings, where = jnp.asarray(_embeddings(), jnp.bfloat16), jnp.arange(8) != 3
   labels = jnp.asarray(_LABELS, jnp.int16)
 

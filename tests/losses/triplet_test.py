@@ -1,5 +1,6 @@
-"""triplet_loss beyond the question list of losses_test.py: value by a plain loop on any masks and
-labels.
+"""Tests triplet_loss beyond the questions of losses_test.py.
+
+A plain loop gives the value for any masks and labels.
 """
 
 from absl.testing import parameterized
@@ -21,7 +22,7 @@ def _embeddings(seed, count, dim=4):
 
 
 def _reference(embeddings, labels, margin, where=None):
-  """The mean over valid anchors of the sum over their triplets, one triplet at a time."""
+  """Returns the mean over valid anchors of the sum over their triplets, one triplet at a time."""
   where = np.ones(len(labels), bool) if where is None else where
   scores = np.float64(embeddings) @ np.float64(embeddings).T
   valid = np.flatnonzero(where)
@@ -62,7 +63,7 @@ class TripletLossTest(chex.TestCase):
       want, _reference(embeddings, labels, 0.1, where), rtol=1e-4, atol=1e-6
     )
     np.testing.assert_array_equal(grad[~where], 0)
-    # What stands in a masked slot plays no role.
+    # The content of a masked slot has no effect.
     masked = np.where(where[:, None], embeddings, _embeddings(seed + 1, 7))
     got, _ = _value_and_grad(masked[order], labels[order], where=where[order])
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
@@ -85,7 +86,7 @@ class TripletLossTest(chex.TestCase):
       value, grad = _value_and_grad(embeddings, jnp.array([0, 0, 1, 1]), margin=0.1)
       np.testing.assert_allclose(
         value, 0.2, rtol=1e-4
-      )  # two triplets an anchor, each short of the margin
+      )  # two triplets per anchor, each short of the margin
       chex.assert_tree_all_finite(grad)
 
   def test_bound_on_positives_that_no_class_exceeds_changes_nothing(self):

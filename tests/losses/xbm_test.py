@@ -1,5 +1,6 @@
-"""xbm_contrastive_loss: parity with the authors' code, values by plain loops, masks, degenerate
-batches, devices.
+"""Tests xbm_contrastive_loss: parity with the authors' code and values by plain loops.
+
+Also covers masks, degenerate batches and devices.
 """
 
 import functools
@@ -50,8 +51,8 @@ def _check_golden(case, dtype, spoil=1.0):
       )
       assert value.dtype == dtype
       authors.assert_matches(golden, float(value), np.asarray(gradient, np.float64), dtype)
-      # The reference counts the calls before the start down, and knows no memory that is full by
-      # chance.
+      # The reference counts down the calls before the start. It does not detect a memory that is
+      # already full.
       assert int(state.pointer) == golden["ptr_after"]
       assert bool(state.filled.all()) == golden["is_full_after"]
       assert max(hparams["start_it"] - int(state.count), 0) == golden["start_it_after"]
@@ -81,7 +82,7 @@ def _memory(own=None):
 
 
 def _reference(embeddings, labels, memory, margin=0.5, where=None):
-  """Value and gradient, one pair at a time; the gradient reaches the query only."""
+  """Returns value and gradient, one pair at a time; the gradient reaches the query only."""
   valid = np.flatnonzero(np.ones(len(labels), bool) if where is None else where)
   value, gradient = 0.0, np.zeros(embeddings.shape)
   stored = np.float64(memory.embeddings)
@@ -123,7 +124,7 @@ def test_masks_and_own_slots_by_loops():
   got = _value_and_grad(embeddings, _LABELS, memory, where=where)
   _check(got, want)
   np.testing.assert_array_equal(got[1][2], 0)
-  # What stands in masked slots plays no role.
+  # The content of masked slots has no effect.
   other = memory._replace(
     embeddings=np.where(_STORED[:, None], memory.embeddings, 9),
     labels=np.where(_STORED, memory.labels, 7),
@@ -145,7 +146,7 @@ def test_default_leaves_the_own_entry_out_and_include_self_only_adds_a_radial_pa
   )(embeddings, _LABELS, ahead)
   np.testing.assert_allclose(meets[0], got[0], atol=1e-6)
   np.testing.assert_allclose(meets[1] - got[1], -embeddings / 6, atol=1e-6)
-  # The first batch alone is the contrastive loss of the batch with half of its gradient.
+  # The first batch alone gives the contrastive loss of the batch with half of its gradient.
   plain = losses.contrastive_loss(embeddings, _LABELS)
   np.testing.assert_allclose(got[0], plain / 6, rtol=1e-5)
   whole = jax.grad(losses.contrastive_loss)(embeddings, _LABELS)
@@ -247,7 +248,7 @@ def test_own_must_be_that_of_the_batch():
 
 @pytest.mark.parametrize(("kind", "start_after"), [("pmap", 0), ("pmap", 1), ("shard_map", 1)])
 def test_two_devices_equal_one(kind, start_after):
-  """Loss, gradient of a parameter and memory over three steps, with unequal masks."""
+  """Checks loss, parameter gradient and memory over three steps, with unequal masks."""
   rng = np.random.default_rng(0)
   inputs, kernel = np.float32(rng.normal(size=(3, 8, 5))), np.float32(rng.normal(size=(5, 4)))
   labels = np.array([2, 0, 1, 0, 2, 1, 0, 0])

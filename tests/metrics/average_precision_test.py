@@ -1,4 +1,7 @@
-"""Empirical AUPRC (Eq. 2) against brute force; its sort is that of _internal/sorting.py."""
+"""Tests the empirical AUPRC (Eq. 2) against brute force.
+
+Its sort is that of _internal/sorting.py.
+"""
 
 from absl.testing import parameterized
 import chex
@@ -73,7 +76,7 @@ class AuprcTest(chex.TestCase):
     )
 
   def test_ties_count_as_retrieved(self):
-    # Both positives tie with one of two negatives: precision 2 / 3, whatever the order.
+    # Both positives tie with one of two negatives: precision is 2 / 3 in any order.
     for labels in ([1, 1, 0, 0], [0, 1, 1, 0]):
       scores = np.where(np.arange(4) < 3, 0.5, 0.1)
       np.testing.assert_allclose(metrics.auprc(scores, np.array(labels)), 2 / 3, rtol=1e-6)
@@ -107,7 +110,7 @@ class AuprcTest(chex.TestCase):
     )
 
   def test_counts_beyond_float16(self):
-    """A long list keeps exact counts: 1 positive under 5000 negatives."""
+    """Checks exact counts in a long list: 1 positive under 5000 negatives."""
     scores = np.concatenate([[0.0], np.ones(5000)])
     for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
       got = metrics.auprc(jnp.asarray(scores, dtype), np.arange(5001) == 0)
@@ -138,7 +141,7 @@ class AuprcTest(chex.TestCase):
           prior=jnp.array(0.1),
         )
         np.testing.assert_array_equal(np.isnan(both), [True, False])
-        # What is masked may hold anything.
+        # Masked entries may have any value.
         expected = metrics.auprc(jnp.where(where, device, 5), labels, where=where)
         np.testing.assert_array_equal(function(device, labels, where=where), expected)
     np.testing.assert_array_equal(metrics.auprc(scores, labels, where=where), expected)
@@ -149,16 +152,18 @@ class AuprcTest(chex.TestCase):
       metrics.auprc(np.zeros(3), labels)
     self.assertTrue(np.isnan(metrics.auprc(jnp.zeros(3), jnp.asarray(labels))))
 
-  # Without numbers that compiled code may take for zero.
+  # Without numbers that compiled code may flush to zero.
   @hypothesis.given(scores=st.one_of(_TIED, _NORMAL), labels=_LABELS, where=_MASKS)
   def test_float32_is_ranked_as_float64(self, scores, labels, where):
-    """The integers that stand for the scores in the sort have their order, ties included."""
+    """Checks that the integers that encode the scores in the sort keep order and ties."""
     with jax.enable_x64(True):
       wide = metrics.auprc(jnp.asarray(scores, jnp.float64), labels, where=where)
     np.testing.assert_allclose(_jitted(scores, labels, where=where), wide, rtol=1e-6)
 
   def test_one_array_is_sorted(self):
-    """On a CPU three arrays take six times as long as one of integers."""
+    """Checks that one array is sorted. On a CPU, sorting three arrays takes six times as long as
+    sorting one of integers.
+    """
     text = str(jax.make_jaxpr(metrics.auprc)(jnp.zeros(8), jnp.zeros(8)))
     self.assertIn("num_keys=1", text)
     self.assertRegex(text, r"i64\[8\] = sort\[")
@@ -195,7 +200,7 @@ def test_f58_auprc_without_dtype_promotion(dtype, kind, prior):
 
 
 def _by_rates(scores, labels, prior):
-  """Eq. 2 by rates, one positive after the other."""
+  """Returns Eq. 2 by rates, one positive after the other."""
   scores, positive = np.array(scores), labels > 0
   precisions = []
   for score in scores[positive]:

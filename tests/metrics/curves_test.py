@@ -1,4 +1,4 @@
-"""The mean precision-recall curve against brute force."""
+"""Tests the mean precision-recall curve against brute force."""
 
 from unittest import mock
 
@@ -61,7 +61,7 @@ class MeanPrCurveTest(chex.TestCase):
 
   @parameterized.parameters("spread", "duplicates up to 1e-8", "collapsed")
   def test_sums_in_the_order_of_the_queries(self, geometry):
-    """Bit for bit the curve that sorting the scores of each query gives."""
+    """Checks that the curve equals, bit for bit, the one from sorting the scores of each query."""
     embeddings, labels = geometries.geometry(geometry, 0, 90, 16), np.arange(90) // 3
     scores = reference.similarities(embeddings, embeddings)
     np.fill_diagonal(scores, -np.inf)
@@ -103,7 +103,7 @@ class MeanPrCurveTest(chex.TestCase):
     self.assertTrue(np.all(np.diff(recall) <= 0))
 
   def test_scores_outside_the_thresholds(self):
-    """Not normalised: everything above 1 is retrieved at every threshold."""
+    """Checks scores that are not normalized: everything above 1 is retrieved at every threshold."""
     embeddings, labels = np.full((4, 2), 3.0), np.array([0, 0, 1, 1])
     precision, recall, _ = metrics.mean_pr_curve(embeddings, labels, thresholds=5)
     np.testing.assert_allclose(precision, np.full(5, 1 / 3))

@@ -1,4 +1,4 @@
-"""Ranks by float32 products equal those of the exact scores."""
+"""Tests that ranks by float32 products equal those of the exact scores."""
 
 from unittest import mock
 
@@ -28,15 +28,17 @@ _GEOMETRIES = (
 
 
 class FastCountsTest(chex.TestCase):
-  """Counts by float32 products are those of the exact scores, wherever these have to be made."""
+  """Tests that counts by float32 products equal those of the exact scores. Exact scores are
+  computed only where the float32 product leaves a doubt.
+  """
 
   def compare(self, result, expected):
     # Not a bit may differ.
     np.testing.assert_array_equal(result["ap_per_query"], expected[0])
     np.testing.assert_array_equal(result["negatives_above"], expected[1])
 
-  # 1: all that is in doubt is scored pair by pair; 16: a query with more than 6 candidates in doubt
-  # is ranked exactly.
+  # 1: all doubtful pairs are scored one by one. 16: a query with more than 6 doubtful candidates is
+  # ranked exactly.
   @parameterized.product(geometry=_GEOMETRIES, pair_cost=(1, 16))
   @hypothesis.given(
     seed=st.integers(0, 2**16),
@@ -79,7 +81,7 @@ class FastCountsTest(chex.TestCase):
     )
 
   def test_the_fast_way_is_taken(self):
-    """Above a size, for spread embeddings, no query needs the exact scores of all."""
+    """Checks that above a size, for spread embeddings, no query needs the exact scores of all."""
     embeddings, labels = geometries.geometry("spread", 0, 512, 64), np.arange(512) // 4
     with (
       mock.patch.object(exact_ranks, "MIN_PRODUCTS", 512 * 512 * 64),
@@ -92,9 +94,7 @@ class FastCountsTest(chex.TestCase):
         metrics.retrieval_metrics(embeddings[:-1], labels[:-1])
 
   def test_collapsed_embeddings_do_without_it(self):
-    """After a block in which most queries were in doubt, the product in float32 is not
-    tried again.
-    """
+    """Checks that the product in float32 is skipped after a block with mostly doubtful queries."""
     embeddings, labels = geometries.geometry("collapsed", 0, 96, 16), np.arange(96) // 4
     with (
       mock.patch.object(exact_ranks, "MIN_PRODUCTS", 0),
@@ -105,7 +105,7 @@ class FastCountsTest(chex.TestCase):
 
   @parameterized.parameters(16, 300)
   def test_bound(self, width):
-    """The float32 score is within the bound of the exact one, and the bound is of the size of
+    """Checks that the float32 score is within the bound of the exact one. The bound has the size of
     float32 errors.
     """
     vectors = geometries.geometry("spread", 1, 400, width)
@@ -117,8 +117,8 @@ class FastCountsTest(chex.TestCase):
     self.assertLess(np.max(bound), 1.1 * (width + 8) * 2.0**-24)
 
   def test_memory_and_work(self):
-    """Temporary memory is that of a tile of scores, whatever the number of positives; work grows
-    with the gallery.
+    """Checks that temporary memory is that of a tile of scores, for any number of positives. Work
+    grows with the gallery.
     """
 
     def measured(size, positives):
@@ -137,7 +137,7 @@ class FastCountsTest(chex.TestCase):
     for size in (2000, 4000):
       for positives in (4, 32):
         temporary, output = measured(size, positives)
-        # Scores of a tile and what is in doubt in the block, once in the loop and once as its
+        # Scores of a tile and the doubtful entries of the block, once in the loop and once as its
         # result.
         self.assertLess(temporary, (2 * tile + 2 * 1024) * size + 4 * 10**5)
         self.assertLess(output, 1024 * (size + 4 * positives + 4) + 1000)

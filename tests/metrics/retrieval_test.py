@@ -1,4 +1,4 @@
-"""Retrieval metrics over a gallery against brute force, and at the size of the benchmarks."""
+"""Tests retrieval metrics over a gallery against brute force, and at the size of the benchmarks."""
 
 import tracemalloc
 from unittest import mock
@@ -135,8 +135,8 @@ class RetrievalMetricsTest(chex.TestCase):
   )
   @hypothesis.settings(max_examples=10)
   def test_f03_a_collapsed_model_gains_nothing_in_any_order(self, scale, fast, labels, seed):
-    """All embeddings equal, or all zero: AP is the share of positives, and recall@k needs fewer
-    than k negatives.
+    """Checks embeddings that are all equal, or all zero. AP is the share of positives, and recall@k
+    needs fewer than k negatives.
     """
     embeddings = scale * np.tile(np.float32([[0.36, 0.48, 0.8]]), (12, 1))
     positives = np.array([np.sum(labels == y) - 1 for y in labels])
@@ -158,7 +158,7 @@ class RetrievalMetricsTest(chex.TestCase):
         np.testing.assert_array_equal(recall[grid <= 0], 1.0)
 
   def test_recall_is_pessimistic(self):
-    """A negative at the score of the best positive counts as before it."""
+    """Checks that a negative at the score of the best positive is ranked before it."""
     embeddings = np.float32([[1, 0], [0.6, 0.8], [0.6, 0.8], [0, 1]])
     result = metrics.retrieval_metrics(
       embeddings, np.array([0, 0, 1, 1]), ks=(1, 2, 3), per_query=True
@@ -174,7 +174,7 @@ class RetrievalMetricsTest(chex.TestCase):
       crossed = metrics.retrieval_metrics(
         embeddings, np.array([0, 1, 0, 1]), ks=(1,), per_query=True
       )
-      # The queries 1 and 2 in a gallery of all, in another order: by their ids.
+      # Queries 1 and 2 in a gallery of all images, in another order, identified by their ids.
       order = np.array([2, 0, 3, 1])
       separate = metrics.retrieval_metrics(
         embeddings[1:3],
@@ -187,15 +187,15 @@ class RetrievalMetricsTest(chex.TestCase):
         per_query=True,
       )
     self.assertEqual((same["mAUPRC"], same["recall@1"]), (1.0, 1.0))
-    # The duplicate is a negative, one of the two at 0 is the positive: 1 / 3, ties included. With
-    # itself as a hit it would be 1 or 1 / 2.
+    # The duplicate is a negative, and one of the two at 0 is the positive: 1 / 3, ties included. If
+    # the query counted as a hit, it would be 1 or 1 / 2.
     np.testing.assert_allclose(crossed["ap_per_query"], np.full(4, 1 / 3))
     self.assertEqual(crossed["recall@1"], 0.0)
     np.testing.assert_array_equal(separate["ap_per_query"], crossed["ap_per_query"][1:3])
     self.assertEqual(separate["recall@1"], 0.0)
 
   def test_f07_the_mean_is_over_the_whole_gallery_whatever_the_ks(self):
-    """The positive behind 3,000 negatives: an AP of the first 1,000 would be 0."""
+    """Checks a positive behind 3,000 negatives: an AP of the first 1,000 would be 0."""
     angles = np.concatenate([np.linspace(0.1, 1.0, 3000), [0.0, 1.5]])
     embeddings = np.stack([np.cos(angles), np.sin(angles)], axis=1)
     labels = np.concatenate([np.arange(3000), [5000, 5000]])
@@ -211,7 +211,7 @@ class RetrievalMetricsTest(chex.TestCase):
     ]
     for result in found:
       np.testing.assert_allclose(result["mAUPRC"], 1 / 3001, rtol=1e-9)
-      # Whatever is cut off says where.
+      # Every truncated metric has its k in its name.
       names = set(result) - {"mAUPRC", "num_queries", "num_skipped", "ks_beyond_gallery"}
       self.assertTrue(all(name.startswith("recall@") for name in names), names)
     self.assertEqual((found[1]["recall@1000"], found[2]["recall@3001"]), (0.0, 1.0))
@@ -227,7 +227,7 @@ class RetrievalMetricsTest(chex.TestCase):
     )
     np.testing.assert_array_equal(result["negatives_above"][2:], [-1, -1, -1])
     self.assertEqual(result["mAUPRC"], np.mean(result["ap_per_query"][:2]))
-    # The alternative of the docstring counts them as 0.
+    # The alternative in the docstring counts them as 0.
     np.testing.assert_allclose(
       np.nan_to_num(result["ap_per_query"]).mean(), result["mAUPRC"] * 2 / 5, rtol=1e-12
     )
@@ -249,8 +249,8 @@ class RetrievalMetricsTest(chex.TestCase):
       embeddings, labels, ks=(10, 11), gallery=embeddings, gallery_labels=labels
     )
     self.assertEqual(other["ks_beyond_gallery"], [11])
-    # No positive, and the last label is that of the query: nothing that fills a list up may count
-    # as a hit.
+    # No positive, and the last label is that of the query: padding of a list must not count as a
+    # hit.
     labels = np.array([0, 0, 1, 2])
     lonely = metrics.retrieval_metrics(
       embeddings[2:4], labels[2:], ks=(1, 50), gallery=embeddings[:2], gallery_labels=labels[:2]
@@ -289,7 +289,7 @@ class RetrievalMetricsTest(chex.TestCase):
 
   @parameterized.named_parameters(("own", False), ("gallery", True))
   def test_agrees_with_auprc(self, separate):
-    """The host evaluation and the JAX function are the same Eq. 2."""
+    """Checks that the host evaluation and the JAX function compute the same Eq. 2."""
     embeddings, labels = geometries.data(10, 20, 4)
     options = {"gallery": embeddings, "gallery_labels": labels} if separate else {}
     result = metrics.retrieval_metrics(embeddings, labels, per_query=True, **options)
@@ -302,7 +302,7 @@ class RetrievalMetricsTest(chex.TestCase):
 
 
 class ScaleTest(chex.TestCase):
-  """Galleries of the size of the benchmarks."""
+  """Tests galleries of the size of the benchmarks."""
 
   @parameterized.parameters(2, 15, 16, 17, 60)
   def test_few_and_many_positives(self, per_class):
@@ -326,7 +326,7 @@ class ScaleTest(chex.TestCase):
     np.testing.assert_array_equal(got["negatives_above"], above)
 
   def test_f08_gallery_of_inaturalist_in_bounded_memory(self):
-    # 136,093 images: counts of pairs leave 32 bits, and all scores at once would be 70 GiB.
+    # 136,093 images: the number of pairs exceeds 32 bits, and all scores at once would take 70 GiB.
     size, queries = 136_093, 96
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 5690, size)
@@ -353,8 +353,8 @@ class ScaleTest(chex.TestCase):
     assert got["num_queries"] == queries
 
   def test_f09_more_pairs_than_32_bits_count(self):
-    # 16,384 x 136,093 pairs are more than 2^31; the positives stand where a flat index would have
-    # wrapped around.
+    # 16,384 x 136,093 pairs exceed 2^31. The positives are where a flat index would have wrapped
+    # around.
     size, queries = 136_093, 16_384
     self.assertGreater(size * queries, 2**31)
     gallery = np.random.default_rng(0).normal(size=(size, 2)).astype(np.float32)

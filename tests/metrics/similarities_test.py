@@ -1,4 +1,4 @@
-"""The rule by which pairs are scored, ids that are compared exactly, and input that is refused."""
+"""Tests the rule by which pairs are scored, the exact comparison of ids, and rejected input."""
 
 from unittest import mock
 
@@ -15,7 +15,7 @@ from soprc_jax.metrics import exact_ranks
 class RetrievalMetricsTest(chex.TestCase):
   @parameterized.product(fast=(False, True), size=(1, 4, 20, 300))
   def test_f47_float64_is_ranked_in_float64(self, fast, size):
-    """The positive is nearer than all negatives by 1e-9, which float32 cannot tell."""
+    """Checks a positive nearer than all negatives by 1e-9, which float32 cannot distinguish."""
     gallery = np.full((size + 1, 3), 0.5)
     gallery[size, 0] += 1e-9
     labels, query = np.arange(size + 1) == size, np.array([[1.0, 0.0, 0.0]])
@@ -38,8 +38,8 @@ class RetrievalMetricsTest(chex.TestCase):
     geometry=("around a midpoint", "duplicates up to 1e-8", "spread"), width=(3, 16, 200, 9000)
   )
   def test_f47_one_rule_for_blocks_ways_orders_and_parts(self, geometry, width):
-    """Not a bit depends on block size, fast path, order of the gallery or how queries are shared
-    out; the rule is that of the reference.
+    """Checks that no bit depends on block size, fast path, gallery order or split of the queries.
+    The rule is that of the reference.
     """
     size = 70 if width < 9000 else 20
     embeddings, labels = geometries.geometry(geometry, 1, size, width), np.arange(size) // 2 % 5
@@ -79,11 +79,11 @@ class RetrievalMetricsTest(chex.TestCase):
           )
     self.assertLen(means, 1)
 
-  # Sums of 0.5 with this offset are decided at the threshold 0.5 by their last bits, in float32 by
+  # At the threshold 0.5, the last bits decide sums of 0.5 with this offset. In float32 this is
   # rounding up or down.
   @parameterized.parameters((np.float32, -(2.0**-26)), (np.float64, 0.0))
   def test_f47_curve_of_duplicates_around_a_threshold(self, dtype, offset):
-    """Exact duplicates reach the same thresholds, whatever the block size."""
+    """Checks that exact duplicates reach the same thresholds for any block size."""
     embeddings = geometries.around_a_midpoint(np.random.default_rng(2), 70, 16).astype(np.float64)
     embeddings[embeddings == 2.0**-24] = 2 * offset
     embeddings[1::2] *= 0.5
@@ -96,7 +96,7 @@ class RetrievalMetricsTest(chex.TestCase):
       np.testing.assert_array_equal(curve, curves[0])
 
   def test_f47_squares_below_the_normal_numbers(self):
-    """Norms that underflow do not make a sum look sure."""
+    """Checks that norms that underflow do not make a sum look certain."""
     rng = np.random.default_rng(0)
     embeddings = rng.normal(size=(40, 8)) * 10.0 ** rng.choice([-170, 140], (40, 1))
     labels = np.arange(40) % 4
@@ -117,7 +117,7 @@ class RetrievalMetricsTest(chex.TestCase):
     start=(0, 2**31, 2**61, 2**63),
   )
   def test_f42_ids_of_any_integer_types_are_compared_exactly(self, kinds, start):
-    """Ids that one float64 cannot tell leave out the query only."""
+    """Checks that ids that share one float64 value exclude the query only."""
     embeddings, labels = geometries.data(3, 12, 3)
     ids = [start + i for i in range(12)]
     own = metrics.retrieval_metrics(embeddings, labels, per_query=True)
@@ -196,7 +196,7 @@ class RetrievalMetricsTest(chex.TestCase):
 
 
 def _call(name, **changes):
-  """One evaluation with some arguments changed."""
+  """Runs one evaluation with some arguments changed."""
   embeddings, labels = geometries.data(0, 6, 2)
   arguments = {"embeddings": embeddings, "labels": labels} | changes
   return getattr(metrics, name)(**arguments)

@@ -1,5 +1,6 @@
-"""The convolutions that CPUs compute as products, and the pooling: XLA's own ones are the
-reference, gradients included.
+"""Tests the convolutions that CPUs compute as products, and the pooling.
+
+XLA's own ones are the reference, gradients included.
 """
 
 import functools
@@ -48,7 +49,7 @@ def _value_and_pull_back(function, *args):
 
 
 def _assert_close(got, want, tolerance):
-  """Relative to the largest entry."""
+  """Checks an error relative to the largest entry."""
   np.testing.assert_allclose(
     np.asarray(got, np.float64),
     np.asarray(want, np.float64),
@@ -96,7 +97,7 @@ class ConvolveTest(chex.TestCase):
     self.assertEqual(convolutions.implementation("bfloat16"), "xla")
 
   def test_winograd_saves_multiplications(self):
-    # 36 products a tile in place of 144, plus the transforms.
+    # 36 products per tile instead of 144, plus the transforms.
     x, kernel = _arrays(16, 16, 128, 128, 3)
     ours = jax.jit(convolutions.convolve).lower(x, kernel).compile().cost_analysis()["flops"]
     self.assertLess(ours, 0.4 * 2 * 9 * x.size * kernel.shape[3])
@@ -126,8 +127,8 @@ def _net(**settings):
 
 
 def _variables(images):
-  """Random weights with the batch's own statistics as running ones, so that 50 layers keep their
-  scale.
+  """Returns random weights, with the statistics of the batch as running statistics. 50 layers then
+  keep their scale.
   """
   net = _net(freeze_bn=False)
   old = jax.jit(net.init)(jax.random.key(0), images[:1])
@@ -150,8 +151,8 @@ def _embeddings_and_gradients(net, variables, images):
 
 @pytest.mark.slow
 def test_resnet50_has_the_gradient_of_xlas_convolutions():
-  # In float64: in float32 fifty layers of random weights turn rounding into other signs of relu,
-  # whatever the convolutions.
+  # In float64. In float32, fifty layers of random weights turn rounding into other signs of relu,
+  # for any convolutions.
   with jax.enable_x64(True):
     images = np.random.default_rng(1).integers(0, 256, (3, 40, 40, 3), np.uint8)
     variables, net = _variables(images), _net(dtype=jnp.float64)
@@ -187,7 +188,7 @@ def test_cost_of_a_step_is_linear_in_the_batch(quantity):
     )
 
   small, middle, large = cost(16), cost(32), cost(64)
-  # The same again for each image: a constant part (the kernels') is allowed, more than linear
-  # growth is not.
+  # Each image adds the same cost. A constant part (of the kernels) is allowed, superlinear growth
+  # is not.
   assert middle < large <= 2.05 * middle
   np.testing.assert_allclose(large - middle, 2 * (middle - small), rtol=0.05)

@@ -1,4 +1,4 @@
-"""Embeddings: normalisation safe at zero, and float32 in any precision."""
+"""Tests embeddings: normalization that is safe at zero, and float32 in any precision."""
 
 import functools
 
@@ -29,7 +29,7 @@ class PrecisionTest(chex.TestCase):
     self.assertEqual(embeddings.dtype, jnp.float32)
     np.testing.assert_allclose(
       np.linalg.norm(embeddings, axis=1), 1, atol=1e-6
-    )  # normalised after the cast
+    )  # normalized after the cast
     np.testing.assert_allclose(
       embeddings, jax.jit(tiny_nets.tiny().apply)(variables, images), atol=0.03
     )
@@ -54,7 +54,7 @@ class NormalizeTest(chex.TestCase):
     np.testing.assert_allclose(
       jacobian[1, :, 1], np.array([[16, -12], [-12, 9]]) / 125, rtol=tolerance
     )
-    # Masked later: 0 times what came back.
+    # Masked later: 0 times the gradient.
     masked = jax.grad(
       lambda x: jnp.sum(jnp.where(jnp.array([[False], [True]]), l2_normalize(x), 0)[:, 0])
     )(vectors)

@@ -1,5 +1,6 @@
-"""Weights of torchvision's ResNets: files and names as they are published, and what does not fit is
-told.
+"""Tests weights of torchvision's ResNets: published files and names.
+
+What does not fit is reported.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ _needs_torch = pytest.mark.skipif(torch is None, reason="torch writes the files 
 
 @pytest.fixture(scope="module")
 def weights():
-  """ResNet-18 under torchvision's names, with a head of 512."""
+  """Returns ResNet-18 under torchvision's names, with a head of 512."""
   entries = json.loads(str(authors.archive("resnet")["resnet18/state_dict"]))
   return {name: np.float32(array) for name, array in torchvision_rule.state_dict(entries).items()}
 
@@ -38,7 +39,7 @@ def _network(arch="resnet18", embedding_dim=512, width=64):
 
 
 def _like(net):
-  """The abstract variables of a network."""
+  """Returns the abstract variables of a model."""
   shapes = jax.eval_shape(
     net.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), np.uint8)
   )
@@ -60,7 +61,7 @@ def _save(weights, path):
 
 
 def _hugging_face(name):
-  """torchvision's name -> that of `transformers`."""
+  """Maps torchvision's name to that of `transformers`."""
   if name.startswith("fc."):
     return name.replace("fc", "classifier.1")
   if name.startswith(("conv1.", "bn1.")):
@@ -107,7 +108,7 @@ def test_every_form_gives_the_same_network(weights, tmp_path, kind):
     _save(weights, source)
   if kind == "converted":
     (tmp_path / "converted").mkdir()
-    (tmp_path / "converted" / "log").write_text("")  # F66: no obstacle
+    (tmp_path / "converted" / "log").write_text("")  # F66: does not block
     done = runs.call(
       "experiments.convert_weights", f"--input={source}", f"--output={tmp_path / 'converted'}"
     )
@@ -155,7 +156,7 @@ def test_another_architecture_is_told_by_its_weights(weights, tmp_path, network,
 
 
 def _names(blocks, convolutions):
-  """torchvision's names of the weights of a ResNet."""
+  """Returns torchvision's names of the weights of a ResNet."""
   norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
   names = ["conv1.weight", *(f"bn1.{leaf}" for leaf in norm)]
   for layer, count in enumerate(blocks, start=1):
@@ -193,7 +194,7 @@ def test_every_weight_of_every_architecture_has_its_place(arch, blocks, convolut
 
 
 class _Evil:
-  """Unpickling this would run a command."""
+  """Runs a command when it is unpickled."""
 
   def __init__(self, path):
     self.path = path
@@ -265,7 +266,7 @@ def test_names_on_the_hub(monkeypatch, weights, tmp_path):
   monkeypatch.setitem(sys.modules, "huggingface_hub", None)
   with pytest.raises(ValueError, match="needs the package huggingface_hub"):
     pretrained.read("hf://timm/resnet50.a1_in1k")
-  # A stand-in for the package: no network in tests.
+  # A stand-in for the package, since tests have no network access.
   asked = []
 
   class Hub:

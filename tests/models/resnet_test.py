@@ -1,4 +1,4 @@
-"""ResNets: torchvision's architecture and numbers, batch norm in its modes."""
+"""Tests ResNets: torchvision's architecture and numbers, and the modes of batch norm."""
 
 import functools
 import json
@@ -56,12 +56,12 @@ def _num_parameters(tree):
 
 
 def _raw_pixels(normalised):
-  """The pixel values that `EmbeddingNet` turns into the given normalised ones."""
+  """Returns the pixel values that `EmbeddingNet` turns into the given normalized ones."""
   return (normalised * np.array(embedding.IMAGE_STD) + np.array(embedding.IMAGE_MEAN)) * 255
 
 
 def _head(net, variables, images):
-  """Output of the linear head, before the normalisation."""
+  """Returns the output of the linear head, before the normalization."""
   _, state = net.apply(
     variables, images, capture_intermediates=lambda module, _: module.name == "head"
   )
@@ -69,7 +69,7 @@ def _head(net, variables, images):
 
 
 def _assert_close(got, want, tolerance):
-  """Relative to the largest entry."""
+  """Checks an error relative to the largest entry."""
   np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * np.abs(want).max())
 
 
@@ -123,7 +123,7 @@ class ArchitectureTest(chex.TestCase):
     self.assertEqual(inner["__call__"][0].shape, (2, last_map[-1]))
 
   def test_convolutions_start_by_fan_out(self):
-    # He initialisation as torchvision's: variance 2 / (kernel area * output channels).
+    # He initialization as in torchvision: variance 2 / (kernel area * output channels).
     variables = jax.jit(tiny_nets.tiny(width=32).init)(jax.random.key(0), tiny_nets.images(1))
     kernel = variables["params"]["backbone"]["conv1"]["kernel"]  # 3 -> 32 channels
     np.testing.assert_allclose(np.std(kernel), np.sqrt(2 / (9 * 32)), rtol=0.1)
@@ -134,8 +134,8 @@ class ArchitectureTest(chex.TestCase):
 
 
 class TorchvisionParityTest(chex.TestCase):
-  """goldens/resnet.npz: padding, stride, epsilon and the order of the layers, at sizes that halve
-  evenly and oddly.
+  """Tests against goldens/resnet.npz: padding, stride, epsilon and the order of the layers. The
+  sizes halve evenly and oddly.
   """
 
   @parameterized.product(arch=_ARCHS, size=torchvision_rule.SIZES)
@@ -164,7 +164,7 @@ class TorchvisionParityTest(chex.TestCase):
     grads = self._gradients(
       arch, lambda params: _head(net, {**variables, "params": params}, images), variables
     )
-    # Sums over millions of entries of both signs keep too few digits in float32.
+    # In float32, sums over millions of entries of both signs keep too few digits.
     _assert_close(
       [np.linalg.norm(grad) for grad in grads],
       authors.archive("resnet")[f"{arch}/224x224/grad_norm"],
@@ -194,7 +194,7 @@ class TorchvisionParityTest(chex.TestCase):
     )
 
   def _gradients(self, arch, head, variables):
-    """Gradients of sum(head * c), in the order of the golden file."""
+    """Returns gradients of sum(head * c), in the order of the golden file."""
     grads = jax.jit(jax.grad(lambda params: jnp.sum(head(params) * torchvision_rule.cotangent())))(
       variables["params"]
     )
@@ -215,7 +215,7 @@ def _forward(variables, images, where=None, *, freeze_bn=False):
 
 @functools.partial(jax.jit, static_argnames=("freeze_bn",))
 def _descend(variables, images, *, freeze_bn):
-  """One step of gradient descent on a linear function of the embeddings."""
+  """Makes one step of gradient descent on a linear function of the embeddings."""
   direction = np.random.default_rng(1).standard_normal((len(images), 8)).astype(np.float32)
 
   def loss(params):
@@ -232,7 +232,7 @@ class BatchNormTest(chex.TestCase):
     before = after = tiny_nets.variables()
     for seed in range(3):
       after = _descend(after, tiny_nets.images(6, seed), freeze_bn=True)
-    chex.assert_trees_all_equal(after["batch_stats"], before["batch_stats"])  # to the bit
+    chex.assert_trees_all_equal(after["batch_stats"], before["batch_stats"])  # bit for bit
     for path, param in jax.tree_util.tree_leaves_with_path(after["params"]):
       start = functools.reduce(lambda node, key: node[key.key], path, before["params"])
       self.assertTrue(np.any(param != start), jax.tree_util.keystr(path))

@@ -1,4 +1,4 @@
-"""Charts: values lie where the axes say."""
+"""Tests that charts draw values where their axes say."""
 
 import re
 

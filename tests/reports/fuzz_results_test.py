@@ -1,5 +1,6 @@
-"""Files that programs read back from a folder of results, damaged or of another shape: told by
-their name, with what to do.
+"""Tests files read back from a folder of results, corrupt or of another shape.
+
+An error names the file and the remedy.
 """
 
 import json
@@ -104,7 +105,9 @@ class TestComparison:
 
   @pytest.mark.parametrize("content", broken_json.BROKEN + OTHER)
   def test_log(self, tmp_path, content):
-    """A line that is none ends a log; a finished run then has fewer of them than the others."""
+    """Checks that an invalid line ends a log. A finished run then has fewer lines than the
+    others.
+    """
     line = b'{"step": %d, "loss": 0.5, "val_mAUPRC": 0.25}\n'
     other = plans.RunName("triplet", 0.01, 1)
     for name in (NAME, other):
@@ -208,7 +211,9 @@ class TestStability:
   )
 )
 def test_simulation(content):
-  """Without the part ``tracking`` it is always damaged; the rest is told before it."""
+  """Checks results without the part ``tracking``, which are always corrupt. Other errors are
+  reported before that one.
+  """
   assert stored.problem(content, simulation.RESULTS)
 
 

@@ -1,4 +1,4 @@
-"""Templates of the reports, and what their tables are made of."""
+"""Tests the templates of the reports, and the source of their tables."""
 
 import os
 

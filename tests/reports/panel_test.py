@@ -1,4 +1,4 @@
-"""Small copies of pictures."""
+"""Tests small copies of images."""
 
 import base64
 import re

@@ -1,4 +1,4 @@
-"""What the paper reports of each data set."""
+"""Tests the numbers that the paper reports for each data set."""
 
 from soprc_jax.reports import paper
 from soprc_jax.training import methods

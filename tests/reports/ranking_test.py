@@ -1,4 +1,4 @@
-"""What the rankings of a split show."""
+"""Tests what a report shows of the rankings of a split."""
 
 import numpy as np
 
@@ -8,14 +8,14 @@ from soprc_jax.reports import ranking
 
 class TestRanking:
   def _nearest(self, embeddings, k):
-    """One query at a time."""
+    """Returns the nearest, one query at a time."""
     scores = (embeddings.astype(np.float64) @ embeddings.T.astype(np.float64)).astype(np.float32)
     np.fill_diagonal(scores, -np.inf)
     return np.argsort(-scores, axis=1, kind="stable")[:, :k]
 
   def test_nearest_are_exact_and_ties_go_by_index(self, monkeypatch):
     rng = np.random.default_rng(0)
-    embeddings = rng.integers(-1, 2, (60, 3)).astype(np.float32)  # full of equal ones
+    embeddings = rng.integers(-1, 2, (60, 3)).astype(np.float32)  # many equal ones
     expected = self._nearest(embeddings, 10)
     for size in (1, 2**13, 2**20):
       monkeypatch.setattr(ranking, "_BLOCK_BYTES", size)
@@ -49,7 +49,7 @@ class TestRanking:
     assert np.isnan(found.ap[-1])
 
   def test_look_alikes(self):
-    # 1 and 2 lie in one place, 3 far away, 4 beside it with one stray image of 3.
+    # 1 and 2 are in one place, 3 is far away, 4 is next to it with one stray image of 3.
     angles = np.radians([0, 0.1, 0.2, 0.3, 90, 91, 120, 121, 120.5])
     labels = np.array([1, 2, 1, 2, 3, 3, 4, 4, 3])
     embeddings = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
@@ -58,8 +58,8 @@ class TestRanking:
     )
     assert [pair.labels for pair in pairs] == [(3, 4), (1, 2)]
     assert (pairs[1].errors, pairs[1].places) == (4, 4)  # the nearest of each is of the other class
-    # Queries of 3 have two places: 4 is in the second of two of them, and in both of the stray one.
-    # Those of 4 have one, where the stray one is.
+    # Queries of 3 have two places. 4 is in the second of two of them, and in both of the stray one.
+    # Queries of 4 have one place, which the stray one takes.
     assert (pairs[0].errors, pairs[0].places) == (6, 8)
     used = [position for example in pairs[0].examples for position in example]
     assert len(set(used)) == len(used)

@@ -1,7 +1,6 @@
-"""The HTML reports: numbers, pictures, what is missing, what is refused, and how the page stands in
-a browser.
+"""Tests the HTML reports: numbers, plots, missing parts, rejected input and layout in a browser.
 
-What a page is made from (reports/reading.py, reports/tested.py) is tested with it.
+The sources of a page (reports/reading.py, reports/tested.py) are tested with it.
 """
 
 import dataclasses
@@ -56,7 +55,7 @@ def _v(step, row, name, *, visits=3, M=20):
 
 
 def _lines(config):
-  """A log with a warm-up and a step that was skipped."""
+  """Returns a log with a warm-up and a skipped step."""
   steps = config.warmup.steps + config.train.steps
   lines = []
   for step in range(1, steps + 1):
@@ -75,8 +74,8 @@ def _lines(config):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """The folder of a run on images with awkward names: its files are those of a run, its network is
-  a random one.
+  """Returns the folder of a run on images with awkward names. Its files are those of a run, its
+  model is a random one.
   """
   root, folder = tmp_path_factory.mktemp("images"), tmp_path_factory.mktemp("runs") / "run"
   for label in range(_CLASSES):
@@ -121,7 +120,7 @@ def whole_page(finished):
 
 @pytest.fixture
 def folder(finished, tmp_path):
-  """A copy without data and checkpoints, to change: its report needs no embedding."""
+  """Returns a copy without data and checkpoints, to be changed. Its report needs no embedding."""
   shutil.copytree(
     finished, tmp_path / "run", ignore=shutil.ignore_patterns(checkpoints.BEST, checkpoints.NEWEST)
   )
@@ -135,7 +134,7 @@ def _change(path, change):
 
 
 def _cells(text, first):
-  """The cells of the row of a table that begins with a text."""
+  """Returns the cells of the table row that begins with a text."""
   for row in re.findall(r"<tr.*?</tr>", text, re.S):
     cells = [markup_free(cell) for cell in re.findall(r"<t[hd].*?>(.*?)</t[hd]>", row, re.S)]
     if cells[0] == first:
@@ -246,7 +245,7 @@ class TestPageOfARun:
     text = run_report.make(tmp_path / "run", data_root=tmp_path / "moved")
     assert len(pages.Page(text).all("img")) > 100
     assert _cells(text, "data.root")[0] == "/gone"
-    # One class more, and the split is another one: what was trained on might be shown as unseen.
+    # One more class gives another split, so training classes might be shown as unseen.
     trees.write(tmp_path / "moved" / "new" / "0.png", 1, 0)
     trees.write(tmp_path / "moved" / "new" / "1.png", 1, 1)
     assert "not those that the run was trained on" in run_report.make(
@@ -365,7 +364,7 @@ class TestRunsOfOtherKinds:
 
 
 def _with(folder, key, value):
-  """The results of a run with another value."""
+  """Changes one value in the results of a run."""
   return json.loads((folder / workdir.RESULTS).read_text()) | {key: value}
 
 
@@ -434,7 +433,9 @@ class TestRefusals:
 
 
 def _comparison(folder, *, with_runs=True):
-  """A finished comparison of two methods over two seeds; SmoothAP broke down at one."""
+  """Writes a finished comparison of two methods over two seeds. SmoothAP diverged at one of
+  them.
+  """
   shared = run_tables.defaults("default")
   config = {key: shared[key] for key in ("data", "train", "model", "eval")} | {
     "data": shared["data"] | {"source": "sop"}
@@ -559,10 +560,10 @@ def test_f64_names_in_a_page_stay_on_their_line():
   assert list(run_charts.v_by_class(lines)) == [
     f"{shown} (row 0)",
     f"{shown} (row 1)",
-  ]  # what looks the same has its row
+  ]  # names that look the same are distinguished by their row
 
 
-# What a reader would trip over, in the page's own words.
+# Problems that a reader would notice, as reported by the page itself.
 _PROBLEMS = """() => {
   const found = [];
   if (document.scrollingElement.scrollWidth > innerWidth) found.push('the page is wider than the window');

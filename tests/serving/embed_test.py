@@ -1,4 +1,4 @@
-"""Images to embeddings."""
+"""Tests how images become embeddings."""
 
 import json
 import pathlib
@@ -49,7 +49,7 @@ def test_a_split_is_embedded_as_evaluation_does(made, loaded, of_test):
   assert json.loads(of_test.model)["embedding_dim"] == 8
   assert len(np.unique(of_test.embeddings, axis=0)) == len(
     want.labels
-  )  # else the tests below would show nothing
+  )  # otherwise the tests below could not fail
 
 
 def test_a_folder_without_classes(made, loaded, of_test, tmp_path, caplog, monkeypatch):
@@ -104,7 +104,7 @@ def test_broken_images(made, tmp_path):
 
 
 def _links(folder, made):
-  """A folder of two good images and two links that lead nowhere."""
+  """Writes a folder of two good images and two broken links."""
   shutil.copytree(made[0] / "class_000", folder)
   (folder / "dead.png").symlink_to("nowhere")
   (folder / "loop.png").symlink_to("loop.png")
@@ -172,7 +172,7 @@ def test_f61_f64_programs_take_the_home_folder_and_print_names_on_one_line(made,
   shown = [f"{tmp_path}/photos/{name}" for name in (r"a\n\x1b[31mb.png", r"c\u2028d.png")]
   lines = done.stdout.split("\n")
   assert [lines[0], lines[5]] == [f"{name}:" for name in shown]
-  assert [lines[2].split()[1], lines[7].split()[1]] == shown  # each is the nearest of itself
+  assert [lines[2].split()[1], lines[7].split()[1]] == shown  # each is its own nearest
   assert (tmp_path / "s.png").is_file()
 
 

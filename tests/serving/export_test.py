@@ -1,4 +1,4 @@
-"""Exported networks: what another program computes with them is what evaluation computes."""
+"""Tests that another program computes the same embeddings with an exported model as evaluation."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from soprc_jax.serving import export, image_inputs, network
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-  """A network with all kinds of layers, the max pool among them."""
+  """Returns a model with all kinds of layers, including the max pool."""
   folder = networks.make(
     tmp_path_factory.mktemp("run") / "run", **{"model.stem": "imagenet", "eval.image_size": 40}
   )
@@ -30,7 +30,7 @@ def _pixels(count, size=40):
 
 @pytest.fixture(scope="module")
 def want(loaded):
-  """The embeddings of evaluation, of five images."""
+  """Returns the embeddings that evaluation computes of five images."""
 
   class Pixels(image_inputs.Named):
     def __getitem__(self, at):
@@ -52,7 +52,7 @@ def test_stablehlo(loaded, want, tmp_path):
   assert content["platforms"] == ["cpu", "cuda", "tpu"]
   assert content["network"]["digest"] == loaded.digest
   assert content["versions"]["jax"] == jax.__version__
-  # Nothing but the file and jax.
+  # Needs nothing but the file and jax.
   exported = jax.export.deserialize(bytearray((tmp_path / "net.stablehlo").read_bytes()))
   assert exported.platforms == ("cpu", "cuda", "tpu")
   for count in (1, 5):
@@ -62,7 +62,7 @@ def test_stablehlo(loaded, want, tmp_path):
     np.testing.assert_allclose(got, want[:count], atol=2e-6)
   with pytest.raises(ValueError, match="uint8"):
     exported.call(np.float32(_pixels(1)))
-  # Convolutions stay convolutions, which other compilers and devices have their own code for.
+  # Convolutions stay convolutions, which other compilers and devices optimize themselves.
   text, num_layers = (
     exported.mlir_module(),
     sum(leaf.ndim == 4 for leaf in jax.tree.leaves(loaded.variables["params"])),
@@ -70,7 +70,7 @@ def test_stablehlo(loaded, want, tmp_path):
   assert text.count("stablehlo.convolution") >= num_layers
   assert text.count("stablehlo.convolution") == num_layers * text.count(
     "stablehlo.dot_general"
-  )  # that is the head
+  )  # the head
 
 
 def test_an_output_that_exists_is_refused(loaded, tmp_path):
@@ -83,7 +83,7 @@ def test_an_output_that_exists_is_refused(loaded, tmp_path):
 
 
 def _torchvision(arch, tmp_path, **values):
-  """(weights of torchvision's rule, the network that they are)."""
+  """Returns (weights of torchvision's rule, the model with these weights)."""
   entries = json.loads(str(authors.archive("resnet")[f"{arch}/state_dict"]))
   weights = {
     name: np.float32(array) for name, array in torchvision_rule.state_dict(entries).items()
@@ -157,7 +157,7 @@ def test_networks_that_torchvision_does_not_have_are_refused(tmp_path, values, m
   assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.filterwarnings("default")  # of the packages that convert
+@pytest.mark.filterwarnings("default")  # of the conversion packages
 def test_onnx(loaded, want, tmp_path):
   pytest.importorskip("jax2onnx")
   onnxruntime = pytest.importorskip("onnxruntime")

@@ -1,4 +1,4 @@
-"""Images that somebody names: by files, folders, patterns and lists."""
+"""Tests images that a user names by files, folders, patterns and lists."""
 
 import os
 import pathlib
@@ -184,7 +184,7 @@ def test_queries_are_files_folders_and_patterns(tmp_path, monkeypatch):
     (tmp_path / name).write_bytes(b"")
   assert image_inputs.queries(["a[1].png"], flag="--query") == [
     "a[1].png"
-  ]  # a file of that name is no pattern
+  ]  # an existing file of that name is not a pattern
   assert image_inputs.queries(["d", "*.*", "d/x.png"], flag="--query") == [
     "d/e/y.webp",
     "d/x.png",
@@ -251,7 +251,7 @@ def test_f65_a_query_that_is_given_twice_is_one(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "d" / "e").mkdir(parents=True)
   (tmp_path / "d" / "a.png").write_bytes(b"")
-  (tmp_path / "d" / "b.png").symlink_to("a.png")  # another name, and so another image
+  (tmp_path / "d" / "b.png").symlink_to("a.png")  # another name, so another image
   given = [
     "d",
     "./d/",

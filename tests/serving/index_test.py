@@ -1,4 +1,4 @@
-"""The file that holds embeddings: what is in it, and that nothing in it is trusted."""
+"""Tests the file that holds embeddings: its content, and that nothing in it is trusted."""
 
 import indexes
 import networks
@@ -103,7 +103,7 @@ def test_files_that_are_no_archives_are_named(of_test, tmp_path):
     path.write_bytes(bad)
     with pytest.raises(ValueError, match=r"--index=\S+bad\.npz is no index") as error:
       index.read(path)
-    assert "pickle" not in str(error.value)  # numpy would say how to run what is in it
+    assert "pickle" not in str(error.value)  # numpy's message would say how to run its content
   with pytest.raises(FileNotFoundError, match=r"gone\.npz: there is no such file"):
     index.read(tmp_path / "gone.npz")
 

@@ -1,4 +1,4 @@
-"""`soprc_jax.load`: a trained model in Python."""
+"""Tests `soprc_jax.load`, which loads a trained model in Python."""
 
 import pathlib
 import shutil
@@ -86,8 +86,8 @@ def test_folders_of_a_run(made, model, paths):
 
 @pytest.mark.parametrize(("outputs", "width"), [(None, 0), (1000, 0), (32, 32)])
 def test_converted_weights(paths, tmp_path, outputs, width):
-  """A backbone embeds by its features; so does a classifier of ImageNet; another head is an
-  embedding.
+  """Checks the embeddings of converted weights. A backbone and an ImageNet classifier embed by
+  their features. Any other head is an embedding.
   """
   stages, bottleneck = RESNETS["resnet18"]
   net = EmbeddingNet(ResNet(stages, bottleneck), embedding_dim=outputs or 0)

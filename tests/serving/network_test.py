@@ -1,4 +1,4 @@
-"""The network of a run: its digest and its config."""
+"""Tests the model of a run: its digest and its config."""
 
 import networks
 import numpy as np

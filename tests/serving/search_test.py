@@ -1,4 +1,4 @@
-"""Search: exactly the nearest, in a fixed order, by numpy as by faiss; what is printed."""
+"""Tests search: exactly the nearest, in a fixed order, with numpy as with faiss, and its output."""
 
 import json
 import sys
@@ -17,8 +17,8 @@ def _unit(vectors):
 
 
 def _crowd(rng, width=33):
-  """Vectors of which many are equal, and many so near to each other that float32 products cannot
-  tell them apart.
+  """Returns vectors of which many are equal. Many others are so close that float32 products cannot
+  distinguish them.
   """
   base = rng.normal(size=(12, width))
   near = base[rng.integers(12, size=400)] + rng.normal(size=(400, width)) * 10.0 ** rng.integers(
@@ -97,7 +97,7 @@ def test_f64_a_table_keeps_every_name_on_its_line():
   assert len({line.index("photos/") for line in lines[1:]}) == 1
   content = json.loads(search.to_json(gallery, ["q\n.png"], found))["queries"][0]
   assert content["query"] == "q\n.png"
-  assert [one["class"] for one in content["neighbours"]] == names  # the real ones
+  assert [one["class"] for one in content["neighbours"]] == names  # the unescaped ones
 
 
 def test_a_broken_query_is_named(tmp_path):
@@ -131,7 +131,9 @@ def test_table_and_json():
 
 
 def test_the_query_itself_is_left_out(tmp_path, monkeypatch):
-  """By its file, however it is spelled; an equal image in another file stays."""
+  """Checks a query that is excluded by its file, for any spelling of the path. An equal image in
+  another file stays.
+  """
   monkeypatch.chdir(tmp_path)
   (tmp_path / "photos").mkdir()
   for place in range(4):

@@ -1,4 +1,4 @@
-"""A contact sheet: what is drawn, and what is told of pictures that cannot be."""
+"""Tests a contact sheet: its drawing, and the report about images that cannot be drawn."""
 
 import os
 
@@ -27,7 +27,7 @@ def test_contact_sheet(tmp_path):
       left = gap if column == 0 else 4 * gap + tile + (column - 1) * (tile + gap)
       top = gap + row * sheet._ROW
       assert drawn.getpixel((left + tile // 2, top + tile // 2)) == colours[one]
-      # Their own shape: the wide and the tall one have paper at their edges.
+      # Images keep their shape: the wide and the tall one have paper at their edges.
       assert drawn.getpixel((left + 3, top + tile // 2)) == (
         colours[one] if one < 2 else (255, 255, 255)
       )
@@ -37,11 +37,11 @@ def test_contact_sheet(tmp_path):
       label = np.asarray(
         drawn.crop((left, top + tile + 3, left + tile, top + tile + 3 * sheet._LINE + 3))
       )
-      assert 0.01 < np.mean(label < 128) < 0.3  # there is text, and it is dark on light
+      assert 0.01 < np.mean(label < 128) < 0.3  # there is text, dark on light
       beside = np.asarray(
         drawn.crop((left + tile + 1, top + tile + 3, left + tile + gap - 2, top + tile + 60))
       )
-      assert column == 0 or beside.min() == 255  # and it stays below its picture
+      assert column == 0 or beside.min() == 255  # the text stays below its image
   with pytest.raises(ValueError, match=r"must end in \.png"):
     sheet.write(tmp_path / "sheet.jpg", drawn)
   sheet.write(tmp_path / "sheet.png", drawn)

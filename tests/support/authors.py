@@ -1,5 +1,6 @@
-"""The stored reference values of the authors' code (goldens/README.md), and how ours are held
-against them.
+"""Reads the reference values of the authors' code and compares ours with them.
+
+The values are described in goldens/README.md.
 """
 
 import functools
@@ -14,7 +15,7 @@ GOLDENS = pathlib.Path(__file__).parent / "goldens"
 
 @functools.cache
 def archive(name):
-  """All arrays of one file by key; read once."""
+  """Returns all arrays of one file by key; reads it once."""
   with np.load(GOLDENS / f"{name}.npz") as file:
     return {key: file[key] for key in file.files}
 
@@ -28,8 +29,8 @@ def num_steps(name, case):
 
 
 def arrays(name, case, step=None):
-  """The arrays under ``case<i>/`` (and ``step<t>/``), with the embeddings that a shared batch
-  leaves out.
+  """Returns the arrays under ``case<i>/`` (and ``step<t>/``). Adds the embeddings that a shared
+  batch omits.
   """
   prefix = f"case{case}/" + ("" if step is None else f"step{step}/")
   found = {
@@ -48,11 +49,9 @@ def hparams(name, case):
 
 
 def assert_matches(golden, value, gradient, dtype, prefix="", *, radial=True):
-  """Loss and gradient against the float64 reference, on the rows where the reference itself is
-  stable.
-
-  ``radial=False``: the parts of the gradient along the embeddings themselves, which a normalisation
-  removes, are not compared.
+  """Compares loss and gradient with the float64 reference, on the rows where that one is stable.
+  ``radial=False`` excludes the gradient along the embeddings themselves, which a normalization
+  removes.
   """
   suffix, value_tol, gradient_tol = (
     ("_f32", 1e-4, 1e-4) if dtype == jnp.float32 else ("", 1e-9, 1e-7)
@@ -76,5 +75,7 @@ def assert_matches(golden, value, gradient, dtype, prefix="", *, radial=True):
 
 
 def tangential(gradient, embeddings):
-  """The part of a gradient that changes directions: what remains of it behind a normalisation."""
+  """Returns the part of a gradient that changes directions. This is what a normalization leaves of
+  it.
+  """
   return gradient - np.sum(gradient * embeddings, axis=1, keepdims=True) * embeddings

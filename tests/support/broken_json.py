@@ -1,10 +1,10 @@
-"""Files that are no JSON, and JSON of other shapes."""
+"""Provides files that are not JSON, and JSON of other shapes."""
 
 import json
 
 from hypothesis import strategies as st
 
-# No JSON, another encoding, too deep for the parser.
+# Not JSON, another encoding, too deep for the parser.
 BROKEN = (b"", b"{", b"{}x", b"\xff\xfe{}", b"[" * 100_000, b"\0" * 50)
 JSON = st.recursive(
   st.none() | st.booleans() | st.integers(-3, 3) | st.floats() | st.text(max_size=3),
@@ -17,7 +17,7 @@ JSON = st.recursive(
 
 @st.composite
 def replaced(draw, good):
-  """A tree with another value in one place, or without it."""
+  """Returns a tree with another value in one place, or without it."""
   tree = json.loads(json.dumps(good))
   node, parent, key = tree, None, None
   while isinstance(node, (dict, list)) and node and (parent is None or draw(st.booleans())):

@@ -1,5 +1,6 @@
-"""SOPRC that gives a NaN at the steps ``loss.custom.steps`` of the main phase, counted from 0; its
-v is carried as always.
+"""Computes SOPRC with a NaN at the steps ``loss.custom.steps`` of the main phase, from 0.
+
+Its v is tracked as usual.
 """
 
 import jax.numpy as jnp

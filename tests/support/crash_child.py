@@ -1,7 +1,8 @@
-"""`experiments.train` that tells what it is doing, for those who want to stop it just then: the
-last line of ``$PHASES`` names the phase.
+"""Runs `experiments.train` and writes its phase, so that a test can stop it in that phase.
 
-Nothing of the run is changed: functions are wrapped to write a word when they begin.
+The last line of ``$PHASES`` names the phase.
+
+The run itself does not change: functions are wrapped to write a word when they begin.
 """
 
 import functools
@@ -13,7 +14,7 @@ from absl import app
 from experiments import flags, train
 from soprc_jax.training import build, checkpoints, checksums, evaluation, results, workdir
 
-# Phase -> what begins it. Between them steps are made.
+# Phase -> the function that begins it. The training steps run between them.
 PHASES = {
   "starting": (build, "make_data"),
   "compiling": (checkpoints.Store, "restore_intact"),

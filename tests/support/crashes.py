@@ -1,5 +1,6 @@
-"""Starts training processes and stops them at chosen moments; what is left must go on to the run
-that nothing stopped.
+"""Starts training processes and stops them at chosen moments.
+
+What is left must resume to the result of an uninterrupted run.
 """
 
 import json
@@ -16,8 +17,8 @@ import runs
 from soprc_jax.training import checkpoints
 
 CHILD = str(runs.ROOT / "tests" / "support" / "crash_child.py")
-# Phase (crash_child.PHASES) -> how often it begins in the tiny run at most, and how many seconds it
-# is waited for before the kill.
+# Phase (crash_child.PHASES) -> the maximum number of times it begins in the tiny run, and the
+# maximum seconds from its beginning to the kill.
 MOMENTS = {
   "starting": (1, 1.0),
   "compiling": (1, 8.0),
@@ -33,7 +34,7 @@ MOMENTS = {
 
 
 class Moment(NamedTuple):
-  """The n-th beginning of a phase, and the seconds after it."""
+  """Specifies the n-th beginning of a phase, and the seconds after it."""
 
   phase: str
   nth: int
@@ -41,14 +42,14 @@ class Moment(NamedTuple):
 
 
 def draw_moment(rng, phase):
-  """A moment in a phase; within it, any time is as likely."""
+  """Draws a moment in a phase, uniform in time within it."""
   count, longest = MOMENTS[phase]
   return Moment(phase, int(rng.integers(1, count + 1)), float(rng.uniform(0, longest)))
 
 
 def stop_at(flags, moment, folder, *, number=signal.SIGKILL):
-  """Starts a run and sends it a signal at a moment; what came of it: its return code, 0 if it was
-  done before, and its output.
+  """Starts a run and sends it a signal at a moment. Returns its output and its return code, 0 if it
+  finished before.
   """
   phases = folder.with_name(folder.name + ".phases")
   phases.write_text("")
@@ -74,7 +75,7 @@ def stop_at(flags, moment, folder, *, number=signal.SIGKILL):
 
 
 def left(folder):
-  """What a stopped run has left: steps of its checkpoints, half-written ones, lines in its log."""
+  """Returns what a stopped run has left: checkpoint steps, half-written ones, lines in its log."""
   newest, log = folder / checkpoints.NEWEST, folder / "metrics.jsonl"
   names = [
     path.name
@@ -96,8 +97,8 @@ def left(folder):
 
 
 def assert_same_run(folder, other):
-  """Everything but wall-clock times: parameters, optimizer, v, val and test metrics, every line of
-  the log.
+  """Compares everything but wall-clock times. This covers parameters, optimizer, v, val and test
+  metrics, and every line of the log.
   """
   assert runs.metrics(folder) == runs.metrics(other)
   got, want = runs.states(folder), runs.states(other)

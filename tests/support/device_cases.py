@@ -1,7 +1,8 @@
-"""What must not depend on the number of devices and processes: losses with their carried states,
-trainings, an evaluation.
+"""Computes what must not depend on the number of devices and processes.
 
-As a program it computes everything on the devices that it has, and process 0 writes it:
+The cases are losses with their carried states, trainings and an evaluation.
+
+As a program it computes everything on its devices, and process 0 writes it:
 ``device_cases.py OUT [COORDINATOR PROCESSES ID]``.
 """
 
@@ -52,8 +53,8 @@ _SETTINGS = {
 
 
 def batches(seed, count):
-  """Labels and masks in turn: four of each class; classes of 1 to 8 over all devices; devices
-  without a valid list or image.
+  """Returns labels and masks, three kinds in turn. They are four images per class; classes of 1 to
+  8 over all devices; and devices without a valid list or image.
   """
   rng = np.random.default_rng(seed)
   found = []
@@ -70,8 +71,8 @@ def batches(seed, count):
 
 
 def losses(name, *, mapped):
-  """Loss, gradient and carried state of three steps of a linear network; on one device, or
-  on all.
+  """Returns loss, gradient and carried state of three steps of a linear model. It runs on one
+  device, or on all.
   """
   axis_name = parallel.AXIS_NAME if mapped else None
   objective = objectives.make_objective(*_name_and_config(LOSSES[name]), _setting(axis_name, _DIM))
@@ -90,8 +91,8 @@ def losses(name, *, mapped):
     (loss, arguments), gradient = jax.value_and_grad(loss_fn, has_aux=True)(kernel)
     gradient = jax.lax.pmean(gradient, axis_name) if mapped else gradient
     _, carried = objective.tracker.update(gradient, carried, None, **arguments)
-    # The network moves by itself: following the gradient would amplify its rounding from step to
-    # step.
+    # The model changes independently of the gradient: following it would amplify its rounding from
+    # step to step.
     return (jnp.roll(kernel, 1, axis=0), carried, count + 1), {"loss": loss, "gradient": gradient}
 
   rng = np.random.default_rng(1)
@@ -112,7 +113,7 @@ def losses(name, *, mapped):
 
 
 def training(name, *, mapped):
-  """Parameters and carried states after 20 steps of SGD."""
+  """Returns parameters and carried states after 20 steps of SGD."""
   axis_name = parallel.AXIS_NAME if mapped else None
   values = _SETTINGS | TRAININGS[name]
   loss_name, loss_config = _name_and_config(values)
@@ -144,8 +145,8 @@ def training(name, *, mapped):
 
 
 class _Images:
-  """27 random pictures of classes of five: neither two processes nor a batch of eight divide them,
-  nor the 21 that are one per class.
+  """Provides 27 random images in classes of five. Neither two processes nor a batch of eight divide
+  them, nor the 21 that are one per class.
   """
 
   def __init__(self):
@@ -160,7 +161,7 @@ class _Images:
 
 
 def evaluated():
-  """Embeddings and metrics of 27 images, by all devices and processes."""
+  """Returns embeddings and metrics of 27 images, by all devices and processes."""
   config = _config(
     {
       "eval.image_size": _SIZE,
@@ -179,7 +180,7 @@ def evaluated():
 
 
 def everything(*, mapped):
-  """All of the above by name."""
+  """Returns all of the above by name."""
   values = {}
   for name in LOSSES:
     values |= losses(name, mapped=mapped)
@@ -189,8 +190,8 @@ def everything(*, mapped):
 
 
 def _runner(step, state, mapped):
-  """A function from a joined batch to the outputs and the state after one more step, on the
-  host.
+  """Returns a function from a joined batch to outputs and state after one more step. Both are on
+  the host.
   """
   compiled = parallel.compile_step(step, donate_state=False) if mapped else jax.jit(step)
   held = [parallel.replicate(state) if mapped else state]

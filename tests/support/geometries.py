@@ -1,11 +1,11 @@
-"""Embeddings that are hard to rank, with labels."""
+"""Provides embeddings that are hard to rank, with labels."""
 
 import numpy as np
 
 
 def data(seed, size, classes, distinct=None):
-  """Embeddings and labels; with ``distinct``, only so many different embeddings (exact
-  duplicates).
+  """Returns embeddings and labels. ``distinct`` limits the number of different embeddings; the
+  others are exact duplicates.
   """
   rng = np.random.default_rng(seed)
   rows = rng.normal(size=(distinct or size, 6))
@@ -16,8 +16,9 @@ def data(seed, size, classes, distinct=None):
 
 
 def around_a_midpoint(rng, size, width):
-  """float32 vectors, half of them queries of ones, whose exact products are 1 + 2^-24, up to what
-  float64 sums lose: just there float32 rounds up or down, by the order of the sum.
+  """Returns float32 vectors whose exact products are 1 + 2^-24, up to the rounding of float64 sums.
+  Half of them are queries of ones. At these products the order of the sum decides whether float32
+  rounds up or down.
   """
   tiny = rng.integers(-2, 3, (1 + size // 8, width)) * 2.0**-53
   tiny[:, :2] = 1.0, 2.0**-24
@@ -29,7 +30,7 @@ def around_a_midpoint(rng, size, width):
 
 
 def geometry(name, seed, size, width):
-  """Embeddings that are hard to rank in float32."""
+  """Returns embeddings that are hard to rank in float32."""
   rng = np.random.default_rng(seed)
   rows = rng.normal(size=(size, width))
   rows /= np.linalg.norm(rows, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Indexes of embeddings that no network has made, and what is found in them."""
+"""Provides indexes of embeddings that no model has computed, and search results in them."""
 
 import numpy as np
 

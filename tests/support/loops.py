@@ -1,5 +1,6 @@
-"""The pairwise and listwise losses as their papers print them, one query and one pair at a time, in
-float64 numpy.
+"""Computes the pairwise and listwise losses as printed in their papers.
+
+They loop over queries and pairs in float64 numpy.
 
 Every function takes the valid images only, and classes of any size.
 """
@@ -8,8 +9,8 @@ import numpy as np
 
 
 def _lists(embeddings, labels, include_self):
-  """For each query that has a positive and a negative: the scores of its relevant candidates, and
-  of its negatives.
+  """Returns the scores of the relevant candidates and of the negatives of each query. Queries
+  without a positive or a negative are excluded.
   """
   scores, count = np.float64(embeddings) @ np.float64(embeddings).T, len(labels)
   for q in range(count):
@@ -59,7 +60,7 @@ def multi_similarity(embeddings, labels, alpha=2.0, beta=40.0, base=0.5):
 
 def smooth_ap(embeddings, labels, tau=0.01, include_self=True):
   def sigmoid(x):
-    return 0.5 * (1 + np.tanh(x / 2))  # without overflow
+    return 0.5 * (1 + np.tanh(x / 2))  # cannot overflow
 
   def one(relevant, negatives):
     ap = 0.0
@@ -78,8 +79,8 @@ def smooth_ap(embeddings, labels, tau=0.01, include_self=True):
 
 
 def _histogram(positions, num_bins, clip):
-  """Triangular weights of each position around the centres 0 .. num_bins - 1; with ``clip`` the
-  ends are open.
+  """Returns triangular weights of each position around the centers 0 .. num_bins - 1. With ``clip``
+  the ends are open.
   """
   positions = np.clip(positions, 0, num_bins - 1) if clip else positions
   return np.array([sum(max(1 - abs(x - m), 0) for x in positions) for m in range(num_bins)])
@@ -125,13 +126,13 @@ def auroc(embeddings, labels, surrogate="huber", tau=0.1, include_self=True):
 
 
 def xbm_of_one_batch(embeddings, labels, negative_margin=0.5):
-  """With nothing in the memory but the batch itself: the contrastive sums, divided by the batch."""
+  """Returns the contrastive sums, divided by the batch size. The memory holds the batch only."""
   return contrastive(embeddings, labels, 1.0, negative_margin) / len(labels)
 
 
 def _blackbox_ap(relevant, negatives):
-  # Negatives of an equal score count as above; of equal relevant ones (a pair, met from both sides)
-  # one is behind the other.
+  # Negatives of an equal score count as above. Of equal relevant ones (a pair, met from both sides)
+  # one is ranked after the other.
   order = np.sort(relevant)[::-1]
   within = np.arange(1, len(order) + 1)
   return np.sum(within / (within + [sum(negatives >= s) for s in order])) / (len(order) + 1e-5)

@@ -9,7 +9,7 @@ KINDS = [("pmap", "pmap"), ("shard_map", "shard_map")]
 
 
 def on_devices(function, kind):
-  """Maps ``function`` over the leading axis (of size 2) of all arguments; results are stacked in
+  """Maps ``function`` over the leading axis (of size 2) of all arguments. Results are stacked in
   the same way.
   """
   devices = jax.devices()[:NUM_DEVICES]
@@ -22,18 +22,18 @@ def on_devices(function, kind):
     return jax.tree.map(lambda result: result[None], results)
 
   mesh, spec = jax.sharding.Mesh(np.array(devices), (AXIS,)), jax.sharding.PartitionSpec(AXIS)
-  # check_vma=True would sum the gradients of replicated parameters by itself.
+  # check_vma=True would already sum the gradients of replicated parameters.
   return jax.jit(
     jax.shard_map(one_block, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
   )
 
 
 def split(array):
-  """Contiguous halves of the leading axis, ``[2, n / 2, ...]``."""
+  """Returns contiguous halves of the leading axis, ``[2, n / 2, ...]``."""
   array = np.asarray(array)
   return array.reshape(NUM_DEVICES, -1, *array.shape[1:])
 
 
 def replicate(tree):
-  """Every array once for each device."""
+  """Repeats every array once per device."""
   return jax.tree.map(lambda array: np.stack([np.asarray(array)] * NUM_DEVICES), tree)

@@ -1,5 +1,6 @@
-"""A run that was never trained: the folder of a small network with random weights, in a fraction of
-a second.
+"""Writes the folder of a run of a small model with random weights, without training.
+
+This takes a fraction of a second.
 """
 
 import jax
@@ -14,7 +15,7 @@ NUM_CLASSES = 20
 
 
 def config(root="", **values):
-  """The resolved config of a small network on a folder of 20 classes or more."""
+  """Returns the resolved config of a small model on a folder of 20 classes or more."""
   small = {
     "data.source": "folder",
     "data.root": str(root),
@@ -26,7 +27,7 @@ def config(root="", **values):
 
 
 def make(folder, root="", *, seed=0, step=3, **values):
-  """Writes the run into a new folder, and returns that."""
+  """Writes the run into a new folder, and returns that folder."""
   made = config(root, **values)
   variables = drawn(build.abstract_network(made), seed)
   workdir.claim(folder, made)
@@ -37,13 +38,13 @@ def make(folder, root="", *, seed=0, step=3, **values):
 
 
 def with_images(tmp_path_factory):
-  """(folder of images, run), both new."""
+  """Returns (folder of images, run), both new."""
   root = trees.folder(tmp_path_factory.mktemp("data"), NUM_CLASSES, per_class=2)
   return root, make(tmp_path_factory.mktemp("run") / "run", root)
 
 
 def drawn(abstract, seed=0):
-  """Variables of a network with random values, from their shapes."""
+  """Returns variables of a model with random values, from their shapes."""
   rng = np.random.default_rng(seed)
   return jax.tree_util.tree_map_with_path(
     lambda path, leaf: _draw(path[-1].key, leaf, rng), abstract

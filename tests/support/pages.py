@@ -1,8 +1,8 @@
-"""An HTML page taken apart, and names that would break one."""
+"""Parses an HTML page, and provides names that would break one."""
 
 import html.parser
 
-# Names of classes and files are anybody's.
+# Names of classes and files can be any text.
 NAMES = (
   "<script>alert(1)<",
   '"><img src=x onerror=alert(1)>',
@@ -15,7 +15,7 @@ NAMES = (
 
 
 class Page(html.parser.HTMLParser):
-  """The elements and the text of a page; an element that is not closed is an error."""
+  """Collects the elements and the text of a page; an element that is not closed is an error."""
 
   def __init__(self, text):
     super().__init__()

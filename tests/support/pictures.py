@@ -1,4 +1,4 @@
-"""A source of random pictures, and samplers over labels of classes of many sizes."""
+"""Provides a source of random images, and samplers over labels of classes of many sizes."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from soprc_jax.data import sampler, sources
 
 
 class Pictures:
-  """A source of random pictures, all different."""
+  """Provides random images, all different."""
 
   def __init__(self, labels, size=12):
     self.labels = np.asarray(labels)
@@ -29,7 +29,7 @@ LAYOUTS = {
 
 
 def labels(layout, seed=0):
-  """Shuffled labels, far from contiguous."""
+  """Returns shuffled labels, far from contiguous."""
   labels = np.repeat(1000 + 17 * np.arange(len(layout)), layout)
   return np.random.default_rng(seed).permutation(labels)
 

@@ -1,5 +1,6 @@
-"""Plain numpy float64 references for the tests: loops over one list at a time, nothing shared with
-soprc_jax.
+"""Computes plain numpy float64 references for the tests, which share nothing with soprc_jax.
+
+They loop over one list at a time.
 """
 
 import fractions
@@ -9,12 +10,12 @@ import numpy as np
 
 
 def zero_one(margin):
-  """l_{0,1}: 1 where the margin is not positive."""
+  """Returns l_{0,1}: 1 where the margin is not positive."""
   return (np.asarray(margin, np.float64) <= 0).astype(np.float64)
 
 
 def huber(margin, tau):
-  """l1 of Eq. 7 with erratum 1, one number at a time."""
+  """Returns l1 of Eq. 7 with erratum 1, one number at a time."""
 
   def one(x):
     if x < 0:
@@ -25,7 +26,7 @@ def huber(margin, tau):
 
 
 def sigmoid(margin, tau):
-  """l2 of Eq. 7 as printed, in the form that cannot overflow."""
+  """Returns l2 of Eq. 7 as printed, in the form that cannot overflow."""
 
   def one(x):
     if x >= 0:
@@ -37,7 +38,7 @@ def sigmoid(margin, tau):
 
 
 def interpolate(scores, num_points, bounds=None, grid="midpoints"):
-  """phi of one list, design.md 2.2 word by word, with exact positions."""
+  """Returns phi of one list, following design.md 2.2 word by word, with exact positions."""
   u = sorted(float(score) for score in scores)
   n = len(u)
   if n == 0:
@@ -62,7 +63,7 @@ def interpolate(scores, num_points, bounds=None, grid="midpoints"):
 
 
 def true_positive_rates(scores, others, self_weight, tau2):
-  """T of every score (Eq. 8, erratum 3)."""
+  """Returns T of every score (Eq. 8, erratum 3)."""
   rates = np.array(
     [np.mean(sigmoid(score - np.asarray(others, np.float64), tau2)) for score in scores]
   )
@@ -70,7 +71,7 @@ def true_positive_rates(scores, others, self_weight, tau2):
 
 
 def list_risk(positives, negatives, tpr, prior, tau1):
-  """Mean over the positives of (1-pi) F / ((1-pi) F + pi T), with T given."""
+  """Returns the mean over the positives of (1-pi) F / ((1-pi) F + pi T), with T given."""
   terms = []
   for score, rate in zip(positives, tpr, strict=True):
     part = (1 - prior) * np.mean(huber(score - np.asarray(negatives, np.float64), tau1))
@@ -80,7 +81,7 @@ def list_risk(positives, negatives, tpr, prior, tau1):
 
 
 def soprc(positives, negatives, v, prior, tau1=0.1, tau2=0.001, self_weight=None):
-  """Eq. 8 of one list; 0 without a positive or a negative."""
+  """Returns Eq. 8 of one list; 0 without a positive or a negative."""
   if not len(positives) or not len(negatives):
     return 0.0
   self_weight = 1 / (len(v) + 1) if self_weight is None else self_weight
@@ -90,7 +91,7 @@ def soprc(positives, negatives, v, prior, tau1=0.1, tau2=0.001, self_weight=None
 
 
 def average_precision_loss(positives, negatives, tau1=0.1, tau2=0.001, self_weight=None):
-  """Eq. 5 of one list, with the sums as printed; 0 without a positive or a negative."""
+  """Returns Eq. 5 of one list, with the sums as printed; 0 without a positive or a negative."""
   if not len(positives) or not len(negatives):
     return 0.0
   self_weight = 1 / len(positives) if self_weight is None else self_weight
@@ -106,7 +107,7 @@ def average_precision_loss(positives, negatives, tau1=0.1, tau2=0.001, self_weig
 def semi_variance(
   positive_lists, negative_lists, lambda1, lambda2, average_over="selected", pool="batch"
 ):
-  """Eq. 9 of a batch of lists; lists without a positive or a negative are left out."""
+  """Returns Eq. 9 of a batch of lists; lists without a positive or a negative are excluded."""
   pairs = [(p, n) for p, n in zip(positive_lists, negative_lists, strict=True) if len(p) and len(n)]
   if not pairs:
     return 0.0
@@ -123,7 +124,7 @@ def semi_variance(
 
 
 def auprc(scores, labels, prior=None):
-  """Eq. 2 of one list: precision at the threshold of each positive, ties count as retrieved."""
+  """Returns Eq. 2 of one list: precision at the score of each positive; ties count as retrieved."""
   scores, labels = np.asarray(scores, np.float64), np.asarray(labels) > 0
   positives, negatives = scores[labels], scores[~labels]
   if not len(positives):
@@ -139,8 +140,8 @@ def auprc(scores, labels, prior=None):
 
 
 def similarities(queries, gallery):
-  """The rule of `retrieval_metrics`: float64 sums in one order for all pairs, rounded to float32
-  unless an entry is float64.
+  """Returns similarities by the rule of `retrieval_metrics`. All pairs take float64 sums in one
+  order, rounded to float32 unless an entry is float64.
   """
   products = np.asarray(queries, np.float64)[:, None] * np.asarray(gallery, np.float64)
   is_short = all(
@@ -150,8 +151,7 @@ def similarities(queries, gallery):
 
 
 def retrieval(scores, labels, gallery_labels, usable, ks):
-  """AP (Eq. 2) and pessimistic recall of every query, from the scores, by brute force.
-
+  """Computes AP (Eq. 2) and pessimistic recall of every query, from the scores, by brute force.
   Returns ``{"ap": [N], "recall": {k: float}, "above": [N]}``; NaN and -1 for queries without a
   positive.
   """
@@ -171,8 +171,8 @@ def retrieval(scores, labels, gallery_labels, usable, ks):
 
 
 class Table:
-  """v as Eq. 10 with errata 4 and 5, row by row: the mean of the queries of a class in one
-  write.
+  """Stores v as in Eq. 10 with errata 4 and 5, row by row. A write takes the mean of the queries of
+  a class.
   """
 
   def __init__(self, num_lists, num_points, initial_v=None):
@@ -183,7 +183,7 @@ class Table:
       self.weight[:] = 1.0
 
   def update(self, phi, list_ids, beta):
-    """``phi``: one row per list, None for a list without a valid positive."""
+    """Updates with ``phi``: one row per list, None for a list without a valid positive."""
     for c in range(len(self.v)):
       rows = [row for row, i in zip(phi, list_ids, strict=True) if i == c and row is not None]
       if rows:
@@ -192,8 +192,8 @@ class Table:
 
 
 def by_sorting_all(queries, labels, gallery, gallery_labels, usable):
-  """AP and negatives above of each query from the exact scores of all candidates: what the fast
-  counts must equal bit for bit.
+  """Returns AP and the number of negatives above of each query. They come from the exact scores of
+  all candidates. The fast counts must equal them bit for bit.
   """
   scores = np.where(usable, similarities(queries, gallery), -np.inf)
   ap, above = np.full(len(labels), np.nan), np.full(len(labels), -1)

@@ -1,5 +1,6 @@
-"""Small runs for the tests of training, of the command line and of resuming, in this process or in
-others.
+"""Runs small trainings for the tests of training, command line and resuming.
+
+They run in this process or in others.
 """
 
 import atexit
@@ -26,7 +27,7 @@ from soprc_jax.training import config as config_lib
 ROOT = pathlib.Path(__file__).parents[2]
 GLYPHS = str(ROOT / "configs" / "glyphs.py")
 
-# A network and splits so small that start-up and compilation take nearly all the time.
+# A model and splits so small that start-up and compilation take nearly all the time.
 TINY = {
   "model.width": 4,
   "model.embedding_dim": 16,
@@ -43,7 +44,7 @@ TINY = {
 
 
 def tiny_config(*, steps=18, warmup_steps=6, **values):
-  """The resolved config of a tiny run on glyphs; keys with dots set others."""
+  """Returns the resolved config of a tiny run on glyphs; keys with dots set other values."""
   config = runpy.run_path(GLYPHS)["get_config"]("")
   config.update_from_flattened_dict(
     TINY | {"train.steps": steps, "warmup.steps": warmup_steps} | values
@@ -52,14 +53,14 @@ def tiny_config(*, steps=18, warmup_steps=6, **values):
 
 
 def tiny_comparison(**values):
-  """``config.compare`` of the tiny run, with some values."""
+  """Returns ``config.compare`` of the tiny run, with some values."""
   settings = runpy.run_path(GLYPHS)["get_config"]("").compare
   settings.update(values)
   return settings
 
 
 def tiny_flags(folder, *, steps=18, warmup_steps=6, **values):
-  """The flags of the same run."""
+  """Returns the flags of the same run."""
   values = TINY | {"train.steps": steps, "warmup.steps": warmup_steps} | values
   return [
     f"--config={GLYPHS}",
@@ -69,7 +70,9 @@ def tiny_flags(folder, *, steps=18, warmup_steps=6, **values):
 
 
 def environment(devices=1, **extra):
-  """The environment of a user with ``devices`` CPU devices, whatever the test session has set."""
+  """Returns the environment of a user with ``devices`` CPU devices. It does not depend on that of
+  the test session.
+  """
   kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
   return kept | {
     "JAX_PLATFORMS": "cpu",
@@ -91,25 +94,25 @@ def call(module, *flags, cwd=ROOT, env=None):
   )
 
 
-# Before a value that a program of a test prints: libraries may print lines of their own around it.
+# Printed before a value by a program of a test, since libraries may print other lines around it.
 MARK = "value of the test: "
 
 
 def value(stdout):
-  """What a program has printed after `MARK`, whatever else stands in the output."""
+  """Returns what a program has printed after `MARK`; other output is ignored."""
   (text,) = [text.splitlines()[0] for text in stdout.split(MARK)[1:]]
   return json.loads(text)
 
 
 def free_port():
-  """A port that nothing on this machine listens on."""
+  """Returns a port that nothing on this machine listens on."""
   with socket.socket() as listener:
     listener.bind(("localhost", 0))
     return listener.getsockname()[1]
 
 
 class Finished(NamedTuple):
-  """A run that nothing interrupted."""
+  """Holds a run that nothing interrupted."""
 
   workdir: pathlib.Path
   seconds: float
@@ -119,7 +122,7 @@ class Finished(NamedTuple):
 
 @functools.cache
 def finished():
-  """The tiny run, uninterrupted, shared by all tests: they leave its folder as it is."""
+  """Returns the tiny run, uninterrupted, shared by all tests, which must not change its folder."""
   folder = pathlib.Path(tempfile.mkdtemp(prefix="soprc_jax_run_"))
   atexit.register(shutil.rmtree, folder, ignore_errors=True)
   began = time.perf_counter()
@@ -129,7 +132,7 @@ def finished():
 
 
 def start_and_kill(flags, due, *, devices=1):
-  """Starts ``experiments.train`` and sends SIGKILL as soon as ``due(seconds)``; False if it
+  """Starts ``experiments.train`` and sends SIGKILL as soon as ``due(seconds)``. Returns False if it
   finished before.
   """
   with tempfile.TemporaryFile("w+") as output:
@@ -154,8 +157,8 @@ def start_and_kill(flags, due, *, devices=1):
 
 
 def metrics(folder):
-  """The lines of metrics.jsonl without the wall-clock fields, and those of v.jsonl, as text, so
-  that a single bit shows.
+  """Returns the lines of metrics.jsonl without the wall-clock fields, and those of v.jsonl. They
+  are text, so that a single bit shows.
   """
   lines = [*workdir.read_metrics(folder), *workdir.read_lines(folder / v_history.FILE)]
   return [
@@ -165,8 +168,8 @@ def metrics(folder):
 
 
 def states(folder, **values):
-  """The states in the newest and the best checkpoint of a tiny run: all leaves by path, v among
-  them.
+  """Returns the states in the newest and the best checkpoint of a tiny run. They have all leaves by
+  path, including v.
   """
   config = tiny_config(**values)
   parts = build.make_parts(config, build.make_data(config).class_counts())

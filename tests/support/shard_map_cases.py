@@ -1,6 +1,8 @@
-"""Every function with ``axis_name`` in `jax.shard_map`, and on one device with the joined batch.
+"""Runs every function with ``axis_name`` in `jax.shard_map`, and on one device.
 
-As a program it writes what so many devices compute: ``shard_map_cases.py OUT DEVICES``.
+The single device gets the joined batch.
+
+As a program it writes the values of DEVICES devices: ``shard_map_cases.py OUT DEVICES``.
 """
 
 from collections.abc import Callable
@@ -23,7 +25,9 @@ _LISTS, _POINTS = 8, 12
 
 
 class Case(NamedTuple):
-  """One function, called as ``compute(shared, parts, axis_name) -> (everywhere, parts)``.
+  """Describes one function of the batch.
+
+  It is called as ``compute(shared, parts, axis_name) -> (everywhere, parts)``.
 
   Attributes:
     compute: returns what is equal on all devices, and what is a part of the batch.
@@ -39,7 +43,7 @@ class Case(NamedTuple):
 
 
 def _of_loss(loss_fn):
-  """Value and gradients of ``loss_fn(shared, floats, others, axis_name)``."""
+  """Returns value and gradients of ``loss_fn(shared, floats, others, axis_name)``."""
 
   def compute(shared, parts, axis_name):
     floats, others = parts
@@ -54,7 +58,7 @@ def _of_loss(loss_fn):
 
 
 def _on_scores(function, **options):
-  """A function of positive and negative scores; a parameter scales the positive ones."""
+  """Wraps a function of positive and negative scores; a parameter scales the positive ones."""
 
   def loss_fn(shared, scores, masks, axis_name):
     positive, *others = scores
@@ -70,7 +74,7 @@ def _embed(kernel, features):
 
 
 def _on_images(function, **options):
-  """A function of embeddings and labels, which a parameter makes of features."""
+  """Wraps a function of embeddings and labels; a parameter makes the embeddings from features."""
 
   def loss_fn(shared, features, others, axis_name):
     labels, where = others
@@ -114,7 +118,7 @@ def _retrieval_lists(shared, parts, axis_name):
 
 
 def _soprc_of_images(embeddings, labels, *, where, axis_name):
-  """Embeddings to lists to v to loss, as in a training step."""
+  """Computes embeddings to lists to v to loss, as in a training step."""
   tracker = soprc_jax.score_ema(_CLASSES, _POINTS, 0.1, axis_name=axis_name)
   found = soprc_jax.retrieval_lists(
     embeddings, labels, max_positives=3, where=where, axis_name=axis_name
@@ -140,7 +144,7 @@ def _retrieval_loss(embeddings, labels, *, where, axis_name):
 
 
 def _binary_loss(shared, parts, axis_name):
-  """Problems of one device each; those of all devices share the one row of v."""
+  """Computes the loss of problems of one device each; those of all devices share one row of v."""
   tracker = soprc_jax.score_ema(1, _POINTS, 0.1, axis_name=axis_name)
 
   def loss_fn(shared, scores, others, axis_name):
@@ -184,7 +188,7 @@ def _lists_of_scores(num_positives):
 
 
 def _memory(make, loss_fn):
-  """Two updates of a memory, and the loss that it is used in before each of them."""
+  """Makes two updates of a memory, and computes the loss before each of them."""
 
   def compute(shared, parts, axis_name):
     (features,), (labels, where) = parts
@@ -278,7 +282,7 @@ _OF_IMAGES = {
 }
 for _name, (_function, _options) in _OF_IMAGES.items():
   CASES[_name] = Case(_on_images(_function, **_options), *_images())
-# Those that have a loop over blocks, or sums by sorting.
+# Cases with a loop over blocks, or with sums by sorting.
 for _name in (
   "soprc_loss of images",
   "triplet_loss",
@@ -302,7 +306,7 @@ def _few_count_as_many():
 
 
 def on_one_device(name):
-  """Values by name, of the joined batch without any mapped axis."""
+  """Returns values by name, of the joined batch without any mapped axis."""
   case = CASES[name]
   return _flat(
     name, jax.jit(lambda shared, parts: case.compute(shared, parts, None))(case.shared, case.parts)
@@ -310,7 +314,7 @@ def on_one_device(name):
 
 
 def on_devices(name, count):
-  """The same of ``count`` devices."""
+  """Returns the same values from ``count`` devices."""
   case, spec = CASES[name], jax.sharding.PartitionSpec
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:count]), (AXIS,))
   assert mesh.size == count

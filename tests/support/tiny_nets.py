@@ -1,4 +1,4 @@
-"""Networks of one block, quick to compile."""
+"""Provides models of one block, quick to compile."""
 
 import functools
 
@@ -10,7 +10,7 @@ from soprc_jax.models import EmbeddingNet, ResNet
 
 
 def tiny(width=4, **settings):
-  """One block: all kinds of layers but the strided shortcut, quick to compile."""
+  """Returns a model of one block with all kinds of layers but the strided shortcut."""
   return EmbeddingNet(ResNet((1,), False, width=width, stem="small", **settings), embedding_dim=8)
 
 
@@ -21,7 +21,7 @@ def images(count, seed=0):
 @functools.cache
 def variables():
   variables = jax.jit(tiny().init)(jax.random.key(0), images(1))
-  # Running statistics other than 0 and 1, so that using them shows.
+  # Running statistics other than 0 and 1, so that their use shows.
   stats = jax.tree.map(
     lambda leaf: leaf + 0.1 + 0.1 * jnp.arange(leaf.size, dtype=leaf.dtype),
     variables["batch_stats"],

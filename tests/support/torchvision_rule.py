@@ -1,4 +1,4 @@
-"""The weights and inputs that goldens/resnet.npz was computed with, made again from their rule."""
+"""Recreates the weights and inputs of goldens/resnet.npz from their rule."""
 
 import numpy as np
 
@@ -7,8 +7,8 @@ SIZES = [(224, 224), (256, 256), (97, 131)]
 
 
 def state_dict(entries):
-  """Torch's state dict, name -> float64 array, from the ``[name, shape]`` pairs of the
-  golden file.
+  """Returns torch's state dict, name -> float64 array. ``entries`` are the ``[name, shape]`` pairs
+  of the golden file.
   """
   return {
     name: _draw(name, shape, np.random.default_rng([_SEED, i]))
@@ -17,13 +17,13 @@ def state_dict(entries):
 
 
 def images(height, width):
-  """``[2, H, W, 3]`` normalised pixels."""
+  """Returns ``[2, H, W, 3]`` normalized pixels."""
   rng = np.random.default_rng([_SEED, 10000, SIZES.index((height, width))])
   return np.transpose(rng.standard_normal((2, 3, height, width)), (0, 2, 3, 1))
 
 
 def cotangent():
-  """``[2, 512]`` c, of the scalar sum(head * c) whose gradient is stored."""
+  """Returns c, ``[2, 512]``, of the scalar sum(head * c) whose gradient is stored."""
   return np.random.default_rng([_SEED, 20000]).standard_normal((2, 512))
 
 

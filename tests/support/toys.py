@@ -1,4 +1,4 @@
-"""A training step of a network of one block, and batches for it."""
+"""Provides a training step of a model of one block, and batches for it."""
 
 import functools
 
@@ -35,8 +35,8 @@ def make_config(**values):
 
 
 class Toy:
-  """A step of a network of one block, on one device (compiled by jit) or on all (by pmap); compiled
-  once for each setting.
+  """Runs a step of a model of one block, on one device (compiled by jit) or on all (by pmap). It is
+  compiled once for each setting.
   """
 
   def __init__(
@@ -91,7 +91,9 @@ class Toy:
     )
 
   def run(self, batches, state=None):
-    """The state and the metrics of every step, as seen by every device if there are several."""
+    """Returns the state and the metrics of every step. With several devices, they are as seen by
+    every device.
+    """
     state = self.initial() if state is None else state
     if self.devices > 1:
       state = parallel.replicate(state)
@@ -107,13 +109,15 @@ make = functools.cache(Toy)
 
 @functools.cache
 def drawn():
-  """Random weights of all toys, drawn once: compiling their initialisation takes seconds."""
+  """Returns random weights of all toys. They are drawn once, since compiling their initialization
+  takes seconds.
+  """
   net = EmbeddingNet(ResNet((1,), False, width=4, stem="small"), embedding_dim=8)
   return dict(jax.jit(net.init)(jax.random.key(0), jnp.zeros((1, SIZE, SIZE, 3), jnp.uint8)))
 
 
 def make_batch(seed=0, where=None):
-  """Four classes of four, each class a colour of its own under noise."""
+  """Returns four classes of four images, each class with its own color under noise."""
   rng = np.random.default_rng(seed)
   labels = np.repeat(rng.permutation(CLASSES)[:4], 4)
   colours = (

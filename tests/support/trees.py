@@ -1,4 +1,4 @@
-"""Small data sets on disk in the formats of the real ones."""
+"""Writes small data sets to disk in the formats of the real ones."""
 
 import numpy as np
 from PIL import Image
@@ -10,7 +10,7 @@ PER_CLASS = 4
 
 
 def pixels(label, index):
-  """``[24, 30, 3]``: a class has its colours, an image its stripes."""
+  """Returns ``[24, 30, 3]`` pixels: a class has its colors, an image its stripes."""
   rng = np.random.default_rng([7, label])
   image = np.broadcast_to(rng.integers(0, 200, 3).astype(np.uint8), (24, 30, 3)).copy()
   image[index % 6 * 4 : index % 6 * 4 + 4] += 40
@@ -23,7 +23,7 @@ def write(path, label, index):
 
 
 def folder(root, num_classes, per_class=PER_CLASS):
-  """One subfolder a class, PNG."""
+  """Writes one subfolder per class, as PNG."""
   for label in range(num_classes):
     for index in range(per_class):
       write(root / f"class_{label:03d}" / f"{index}.png", label, index)
@@ -31,7 +31,7 @@ def folder(root, num_classes, per_class=PER_CLASS):
 
 
 def glyph_folder(root, num_classes, per_class):
-  """Glyphs written as PNG files, one subfolder a character; returns the same images as a source in
+  """Writes glyphs as PNG files, one subfolder per character. Returns the same images as a source in
   memory.
   """
   everything = glyphs.load()
@@ -48,7 +48,7 @@ def glyph_folder(root, num_classes, per_class):
 
 
 def csv(root, num_classes, split=None):
-  """``images.csv`` beside the folder; ``split(label)`` gives the third column."""
+  """Writes ``images.csv`` next to the class folders; ``split(label)`` gives the third column."""
   folder(root, num_classes)
   lines = ["path,label" + (",split" if split else "")]
   for label in range(num_classes):
@@ -61,8 +61,8 @@ def csv(root, num_classes, split=None):
 
 
 def sop(root, num_train, num_test):
-  """Stanford Online Products: two lists with a header, class ids from 1, test classes behind the
-  training classes.
+  """Writes Stanford Online Products: two lists with a header. Class ids start at 1, test classes
+  follow the training classes.
   """
   number = 0
   for name, labels in (
@@ -81,7 +81,9 @@ def sop(root, num_train, num_test):
 
 
 def inaturalist(root, num_train, num_test):
-  """iNaturalist with the lists of SmoothAP: a path a line, the class is its last two folders."""
+  """Writes iNaturalist with the lists of SmoothAP. A list has one path per line, whose last two
+  folders are the class.
+  """
   lists = root / "Inat_dataset_splits"
   lists.mkdir(parents=True)
   for name, labels in (
@@ -100,7 +102,7 @@ def inaturalist(root, num_train, num_test):
 
 
 def vehicle_id(root, num_train, num_tests=(2, 4, 6)):
-  """PKU VehicleID: lists of two numbers; the smaller test lists lie in the larger ones."""
+  """Writes PKU VehicleID: lists of two numbers; the larger test lists include the smaller ones."""
   lists = root / "train_test_split"
   lists.mkdir(parents=True)
 
@@ -120,8 +122,8 @@ def vehicle_id(root, num_train, num_tests=(2, 4, 6)):
 
 
 def tfds(root, name, splits):
-  """A data set of the real TFDS builder in array_record; ``splits``: name -> examples, images as
-  paths.
+  """Writes a data set of the real TFDS builder in array_record. ``splits`` maps a name to examples,
+  with images as paths.
   """
   from etils import epath
   import tensorflow_datasets
@@ -158,7 +160,7 @@ def tfds(root, name, splits):
 
 
 def tfds_sop(root, num_train, num_test):
-  """Stanford Online Products by its TFDS builder; test ids start behind the training ids."""
+  """Writes Stanford Online Products by its TFDS builder; test ids follow the training ids."""
   images = root / "images"
 
   def examples(labels):
@@ -175,9 +177,9 @@ def tfds_sop(root, num_train, num_test):
 
 
 def tfds_inaturalist(root, num_train, num_test):
-  """iNaturalist 2018 by its TFDS builder, with the lists of SmoothAP beside it."""
+  """Writes iNaturalist 2018 by its TFDS builder, with the lists of SmoothAP next to it."""
   inaturalist(root, num_train, num_test)
-  # The labels of the builder play no role: the lists have the classes.
+  # The builder's labels have no effect: the lists have the classes.
   examples = [
     {"id": path.stem, "label": 5, "supercategory": 1, "image": str(path)}
     for path in sorted(root.rglob("*.jpg"))
@@ -198,7 +200,7 @@ def splits(source, root, **values):
 
 
 def check_examples(source, label_of, tolerance):
-  """Every image has the pixels of its class and its number."""
+  """Checks that every image has the pixels of its class and its number."""
   for i in range(len(source)):
     example = source[i]
     assert example.label == source.labels[i]

@@ -1,4 +1,4 @@
-"""From a config to the parts of a run."""
+"""Tests how a config becomes the parts of a run."""
 
 import chex
 import jax
@@ -27,7 +27,7 @@ class TestBuild:
       assert counts[row] == (data.splits["train"].labels == label).sum()
 
   def test_phases_have_their_own_batch_norm_mode(self):
-    # The warm-up trains batch norm from random weights, the main phase may freeze it.
+    # The warm-up trains batch norm from random weights. The main phase may freeze it.
     config = runs.tiny_config(**{"warmup.freeze_bn": False, "model.freeze_bn": True})
     for name, want in (("warmup", False), ("model", True)):
       assert build.make_model(config, freeze_bn=config[name].freeze_bn).backbone.freeze_bn is want

@@ -1,4 +1,7 @@
-"""Checkpoints that come back as they were; damage is found by digests (training/checksums.py)."""
+"""Tests that checkpoints are restored as they were saved.
+
+Digests detect corruption (training/checksums.py).
+"""
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +15,8 @@ from soprc_jax.training.step import TrainState
 
 
 def _state(step=3, width=2, tracker=True, optimizer=None):
-  """A state with every kind of tree that occurs: NamedTuples, tuples, empty states, scalars,
-  several dtypes.
+  """Returns a state with every kind of tree that occurs. They are NamedTuples, tuples, empty
+  states, scalars and several dtypes.
   """
   params = {
     "backbone": {"conv1": {"kernel": np.full((3, 3, 3, width), 0.1, np.float32)}},
@@ -32,7 +35,7 @@ def _state(step=3, width=2, tracker=True, optimizer=None):
   rng = np.random.default_rng(step)
 
   def fill(leaf):
-    """Other numbers in every leaf, shape and dtype kept."""
+    """Returns other numbers for every leaf and keeps its shape and dtype."""
     if leaf.dtype == np.float32:
       return rng.standard_normal(leaf.shape).astype(np.float32)
     return np.asarray(leaf) + np.int32(step)
@@ -73,7 +76,7 @@ class TestStore:
     state, meta = store.restore(_state(step=0))
     _assert_same(state, saved)
     assert meta == {"labels": [[11318, 0], [-7, 1]]}
-    # NamedTuples come back as what they are: the tracker finds its own state.
+    # NamedTuples keep their type: the tracker finds its own state.
     np.testing.assert_array_equal(
       tracking.find_state(state.opt_state).v, tracking.find_state(saved.opt_state).v
     )
@@ -107,7 +110,7 @@ class TestStore:
     store = _open(tmp_path / "store", keep=None)
     for step in (3, 6, 9):
       store.save(_state(step), {})
-    (tmp_path / "store" / "1.removed").mkdir()  # of a process that was killed on the way
+    (tmp_path / "store" / "1.removed").mkdir()  # of a process that was killed in between
     store.remove([9, 3])
     assert store.steps() == [6]
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["6"]
@@ -138,7 +141,7 @@ class TestStore:
 
   def test_f17_an_unfinished_checkpoint_is_not_listed(self, tmp_path, store):
     store.save(_state(3), {})
-    # What a kill leaves behind: Orbax writes under a name of its own and renames.
+    # State after a kill: Orbax writes under a temporary name and renames it.
     (tmp_path / "store" / "6.orbax-checkpoint-tmp" / "network").mkdir(parents=True)
     again = _open(tmp_path / "store", keep=2)
     assert again.latest_step() == 3
@@ -176,7 +179,7 @@ def _network(*args, **kwargs):
 class TestLoadNetwork:
   @pytest.fixture
   def other_run(self, tmp_path):
-    """A run whose best checkpoint is of step 3, the newest of step 9."""
+    """Writes a run whose best checkpoint is of step 3 and whose newest is of step 9."""
     for kind, step in ((checkpoints.BEST, 3), (checkpoints.NEWEST, 9)):
       store = _open(tmp_path / kind)
       store.save(_state(step), {})
@@ -195,7 +198,7 @@ class TestLoadNetwork:
     store = _open(tmp_path / checkpoints.NEWEST)
     store.save(_state(9), {})
     store.close()
-    _open(tmp_path / checkpoints.BEST).close()  # made at the start of a run, still empty
+    _open(tmp_path / checkpoints.BEST).close()  # created at the start of a run, still empty
     _assert_same(checkpoints.load_network(str(tmp_path), _network(0))["params"], _state(9).params)
 
   def test_other_network_is_refused(self, other_run):
@@ -210,7 +213,7 @@ class TestLoadNetwork:
 
 
 def _damage(path, how):
-  """Changes a file of a checkpoint in one of the ways in which files are damaged."""
+  """Changes a checkpoint file in one of the ways in which files become corrupt."""
   content = bytearray(path.read_bytes())
   if how == "flipped":
     content[len(content) // 2] ^= 1
@@ -234,7 +237,9 @@ _PARTS = (
 
 
 class TestDamage:
-  """A file of a checkpoint is not as it was written, whatever its own format notices."""
+  """Tests checkpoint files that differ from what was written. The digests must find it, even where
+  the file format itself does not.
+  """
 
   @pytest.mark.parametrize("how", ["flipped", "cut", "emptied", "deleted"])
   @pytest.mark.parametrize("part", _PARTS)
@@ -250,7 +255,7 @@ class TestDamage:
     state, meta = again.restore_intact(_state(step=0))
     _assert_same(state, _state(3))
     assert meta == {"of": 3}
-    # It is out of the way of the step that will be made again, and still there to be looked at.
+    # It has moved away from the step that will be made again, and is kept for inspection.
     assert (tmp_path / checkpoints.DAMAGED / "store_6").is_dir()
     again.save(_state(6), {"of": 6})
     _assert_same(again.restore_intact(_state(step=0))[0], _state(6))
@@ -297,5 +302,5 @@ class TestDamage:
     store.save(_state(3), {})
     (tmp_path / "store" / "3" / "digests.json").unlink()
     _assert_same(store.restore_intact(_state(step=0))[0], _state(3))
-    store.save(_state(3), {})  # the step comes again
+    store.save(_state(3), {})  # the step is made again
     assert (tmp_path / "store" / "3" / "digests.json").exists()

@@ -1,6 +1,4 @@
-"""What a checkpoint knows of the classes and images of its data, and what it is compared with (F40,
-F44).
-"""
+"""Tests the class and image metadata of checkpoints (F40, F44). They are compared with the data."""
 
 import gzip
 import json
@@ -27,7 +25,7 @@ def _config(root, source="folder", **values):
 
 
 def _save(folder, meta, config=None):
-  """The folder of a run whose checkpoint has these metadata, and a network of one number."""
+  """Writes the folder of a run whose checkpoint has these metadata and a model of one number."""
   arrays = {"w": np.zeros(1, np.float32)}
   found = step.TrainState(step=np.int32(1), params=arrays, batch_stats={}, opt_state=arrays)
   folder.mkdir(parents=True)
@@ -40,7 +38,9 @@ def _save(folder, meta, config=None):
 
 
 def _run(folder, config):
-  """The folder of a run on the data of a config, from the network of its ``model.init_from``."""
+  """Writes the folder of a run on the data of a config. It starts from the model in its
+  ``model.init_from``.
+  """
   splits = datasets.make_splits(config.data)
   trained = build.check_unseen(config, splits, allow_seen_classes=True)
   meta = classes.describe(splits, data_source=config.data.source, started_from=trained)
@@ -75,7 +75,7 @@ class TestSeen:
 
 
 class _Named:
-  """A source of one image a class."""
+  """Provides one image per class."""
 
   def __init__(self, names):
     self.labels = np.arange(len(names))
@@ -88,7 +88,7 @@ class _Named:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-  """24 classes as a folder, a CSV of the same images, a copy elsewhere, and a run on the folder."""
+  """Returns 24 classes as a folder, a CSV of them, a copy elsewhere, and a run on the folder."""
   place = tmp_path_factory.mktemp("images")
   folder = trees.folder(place / "IMGS", 24)
   rows = [
@@ -133,7 +133,7 @@ class TestStarts:
     ):
       build.check_unseen(config)
     assert build.check_unseen(config, allow_seen_classes=True) == {"": sorted(trained)}
-    # The same split has no overlap, however the place is spelled.
+    # The same split has no overlap, for any spelling of the path.
     config = _config(root.format(images), source, **{"model.init_from": str(images / "run")})
     assert build.check_unseen(config) == {"": sorted(trained)}
 
@@ -144,7 +144,9 @@ class TestStarts:
       build.check_unseen(_config(tmp_path / "IMGS", **{"model.init_from": str(images / "run")}))
 
   def test_f40_all_networks_before_count(self, images, tmp_path):
-    """The last of three was trained on none of its test classes, but the first was."""
+    """Checks a chain of three models. The last one was trained on none of its test classes, but the
+    first was.
+    """
     seeds, start, trained = (0, 1, 2), "", set()
     for seed in seeds:
       config = _config(images / "IMGS", **{"model.init_from": start, "data.split_seed": seed})
@@ -174,7 +176,7 @@ class TestStarts:
     )
 
   def test_f40_a_smaller_test_list_counts(self, tmp_path):
-    """A class that is in test_small only would be missed by a look at test."""
+    """Checks a class that is only in test_small. A check of test alone would miss it."""
     splits = {name: _Named([name]) for name in ("train", "test", "test_small")}
     start = _save(
       tmp_path / "run",
@@ -210,7 +212,7 @@ class TestChanges:
 
   @pytest.fixture
   def meta(self, folder, tmp_path):
-    """Of a run on the folder, whose list of images lies in ``run``."""
+    """Returns the metadata of a run on the folder, whose list of images is in ``run``."""
     splits = datasets.make_splits(_config(folder).data)
     (tmp_path / "run").mkdir()
     classes.write_images(tmp_path / "run", splits)
@@ -223,7 +225,7 @@ class TestChanges:
 
   def test_f44_the_same_images_elsewhere_are_no_change(self, folder, meta, tmp_path):
     assert self._changes(meta, _config(folder), tmp_path) == []
-    # Copied in another order, beside files that are no images.
+    # Copied in another order, next to files that are not images.
     for path in sorted(folder.rglob("*.png"), reverse=True):
       copy = tmp_path / "copy" / path.relative_to(folder)
       copy.parent.mkdir(parents=True, exist_ok=True)
@@ -297,7 +299,7 @@ class TestChanges:
     meta = classes.describe(splits, data_source="csv")
     (tmp_path / "run").mkdir()
     classes.write_images(tmp_path / "run", splits)
-    # Two images of one split change places: as many of each class as before.
+    # Two images of one split are swapped: each class has as many as before.
     other = [
       row.replace("thing 0", "thing 9") if row.startswith("class_000/0") else row for row in rows
     ]
@@ -310,7 +312,7 @@ class TestChanges:
       "0' is now 'thing 1', "
       "'class_001/0.png': 'thing 1' is now 'thing 0')"
     ]
-    # Rows in another order are the same images, but the batches of a seed are others.
+    # Rows in another order are the same images, but a seed draws other batches.
     config = self._csv(folder, rows[::-1])
     splits = datasets.make_splits(config.data)
     classes.check_unchanged(

@@ -1,5 +1,6 @@
-"""Configs: every file and argument resolves, bad values are named, presets are those of the
-design.
+"""Tests configs: every file and argument resolves, and bad values are named.
+
+Presets are those of the design.
 """
 
 import functools
@@ -18,12 +19,12 @@ from soprc_jax.training import config as config_lib
 from soprc_jax.training import config_keys, objectives, workdir
 
 _FILES = sorted(path for path in (runs.ROOT / "configs").glob("[!_]*.py") if path.stem != "common")
-# Everything but retrieval has keys of its own.
+# Every study but retrieval has keys of its own.
 _RESOLVE = {"imbalanced": binary_config.resolve}
 
 
 def _with(config, values):
-  """The config with dotted keys set, as flags do it."""
+  """Returns the config with dotted keys set, as flags do it."""
   for key, value in values.items():
     *parents, leaf = key.split(".")
     node = config
@@ -47,7 +48,7 @@ def _leaves(tree):
 
 
 def _arguments():
-  """Every argument of every config file, alone, and none."""
+  """Returns every argument of every config file, and no argument."""
   cases = []
   for file in _FILES:
     names = ["", *runpy.run_path(str(file))["ARGUMENTS"]]
@@ -67,7 +68,7 @@ class TestConfigFiles:
     resolve = _RESOLVE.get(file.stem, config_lib.resolve)
     config = resolve(runpy.run_path(str(file))["get_config"](argument))
     assert "presets" not in config
-    # The study of binary classification has no presets: None stands for 1 / (M + 1) there.
+    # The study of binary classification has no presets: None means 1 / (M + 1) there.
     assert list(_leaves(config.to_dict())).count(None) == (file.stem == "imbalanced")
     assert json.loads(config_lib.to_json(config))["train"]["steps"] == config.train.steps
     with pytest.raises(AttributeError):
@@ -120,7 +121,7 @@ class TestTable:
     assert {name for name, _ in config_keys.leaves(config.to_dict())} | {"loss.custom"} == (
       {key.name for key in module.KEYS} | {"loss.custom"}
     )
-    # A key without a default has a type, which is that of what takes its place.
+    # A key without a default has a type, which any value set later must have.
     assert all((key.default is None) == (key.kind is not None) for key in module.KEYS)
 
   def test_presets_decide_the_keys_without_a_default(self):
@@ -133,13 +134,13 @@ class TestTable:
     assert named == objectives.LOSSES.keys()
     named = {name for key in binary_config.KEYS for name in key.losses}
     assert named <= binary_losses.LABELS.keys()
-    # The options of a loss are its own.
+    # Each loss has its own options.
     for key in config_lib.KEYS:
       group = key.name.removeprefix("loss.").partition(".")[0]
       assert group not in objectives.LOSSES or key.losses == (group,), key.name
 
 
-# key, bad value, what the message must name beside both.
+# key, bad value, what else the message must name.
 _BAD = [
   ("seed", -1, ">= 0"),
   ("data.source", "imagenet", "glyphs"),
@@ -271,7 +272,7 @@ class TestCheck:
         _resolved(train__microbatch=32, **{f"{key}__freeze_bn": False}, **values)
 
   def test_every_numeric_key_is_checked(self):
-    # A key that is added without a check would take any nonsense until a run fails hours later.
+    # A key added without a check would accept any value until a run fails hours later.
     unchecked = []
     for key, value in _numbers(config_lib.default_config().to_dict()):
       if key.startswith("presets."):
@@ -295,7 +296,7 @@ def _numbers(tree, prefix=""):
       yield prefix + name, value
 
 
-# The table of the design (section 2): what a preset decides.
+# The table of the design (section 2): the keys that a preset sets.
 _PRESETS = {
   "default": {
     "tpr_gradient": False,
@@ -399,7 +400,7 @@ class TestSelfWeight:
     assert config_lib.from_json(old).to_dict() == config.to_dict()
     workdir.write_atomically(tmp_path / workdir.CONFIG, json.dumps(old))
     assert workdir.config_differences(tmp_path, config) == []
-    assert not workdir.check(tmp_path, config)  # the run goes on
+    assert not workdir.check(tmp_path, config)  # the run may resume
 
   def test_of_the_binary_study(self, tmp_path):
     config = binary_config.resolve(binary_config.default_config())

@@ -1,8 +1,9 @@
-"""Real training processes, stopped in every way: nothing is lost, and the same command ends with
-the bits of the run that nothing stopped.
+"""Tests real training processes that are stopped in every way.
 
-All slow: ``python -m pytest -m slow tests/training/crash_test.py -s`` prints what each stop left
-behind.
+Nothing is lost, and the same command ends with the bits of an uninterrupted run.
+
+All are slow. ``python -m pytest -m slow tests/training/crash_test.py -s`` prints what each stop
+left behind.
 """
 
 import os
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 
 def _finish(folder, *, message=None, **values):
-  """Runs the same command to its end and compares."""
+  """Runs the same command to its end and compares the result."""
   done = runs.call(_TRAIN, *runs.tiny_flags(folder, **values))
   assert done.returncode == 0, done.stderr
   assert message is None or message in done.stderr, done.stderr
@@ -35,7 +36,7 @@ def _finish(folder, *, message=None, **values):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("phase", crashes.MOMENTS)
 def test_kill(tmp_path, phase, seed):
-  """50 kills: each phase of a run five times, at random moments in it."""
+  """Kills a run 50 times: five times in each phase, at random moments."""
   rng = np.random.default_rng([seed, list(crashes.MOMENTS).index(phase)])
   folder = tmp_path / "run"
   while True:
@@ -43,7 +44,7 @@ def test_kill(tmp_path, phase, seed):
     status, output = crashes.stop_at(runs.tiny_flags(folder), moment, folder)
     if status:
       break
-    folder = folder.with_name(folder.name + "_")  # it was done before the moment came
+    folder = folder.with_name(folder.name + "_")  # it finished before the moment came
   assert status == -signal.SIGKILL, output
   print(f"\nkill {phase} {seed}: {moment}, left {crashes.left(folder)}")
   _finish(folder)
@@ -51,7 +52,7 @@ def test_kill(tmp_path, phase, seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_again_and_again(tmp_path, seed):
-  """Several kills of one run, at random moments of random phases, until it is done."""
+  """Kills one run several times, at random moments of random phases, until it is done."""
   rng, folder, kills = np.random.default_rng([99, seed]), tmp_path / "run", 0
   for _ in range(6):
     moment = crashes.draw_moment(
@@ -59,7 +60,7 @@ def test_killed_again_and_again(tmp_path, seed):
     )
     moment = moment._replace(
       nth=min(moment.nth, 2), delay=min(moment.delay, 2.0)
-    )  # or a fast machine is done before the third
+    )  # otherwise a fast machine is done before the third
     status, _ = crashes.stop_at(runs.tiny_flags(folder), moment, folder)
     kills += status == -signal.SIGKILL
     print(f"\nseed {seed}: {moment}, status {status}, left {crashes.left(folder)}")
@@ -70,8 +71,8 @@ def test_killed_again_and_again(tmp_path, seed):
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("phase", ["compiling", "evaluating", "saving", "after saving"])
 def test_asked_to_stop(tmp_path, phase, number, status):
-  """A pre-emption or Ctrl-C: a checkpoint of the last step is written, the exit status says so, the
-  same command goes on.
+  """Checks a SIGTERM, as schedulers send it, or Ctrl-C. The run writes a checkpoint of the last
+  step, the exit status reports it, and the same command resumes.
   """
   rng, folder = np.random.default_rng([7, number]), tmp_path / "run"
   moment = crashes.draw_moment(rng, phase)._replace(nth=2 if phase != "compiling" else 1)
@@ -90,7 +91,9 @@ def test_asked_to_stop(tmp_path, phase, number, status):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_asked_to_stop_with_the_processes_that_load_images(tmp_path, number, status):
-  """Ctrl-C in a terminal and some schedulers tell the whole group: those that load images too."""
+  """Checks a signal to the whole process group, including the loader processes. Ctrl-C in a
+  terminal and some schedulers send it.
+  """
   folder = tmp_path / "run"
   flags = runs.tiny_flags(folder, steps=500, **{"data.workers": 1})
   found, output = crashes.stop_at(
@@ -147,7 +150,7 @@ def test_the_second_run_in_a_folder_is_refused(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-  """A file system of a few MiB of its own."""
+  """Returns a separate file system of a few MiB."""
   folder = tmp_path / "disk"
   folder.mkdir()
   done = subprocess.run(
@@ -161,9 +164,11 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("free_kib", [0, 16, 200, 1500, 1900])
 def test_the_disk_is_full(small_disk, tmp_path, free_kib):
-  """With less and less space, whatever is written first fails; with space again the run goes on."""
+  """Checks runs with less and less space, where the first write fails. With space again the run
+  resumes.
+  """
   folder, ballast = small_disk / "run", small_disk / "ballast"
-  # The cache of compiled functions would fill it first: jax only warns of that.
+  # The cache of compiled functions would fill it first, and jax only warns of that.
   env = runs.environment(JAX_COMPILATION_CACHE_DIR=str(tmp_path / "cache"))
   disk = os.statvfs(small_disk)
   ballast.write_bytes(b"\0" * (disk.f_bavail * disk.f_frsize - free_kib * 1024))
@@ -181,7 +186,7 @@ def test_the_disk_is_full(small_disk, tmp_path, free_kib):
 
 
 def _bound_by_permissions(flags):
-  """The command as somebody to whom permissions apply, also where this is root."""
+  """Runs the command as a user bound by permissions, even where this process is root."""
   command = [sys.executable, "-m", _TRAIN, *flags]
   if os.getuid() == 0:
     if shutil.which("setpriv") is None:
@@ -210,7 +215,7 @@ def test_no_permission_to_make_the_folder(tmp_path):
 @pytest.mark.parametrize("name", [".", checkpoints.NEWEST, checkpoints.BEST, "tensorboard"])
 def test_permission_to_write_is_gone(tmp_path, name):
   folder = tmp_path / "run"
-  # The best network comes early: the first evaluation, step 3, lies ahead.
+  # The run stops before its first evaluation, at step 3, which will write the first best model.
   status, output = crashes.stop_at(
     runs.tiny_flags(folder), crashes.Moment("evaluating", 1, 0.0), folder
   )

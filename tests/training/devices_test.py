@@ -1,5 +1,6 @@
-"""Any number of devices and processes gives what one device gives on the joined batch
-(tests/support/device_cases.py says what).
+"""Tests that any number of devices and processes equals one device on the joined batch.
+
+tests/support/device_cases.py has the cases.
 """
 
 import atexit
@@ -32,7 +33,7 @@ def _folder():
 
 
 def _found(processes, devices):
-  """The values that a program with so many devices writes."""
+  """Returns the values from a program with this number of devices."""
   path = _folder() / f"{processes}x{devices}.npz"
   program = [sys.executable, str(pathlib.Path(device_cases.__file__)), str(path)]
   env = runs.environment(devices)
@@ -55,11 +56,11 @@ def _found(processes, devices):
 
 @functools.cache
 def _wanted():
-  """The values of one device on the joined batch, without any mapped axis."""
+  """Returns the values of one device on the joined batch, without any mapped axis."""
   return device_cases.everything(mapped=False)
 
 
-# One test a setup, since each starts a program.
+# One test per setup, since each starts a program.
 @pytest.mark.parametrize(
   ("processes", "devices"),
   [pytest.param(*setup, marks=pytest.mark.slow if setup != (2, 2) else ()) for setup in SETUPS],
@@ -79,7 +80,7 @@ def test_f23_equals_one_device(processes, devices, subtests):
       keys = [key for key in wanted if key.startswith(f"training/{name}.")]
       assert sum(".params" in key for key in keys) >= 8
       for key in keys:
-        # The momentum has the rounding of the last gradients, which the parameters average.
+        # The momentum has the rounding of the last gradients, which the parameters average out.
         _assert_close(found[key], wanted[key], 1e-2 if ".trace" in key else 1e-3, key)
   with subtests.test("evaluation"):
     _assert_close(
@@ -111,8 +112,8 @@ print("value of the test: " + json.dumps(found), flush=True)
 
 
 def test_f05_padding_for_any_number_of_devices_repeats_no_image():
-  """27 images in batches of 8, on 1, 2, 3 and 8 devices: the metrics are those of all 27 in one
-  batch, each image once.
+  """Checks 27 images in batches of 8, on 1, 2, 3 and 8 devices. The metrics are those of all 27 in
+  one batch, each image once.
   """
   env = runs.environment(8)
   env["PYTHONPATH"] += f"{os.pathsep}{runs.ROOT / 'tests' / 'support'}"
@@ -140,7 +141,7 @@ def test_f05_padding_for_any_number_of_devices_repeats_no_image():
 
 
 def _assert_close(got, want, tolerance, name):
-  """Equal up to ``tolerance`` times the largest entry; whole numbers and masks exactly."""
+  """Checks equality up to ``tolerance`` times the largest entry; integers and masks exactly."""
   if not np.issubdtype(want.dtype, np.floating):
     np.testing.assert_array_equal(got, want, err_msg=name)
     return

@@ -1,5 +1,6 @@
-"""A NaN or an infinity in a step: the run stops or leaves the step out, keeps what shows it again,
-and its state takes none.
+"""Tests a NaN or an infinity in a step.
+
+The run stops or skips the step and keeps what reproduces it. No such value enters its state.
 """
 
 import functools
@@ -15,7 +16,7 @@ import runs
 
 from soprc_jax.training import build, checkpoints, interrupts, loop, replay, workdir
 
-# Steps of the run, from 1, at which broken_losses.soprc gives a NaN.
+# Steps of the run, counted from 1, at which broken_losses.soprc gives a NaN.
 _BROKEN = (4, 6, 7, 8)
 
 
@@ -39,7 +40,7 @@ def _like():
 
 
 def _state(folder, step):
-  """All leaves of a checkpoint but the step, by path."""
+  """Returns all leaves of a checkpoint except the step, by path."""
   store = checkpoints.Store(folder, keep=20)
   state, _ = store.restore(_like(), step=step)
   store.close()
@@ -54,7 +55,7 @@ def _assert_same(got, want):
 
 
 def _write_and_terminate_at(step):
-  """``MetricsLog.write``, with a SIGTERM to this process after the line of a step."""
+  """Returns ``MetricsLog.write`` with a SIGTERM to this process after the line of a step."""
   write = workdir.MetricsLog.write
 
   def write_and_terminate(log, line):
@@ -74,8 +75,8 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monk
   assert "training broke down at step 4 of 10: not finite: loss, gradient" in message
   assert f"soprc replay --workdir={folder} --own_loss=broken_losses:soprc; try" in message
 
-  # What is kept: the state before the step, untouched by it and by the step that was under way
-  # behind it; and its batch.
+  # The run keeps the batch and the state before the step. That state includes neither the step nor
+  # the next one, which had already started.
   report = json.loads((folder / "diverged" / "4" / "report.json").read_text())
   assert (report["step"], report["loss"], report["nonfinite"][:1]) == (4, "nan", ["loss"])
   _assert_same(
@@ -98,7 +99,8 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monk
   assert "0 of 16 images" in shown
   assert [line["step"] for line in workdir.read_metrics(folder)] == [1, 2, 3]
 
-  # The same run goes on with the step left out, and stops at more of them in a row than it may.
+  # The same run resumes and skips the step. It stops when more steps in a row are skipped than
+  # allowed.
   with (
     caplog.at_level(logging.WARNING, "soprc_jax"),
     pytest.raises(loop.DivergedError, match="after 2 skipped steps in a row"),
@@ -111,7 +113,7 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monk
     _state(folder / "diverged" / "8" / "state", 7), _state(folder / checkpoints.NEWEST, 5)
   )
 
-  # A pre-emption while that goes on, and the rest of it.
+  # A SIGTERM while the run skips steps, and then the rest of the run.
   with monkeypatch.context() as patch:
     patch.setattr(workdir.MetricsLog, "write", _write_and_terminate_at(8))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Evaluation of a network on a split."""
+"""Tests the evaluation of a model on a split."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from soprc_jax.training import step as step_lib
 
 
 class _Source:
-  """Random pictures, five of each class."""
+  """Provides random images, five of each class."""
 
   def __init__(self, count):
     self.labels = np.arange(count) // 5
@@ -49,7 +49,7 @@ class TestEvaluation:
     got = embed(parallel.replicate(toys.drawn()), source)
     assert len(traced) == 1  # the last batch, of 2 or of all 26, has the shape of the others
     want = toy.model.apply(toys.drawn(), source._images)
-    assert got.embeddings.shape == (26, 8)  # no tail is dropped
+    assert got.embeddings.shape == (26, 8)  # the last images are not dropped
     np.testing.assert_allclose(got.embeddings, want, atol=1e-5)
     np.testing.assert_array_equal(got.labels, source.labels)
     assert got.num_broken == 0

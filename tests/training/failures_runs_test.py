@@ -1,5 +1,6 @@
-"""Runs whose data change between two calls, in this process: what a checkpoint knows of them is
-compared with what is there (F10, F11, F15, F19, F33, F40, F44).
+"""Tests runs, in this process, whose data change between two calls.
+
+The metadata of the checkpoint are compared with the data (F10, F11, F15, F19, F33, F40, F44).
 """
 
 import json
@@ -49,7 +50,7 @@ def _config(root, **values):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """A run on a folder of 24 classes, four of them with two images, and what it logged."""
+  """Returns a run on 24 classes, four of them with two images, and its log messages."""
   folder = tmp_path_factory.mktemp("failures")
   trees.folder(folder / "data", 24)
   for name in ("class_001", "class_004", "class_010", "class_020"):
@@ -98,7 +99,7 @@ def test_f33_classes_that_have_moved_to_other_rows_are_refused(finished, change,
   name = meta["class_names"][str(meta["labels"][3][0])]
   path = folder / "data" / name
   if change == "another class in the place of one":
-    # The labels of a folder are places in the sorted names: all of them stay as they are.
+    # The labels of a folder are positions in the sorted names: all of them stay the same.
     moved = path.with_name(f"{name}_of_another_kind")
   else:
     moved = tmp_path / name  # one class fewer: other labels in train
@@ -108,7 +109,7 @@ def test_f33_classes_that_have_moved_to_other_rows_are_refused(finished, change,
       ValueError, match=r"the data are not those that the run in .* was trained on"
     ):
       loop.train(_config(folder / "data"), folder / "run")
-    # And evaluation: a class fewer, and others of the training classes would be test classes.
+    # Evaluation too: with a class fewer, some training classes would become test classes.
     with pytest.raises(
       ValueError, match=r"the data are not those that the run in .* was trained on"
     ):
@@ -126,7 +127,7 @@ def test_f33_classes_that_have_moved_to_other_rows_are_refused(finished, change,
 
 
 def _first_of(folder, split):
-  """The first image of a split of the run, as ``CLASS/IMAGE``."""
+  """Returns the first image of a split of the run, as ``CLASS/IMAGE``."""
   return build.make_data(_config(folder / "data")).splits[split].ids[0]
 
 
@@ -154,7 +155,9 @@ def test_f44_an_image_less_is_reported_on_resuming_and_evaluating(finished, spli
 
 
 def test_f44_fewer_classes_are_reported_and_not_arrays_of_another_shape(finished, tmp_path):
-  """Each training class has a row of v, so that the checkpoint has arrays of another shape too."""
+  """Checks fewer classes. Each training class has a row of v, so the checkpoint has arrays of
+  another shape too.
+  """
   folder, _ = finished
   shutil.copytree(folder / "data", tmp_path / "data")
   for label in (0, 2, 3):
@@ -166,8 +169,8 @@ def test_f44_fewer_classes_are_reported_and_not_arrays_of_another_shape(finished
 
 @pytest.fixture(scope="module")
 def resumed(finished, tmp_path_factory):
-  """The same run, stopped behind the milestone at step 2, and resumed with its data in another
-  place.
+  """Returns the same run, stopped after the milestone at step 2. It is resumed with its data in
+  another place.
   """
   folder = tmp_path_factory.mktemp("resumed")
   shutil.copytree(finished[0] / "data", folder / "data")
@@ -198,7 +201,7 @@ def test_f44_a_moved_folder_resumes_bit_for_bit(finished, resumed):
 def test_f40_evaluating_elsewhere_needs_classes_that_were_not_trained_on(
   finished, tmp_path, caplog, monkeypatch
 ):
-  """In a copy with one class less, the split is another one."""
+  """Checks a copy with one class fewer, whose split is another one."""
   monkeypatch.setattr(logging.getLogger("soprc_jax"), "propagate", True)
   folder, _ = finished
   shutil.copytree(folder / "data", tmp_path / "data")
@@ -222,7 +225,7 @@ def test_f40_evaluating_elsewhere_needs_classes_that_were_not_trained_on(
   )
   assert values["seen_classes"] == {"count": len(both), "examples": both[:3]}
   assert "Evaluating on other data than those that the run in" in caplog.text
-  # Whoever names the training classes of the run itself knows that they are not unseen.
+  # A user who names the training split of the run knows that its classes were seen.
   for split in ("train", "all"):
     values = evaluation.evaluate_workdir(
       _config(folder / "data"), folder / "run", split=split, newest=True
@@ -238,8 +241,8 @@ def _from_seen(finished):
 
 @pytest.fixture(scope="module")
 def fine_tuned(finished, tmp_path_factory):
-  """A run from the network of another one, whose training classes are partly its val and test
-  classes.
+  """Returns a run from the model of another one. Its val and test classes include training classes
+  of that one.
   """
   folder = tmp_path_factory.mktemp("fine_tuned")
   loop.train(_from_seen(finished), folder / "run", allow_seen_classes=True)
@@ -300,7 +303,7 @@ class TestStartFromSeenClasses:
       assert search.check_unseen(found, split, names, allow_seen_classes=False) is None
 
   def test_f40_a_network_of_the_fine_tuned_one_knows_the_first_classes(self, finished, fine_tuned):
-    """The lineage: both splits are trained on by then."""
+    """Checks the lineage: both splits were trained on by then."""
     folder, _ = finished
     config = _config(folder / "data", **{"model.init_from": str(fine_tuned), "data.split_seed": 7})
     with pytest.raises(ValueError, match="were trained on"):
@@ -352,8 +355,8 @@ def _meta(folder):
 
 
 def test_f15_going_on_after_a_milestone_takes_the_rate_of_the_step(finished, resumed):
-  """Stopped behind a milestone and started again: the rate that is logged, and the one that is
-  taken, is that of the step.
+  """Checks a run that was stopped after a milestone and resumed. The learning rate that is logged
+  and used is that of the step.
   """
   assert runs.metrics(resumed) == runs.metrics(finished[0] / "run")
   lines = [json.loads(line) for line in (resumed / "metrics.jsonl").read_text().splitlines()]

@@ -1,5 +1,6 @@
-"""Configs from outside: every key with every kind of value is taken, or told by its name; nothing
-else is raised.
+"""Tests configs from outside with every key and every kind of value.
+
+A value is accepted, or a message names its key. Nothing else is raised.
 """
 
 import copy
@@ -28,12 +29,12 @@ DEFAULTS = {name: module.default_config().to_dict() for name, module in CONFIGS.
 FILLED = {
   name: module.resolve(module.default_config()).to_dict() for name, module in CONFIGS.items()
 }
-# Of each wrong type, and of each wrong size.
+# Values of each wrong type and of each wrong size.
 WRONG = ("x", None, True, -2.5, 10**400, ("a",), {"a": 1})
 
 
 def _keys(tree, prefix=""):
-  """Every dotted key, groups too."""
+  """Returns every dotted key, including groups."""
   for key, value in tree.items():
     yield prefix + key
     if isinstance(value, dict):
@@ -41,7 +42,7 @@ def _keys(tree, prefix=""):
 
 
 def _changed(name, changes):
-  """The default config with other values, whatever their types."""
+  """Returns the default config with other values, of any types."""
   tree = copy.deepcopy(DEFAULTS[name])
   for key, value in changes.items():
     *groups, last = key.split(".")
@@ -55,8 +56,8 @@ def _changed(name, changes):
 
 
 def _tried(function, *args):
-  """(What it returns, None), or (None, the message of its ValueError); anything else that it raises
-  is a failure.
+  """Returns (result, None), or (None, the message of its ValueError). Any other exception is a
+  failure.
   """
   try:
     return function(*args), None
@@ -65,7 +66,7 @@ def _tried(function, *args):
 
 
 def _check(name, changes):
-  """The resolved config, None where it is refused with a message that names a changed key."""
+  """Returns the resolved config, or None where a message that names a changed key rejects it."""
   config = _changed(name, changes)
   if config is None:
     return None
@@ -74,7 +75,7 @@ def _check(name, changes):
     assert any(key.split(".")[-1] in told for key in changes), (changes, told)
     assert len(told) < 2000 * len(changes)
     return None
-  # What is taken is what stands in config.json, of the types that the computations expect.
+  # An accepted config equals config.json, with the types that the computations expect.
   text = json.dumps(resolved.to_dict(), default=list)
   assert json.loads(text) == json.loads(config_lib.to_json(resolved))
   assert not config_keys.type_problems(resolved.to_dict(), FILLED[name])
@@ -90,7 +91,7 @@ class TestResolve:
       for i, value in enumerate(WRONG)
       if _check(name, {key: value})
     }
-    # Texts in text keys, True in flags, and so on: most of it is refused.
+    # Texts in text keys, True in flags, and so on are accepted. Most other values are rejected.
     assert len(taken) < 0.4 * len(WRONG) * len(list(_keys(DEFAULTS[name])))
 
   VALUES = st.one_of(
@@ -119,7 +120,7 @@ class TestResolve:
   @pytest.mark.parametrize("name", CONFIGS)
   @hypothesis.given(data=st.data())
   def test_numbers_and_names_of_the_right_kind(self, name, data):
-    """As above, but mostly beyond the check of types."""
+    """Repeats the test above with values that mostly pass the check of types."""
     found = config_keys.leaves(DEFAULTS[name])
     like = {
       key: value for key, value in found if not isinstance(value, (str, dict)) and value is not None
@@ -172,7 +173,7 @@ class TestResolve:
 
   @hypothesis.given(data=st.data())
   def test_what_a_run_has_noted(self, data):
-    """The same of ``config.json``, from which a run is replayed."""
+    """Checks the same for ``config.json``, from which a run is replayed."""
     tree = json.loads(config_lib.to_json(config_lib.resolve(config_lib.default_config())))
     assert config_lib.from_json(tree).to_dict() == FILLED["retrieval"]
     *groups, last = data.draw(st.sampled_from(sorted(_keys(tree)))).split(".")
@@ -210,7 +211,7 @@ def test_shown_is_short(value):
   assert len(strings.shown(value)) <= 203
 
 
-# Each line of the standard input is a list of arguments, which a child of its own parses: absl
+# Each line of the standard input is a list of arguments. A separate child parses them, since absl
 # flags can be parsed once. Answers are lines too.
 _PARSER = """
 import contextlib, io, json, os, sys

@@ -1,4 +1,4 @@
-"""Microbatches: the gradient of the whole batch, in the memory of a part of it."""
+"""Tests microbatches: the gradient of the whole batch in the memory of a part of it."""
 
 import functools
 
@@ -59,8 +59,7 @@ def test_gradient_is_that_of_the_whole_batch(size):
 
 
 def test_it_is_not_the_mean_of_the_microbatches_own_losses():
-  # What accumulating gradients would descend: the lists of a microbatch are shorter, hence another
-  # loss.
+  # Gradient accumulation would descend another loss, since the lists of a microbatch are shorter.
   images, params, embed, _ = _problem()
   order = np.argsort(_LABELS, kind="stable")  # whole classes in each part
   parts = [_loss(embed(params, images[part]), _LABELS[part])[0] for part in np.split(order, 4)]
@@ -74,8 +73,8 @@ def test_size_that_does_not_divide_the_batch():
 
 
 def _temporaries(batch_size, microbatch, *, side=224):
-  """Bytes that XLA plans for the temporaries of a step of ResNet-50 with SOPRC; images arrive as
-  uint8.
+  """Returns the bytes of temporaries that XLA plans for a step of ResNet-50 with SOPRC. Images
+  arrive as uint8.
   """
   config = config_lib.resolve(config_lib.default_config())
   setting = objectives.Setting(

@@ -1,4 +1,7 @@
-"""SIGTERM and Ctrl-C amid the steps are noted; a second one is obeyed."""
+"""Tests SIGTERM and Ctrl-C during the steps.
+
+The first is noted, a second one stops the process at once.
+"""
 
 import os
 import signal
@@ -15,8 +18,8 @@ from soprc_jax.training import interrupts
 
 @pytest.fixture(autouse=True)
 def _ctrl_c_interrupts():
-  """As in a terminal: a shell lets commands in the background ignore it, and so the tests of such a
-  command.
+  """Enables Ctrl-C, as in a terminal. A shell makes background commands ignore it, including the
+  tests run by such a command.
   """
   before = signal.signal(signal.SIGINT, signal.default_int_handler)
   yield
@@ -62,7 +65,7 @@ def test_work_that_can_be_done_again_is_cut_short(capfd):
 
 
 def test_nothing_is_cut_where_signals_are_not_taken():
-  """As with several processes, of which jax tells that one is to stop."""
+  """Checks the case of several processes, where jax reports that one of them is to stop."""
   requests = interrupts.Requests()
   requests.number = signal.SIGTERM
   with requests.may_cut():
@@ -70,7 +73,7 @@ def test_nothing_is_cut_where_signals_are_not_taken():
 
 
 def test_a_signal_that_the_process_ignores_stays_ignored():
-  before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of a command in the background
+  before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a background command
   try:
     with interrupts.Requests() as requests:
       os.kill(os.getpid(), signal.SIGINT)
@@ -97,7 +100,7 @@ def test_the_second_stops_at_once(name, status):
   done = subprocess.run(
     [sys.executable, "-c", _TWICE.format(name=name)], cwd=runs.ROOT, capture_output=True, timeout=50
   )
-  assert done.returncode in (status, 1)  # Python tells Ctrl-C by its own traceback
+  assert done.returncode in (status, 1)  # Python shows its own traceback for Ctrl-C
   assert b"stopping after this step" in done.stderr
 
 

@@ -1,4 +1,4 @@
-"""Two runs cannot work in one folder."""
+"""Tests that two runs cannot use one folder."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ with workdir.hold(pathlib.Path(sys.argv[1])):
 
 
 def _holder(folder):
-  """Another process that holds the workdir."""
+  """Starts another process that locks the workdir."""
   process = subprocess.Popen(
     [sys.executable, "-c", _HOLDER, folder], cwd=runs.ROOT, stdout=subprocess.PIPE, text=True
   )
@@ -68,12 +68,12 @@ def test_the_second_is_refused_until_the_first_is_gone_however_it_went(tmp_path)
   process.stdout.close()
   with workdir.hold(tmp_path):
     assert (tmp_path / workdir.HOLDER).read_text().startswith(f"process {os.getpid()} on ")
-  with workdir.hold(tmp_path):  # and again
+  with workdir.hold(tmp_path):  # a second time
     pass
 
 
 def test_a_child_of_a_killed_run_does_not_keep_it(tmp_path):
-  # Loader processes may outlive their parent for a moment.
+  # Loader processes may outlive their parent for a short time.
   with workdir.hold(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], close_fds=False)
   try:

@@ -1,4 +1,4 @@
-"""A whole run in this process on two devices, to its results (training/results.py)."""
+"""Tests a whole run in this process on two devices, up to its results (training/results.py)."""
 
 import itertools
 import json
@@ -27,8 +27,8 @@ from soprc_jax.training import workdir as workdir_lib
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """`loop.train` in this process, on two devices, with a warm-up: its config, workdir and
-  results.
+  """Runs `loop.train` in this process, on two devices, with a warm-up. Returns its config, workdir
+  and results.
   """
   config = runs.tiny_config(warmup_steps=3, steps=5)
   workdir = tmp_path_factory.mktemp("run") / "workdir"
@@ -51,7 +51,7 @@ class TestRun:
     np.testing.assert_allclose(
       [line["learning_rate"] for line in lines], [schedule(step) for step in range(8)]
     )
-    assert lines[3]["v_weight"] == 0  # the warm-up left v alone
+    assert lines[3]["v_weight"] == 0  # the warm-up did not change v
     assert [line["step"] for line in lines if "val_mAUPRC" in line] == [3, 6, 8]
 
   def test_starts_only_on_devices_that_divide_the_batch(self, tmp_path):
@@ -62,7 +62,7 @@ class TestRun:
 
 
 def _and_terminate(function, due):
-  """A function that sends SIGTERM to this process when it begins, if that is due."""
+  """Wraps a function so that its call sends SIGTERM to this process when ``due`` is true."""
 
   def terminating(*args, **kwargs):
     if due(*args, **kwargs):
@@ -73,7 +73,7 @@ def _and_terminate(function, due):
 
 
 def _dying_after(count):
-  """`pipeline.iterate` whose workers die of a SIGTERM after some batches."""
+  """Returns `pipeline.iterate` whose workers die of a SIGTERM after some batches."""
   iterate = pipeline.iterate
 
   def dying(*args, **kwargs):
@@ -85,8 +85,8 @@ def _dying_after(count):
 
 
 def test_what_was_best_beyond_the_newest_checkpoint_is_forgotten(tmp_path, monkeypatch):
-  """As on other devices, whose bits are others: the steps come again, and the network that was best
-  of them is not the one that was.
+  """Checks a run that resumes with other bits, e.g. on other devices. The steps after the
+  checkpoint are made again, so the best model of the first attempt must not stay.
   """
   config, folder = runs.tiny_config(warmup_steps=0, steps=8), tmp_path / "run"
   evaluate, write = evaluation.evaluate, workdir_lib.MetricsLog.write
@@ -110,7 +110,7 @@ def test_what_was_best_beyond_the_newest_checkpoint_is_forgotten(tmp_path, monke
     with pytest.raises(RuntimeError, match="killed"):
       train(0.1, 0.3)
   best = folder / checkpoints.BEST
-  assert sorted(path.name for path in best.iterdir()) == ["3", "6"]  # a checkpoint is of step 4
+  assert sorted(path.name for path in best.iterdir()) == ["3", "6"]  # the newest one is of step 4
   results = train(0.05, 0.06)
   assert results["tested_step"] == 3
   assert results["val"]["mAUPRC"] == 0.1
@@ -133,7 +133,7 @@ def test_an_evaluation_is_cut_short_by_a_pre_emption_and_done_later(run, tmp_pat
     assert last["step"] == after
     assert "val_mAUPRC" not in last
 
-  # The processes that load images die of the same signal, before the first step and amid the steps.
+  # The loader processes die of the same signal, before the first step and during the steps.
   for count, told in ((0, "before the first of 8 steps"), (2, "after step 2 of 8")):
     with monkeypatch.context() as patch:
       patch.setattr(pipeline, "iterate", _dying_after(count))
@@ -141,17 +141,17 @@ def test_an_evaluation_is_cut_short_by_a_pre_emption_and_done_later(run, tmp_pat
         loop.train(config, folder)
   assert (folder / newest / "2").is_dir()
   stopped(3, evaluation, "evaluate")
-  stopped(3, evaluation, "evaluate")  # amid the one that makes up for it
-  # A kill when its network is kept and its line is not there yet.
+  stopped(3, evaluation, "evaluate")  # during the evaluation that makes up for it
+  # A kill after the model was saved and before its line was written.
   with monkeypatch.context() as patch:
     patch.setattr(workdir_lib.MetricsLog, "replace_last", None)
     with pytest.raises(TypeError):
       loop.train(config, folder)
   assert (folder / checkpoints.BEST / "3").is_dir()
-  # A signal amid the steps, before an evaluation begins.
+  # A signal during the steps, before an evaluation begins.
   stopped(6, workdir_lib.MetricsLog, "write", lambda log, line: line["step"] == 5)
   stopped(8, workdir_lib.MetricsLog, "write", lambda log, line: line["step"] == 7)
-  # A signal when the last step is done.
+  # A signal after the last step.
   with monkeypatch.context() as patch:
     patch.setattr(
       run_log.Records, "complete", _and_terminate(run_log.Records.complete, lambda *args: True)
@@ -168,7 +168,7 @@ def test_an_evaluation_is_cut_short_by_a_pre_emption_and_done_later(run, tmp_pat
 
 
 def test_a_process_that_is_not_the_main_one_writes_checkpoints_only(tmp_path, monkeypatch):
-  # Those are written together; logs, tables and pictures by process 0 alone.
+  # All processes write checkpoints together. Process 0 alone writes logs, tables and images.
   config = runs.tiny_config(warmup_steps=0, steps=2)
   workdir_lib.claim(tmp_path, config)
   monkeypatch.setattr(parallel, "is_main", lambda: False)

@@ -1,4 +1,4 @@
-"""No NaN and no infinity enters the state of a run."""
+"""Tests that no NaN and no infinity enters the state of a run."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +20,7 @@ class TestGuard:
     [
       ("stop", 0, 5, "new", 5),
       ("stop", 4, 5, "old", 4),
-      ("stop", 0, 6, "old", 4),  # the state was left standing at the step before
+      ("stop", 0, 6, "old", 4),  # the state was kept at the step before
       ("stop", 0, None, "new", 5),
       ("skip", 0, 5, "new", 5),
       ("skip", 4, 5, "old", 5),

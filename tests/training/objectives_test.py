@@ -1,6 +1,4 @@
-"""Objectives: the prior and its kinds, schedules, and SOPRC's loss put together from the public
-functions.
-"""
+"""Tests objectives: the kinds of prior, schedules, and SOPRC's loss from the public functions."""
 
 from absl.testing import parameterized
 import chex
@@ -44,7 +42,7 @@ def _embeddings(seed=0):
 
 
 def _inputs(objective, *, step=0, where=None, updates=2):
-  """Inputs after some updates of the carried state with other scores."""
+  """Returns inputs after some updates of the carried state with other scores."""
   tx = optax.chain(objective.tracker, optax.identity())
   state = tx.init({"w": jnp.zeros(1)})
   where = jnp.ones(_ROWS, bool) if where is None else jnp.array(where)
@@ -147,7 +145,7 @@ class PriorTest(chex.TestCase):
 
 
 class SoprcTest(chex.TestCase):
-  """What the objective minimises, put together by hand."""
+  """Tests the minimized loss against one composed by hand."""
 
   def _risk(self, config, v, prior, tau1):
     found = _found()
@@ -194,7 +192,7 @@ class SoprcTest(chex.TestCase):
     want = self._risk(config, stored.v[_LABELS], prior[_LABELS].astype(np.float32), config.tau1)
     np.testing.assert_allclose(outputs.metrics["soprc"], want, rtol=1e-5)
     np.testing.assert_allclose(outputs.loss, want + self._variance(config), rtol=1e-5)
-    # The start: debiased weights grow from 0, an explicit start has 1.
+    # At the start, debiased weights grow from 0. An explicit start has weight 1.
     visited = (1 - 0.9**3) if preset == "default" else 1.0
     np.testing.assert_allclose(stored.weight[:2], visited, rtol=1e-5)
 
@@ -250,8 +248,8 @@ class SoprcTest(chex.TestCase):
 
   @parameterized.parameters((1e-5, 1.0), (1.0, 0.0))
   def test_saturated_lists(self, prior, want):
-    # A tiny prior saturates every list, prior 1 none: its risk is 0. The masked image's list does
-    # not count.
+    # A tiny prior saturates every list. Prior 1 saturates none, since its risk is 0. The list of
+    # the masked image does not count.
     config = _loss_config(prior__kind="constant", prior__value=prior)
     objective = objectives.make_objective("soprc", config, _setting())
     outputs = objective.compute(_inputs(objective, where=[True, True, True, True, True, False])[0])
@@ -279,7 +277,7 @@ class SoprcTest(chex.TestCase):
     np.testing.assert_allclose(outputs.metrics["saturated_lists"], np.mean(risks > 0.95), rtol=1e-6)
     self.assertTrue(
       np.any((risks > 0.8) & (risks < 0.95)) and np.any(risks > 0.95), risks
-    )  # the limit matters
+    )  # the limit makes a difference
 
 
 class OtherObjectivesTest(chex.TestCase):

@@ -1,4 +1,4 @@
-"""Schedules as functions of the step, and optimizers against plain numpy loops."""
+"""Tests schedules as functions of the step, and optimizers against plain numpy loops."""
 
 import math
 
@@ -37,8 +37,8 @@ class ScheduleTest(chex.TestCase):
     np.testing.assert_allclose(_rates(config, range(11)), want, rtol=1e-5, atol=1e-8)
 
   def test_step(self):
-    # As torch's MultiStepLR: the update after `milestone` updates is the first one with the lower
-    # rate.
+    # As in torch's MultiStepLR: the update after `milestone` updates is the first one with the
+    # lower learning rate.
     config = _config(
       optim__schedule="step",
       optim__learning_rate=0.3,
@@ -108,7 +108,7 @@ def _gradients(steps):
 
 
 def _run(config, steps):
-  """Parameters after each step with the given gradients."""
+  """Returns the parameters after each step with the given gradients."""
   tx = optimizers.make_optimizer(config)
   update = jax.jit(tx.update)
   params = _params()
@@ -136,7 +136,7 @@ class OptimizerTest(chex.TestCase):
     for rate, gradient, got in zip(
       [0.2, 0.2, 0.2, 0.02, 0.002, 0.002], _gradients(6), _run(config, 6), strict=True
     ):
-      # The decay is part of the gradient (L2), and a lower rate scales the whole buffer.
+      # The decay is part of the gradient (L2), and a lower learning rate scales the whole buffer.
       buffers = jax.tree.map(lambda b, g, p: 0.9 * b + g + 0.05 * p, buffers, gradient, params)
       params = jax.tree.map(lambda p, b, rate=rate: p - rate * b, params, buffers)
       chex.assert_trees_all_close(got, params, rtol=1e-5, atol=1e-6)
@@ -165,7 +165,7 @@ class OptimizerTest(chex.TestCase):
 
   @parameterized.parameters("sgd", "adam")
   def test_head_multiplier_scales_the_rate_of_the_head_only(self, name):
-    # One step: after it the decay would see other weights.
+    # One step: after it the decay would apply to other weights.
     start = _params()
     (plain,) = _run(_config(optim__name=name), 1)
     (scaled,) = _run(_config(optim__name=name, optim__head_multiplier=10.0), 1)

@@ -1,4 +1,4 @@
-"""The README's commands for one's own images, as they stand there, on a folder of images."""
+"""Tests the README's commands for custom images, exactly as written, on a folder of images."""
 
 import json
 import pathlib
@@ -14,7 +14,9 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 def _draw(path, label, rng):
-  """A class is three coloured stripes and a tilt; its images differ in place, noise and size."""
+  """Draws an image of a class, which is three colored stripes and a tilt. Images of a class differ
+  in position, noise and size.
+  """
   colours = np.random.default_rng([3, label]).integers(0, 255, (3, 3))
   tilt = label % 7 / 7
   height, width = rng.integers(60, 110, 2)
@@ -25,7 +27,8 @@ def _draw(path, label, rng):
   Image.fromarray(np.clip(image, 0, 255).astype(np.uint8)).save(path)
 
 
-# As they stand there the slow way; else with fewer steps, which these easy classes need no more of.
+# The slow run is exactly as written. The other uses fewer steps, which are enough for these easy
+# classes.
 @pytest.mark.parametrize("shortened", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_train_evaluate_and_search(tmp_path, shortened):
   rng = np.random.default_rng(0)

@@ -1,5 +1,6 @@
-"""The example of a custom loss in the docs, as it stands there, trains from outside the package
-(training/loss_protocol.py).
+"""Tests that the custom loss of the docs trains from outside the package, exactly as written.
+
+Its interface is training/loss_protocol.py.
 """
 
 import json

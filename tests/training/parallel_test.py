@@ -1,4 +1,4 @@
-"""Devices and processes."""
+"""Tests devices and processes."""
 
 import ast
 
@@ -19,7 +19,7 @@ class TestParallel:
     with pytest.raises(
       ValueError, match=r"train\.batch_size=21 is not divisible by 2 devices: use 18 or 24"
     ):
-      parallel.check_batch(21, 3, 0)  # both fit the classes of three too
+      parallel.check_batch(21, 3, 0)  # both fit classes of three too
     with pytest.raises(ValueError, match=r"use 18$"):
       parallel.check_batch(9, 9, 0)
     with pytest.raises(
@@ -49,8 +49,7 @@ class TestParallel:
     chex.assert_trees_all_equal_dtypes(got, tree)
 
   def test_unreplicated_arrays_are_copies(self):
-    # The step gives its buffers away; a checkpoint in the making must not see the next step in
-    # them.
+    # The step donates its buffers. A checkpoint in progress must not see the next step in them.
     toy = toys.make(devices=toys.NUM_DEVICES)
     state = parallel.replicate(toy.initial())
     kept = parallel.unreplicate(state)

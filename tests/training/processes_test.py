@@ -1,4 +1,4 @@
-"""One run on several processes, and on another number of devices when it goes on."""
+"""Tests one run on several processes, and a resume on another number of devices."""
 
 import json
 import re
@@ -13,7 +13,7 @@ import runs
 
 from soprc_jax.training import checkpoints
 
-# SGD, since Adam turns the rounding of tiny gradients into steps of full size.
+# SGD, since Adam turns the rounding of tiny gradients into full-size steps.
 _FLAGS = {"optim.name": "sgd", "optim.learning_rate": 0.01, "warmup.steps": 3, "train.steps": 15}
 
 
@@ -33,11 +33,13 @@ def _start(module, flags, devices, *more, **variables):
 
 
 def _together(module, flags_of_each, devices, *, slurm=False):
-  """Runs a module in several processes to their end: (return code, stdout, stderr) of each."""
+  """Runs a module in several processes to their end. Returns (return code, stdout, stderr) of
+  each.
+  """
   started = []
   count, port = str(len(flags_of_each)), runs.free_port()
   for i, flags in enumerate(flags_of_each):
-    if slurm:  # what srun sets; jax takes the port from the number of the job
+    if slurm:  # set by srun; jax takes the port from the number of the job
       task = {"SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": count}
       variables = task | {"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)}
       started.append(_start(module, flags, devices, "--distributed", **variables))
@@ -49,15 +51,15 @@ def _together(module, flags_of_each, devices, *, slurm=False):
 
 
 def _reports(process):
-  """Whether a process prints what it has found. jax's collectives print too, from several threads,
-  so that lines mix.
+  """Returns whether a process prints its results. jax's collectives print too, from several
+  threads, so lines may mix.
   """
   return "mAUPRC" in process[1]
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-  """The run on one device."""
+  """Runs on one device."""
   folder = tmp_path_factory.mktemp("alone") / "run"
   done = runs.call("experiments.train", *_flags(folder))
   assert done.returncode == 0, done.stderr
@@ -65,7 +67,7 @@ def alone(tmp_path_factory):
 
 
 def _assert_alike(folder, other):
-  """The same run up to rounding: steps, losses, parameters, v and metrics."""
+  """Checks that two runs agree up to rounding in steps, losses, parameters, v and metrics."""
   lines, wanted = (
     [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     for path in (folder, other)
@@ -99,12 +101,12 @@ def test_two_processes_of_two_devices(alone, tmp_path):
   _assert_alike(tmp_path / "run", alone)
   results = json.loads((tmp_path / "run" / "results.json").read_text())
   assert results["device"].startswith("4 x cpu in 2 processes")
-  # One of them reports.
+  # Only one process prints.
   assert (_reports(first), _reports(second)) == (True, False)
   assert "step 18/18" in first[2]
   assert "step 18/18" not in second[2]
   assert len(list((tmp_path / "run" / "tensorboard").iterdir())) == 1
-  # The same checkpoint by two processes, by one, and by what training has told: the same numbers.
+  # Two processes, one process and the training itself report the same numbers for a checkpoint.
   (first, second) = _together("experiments.evaluate", [flags, flags], devices=1, slurm=True)
   assert (first[0], second[0]) == (0, 0), first[2] + second[2]
   assert (_reports(first), _reports(second)) == (True, False)
@@ -171,7 +173,7 @@ def test_processes_with_different_flags_are_refused(tmp_path, module, change, wh
   assert not (tmp_path / "run" / "config.json").exists()
 
 
-@pytest.mark.slow  # jax waits half a minute for the process that does not come
+@pytest.mark.slow  # jax waits half a minute for the missing process
 def test_a_mistake_in_one_process_ends_them_all(tmp_path):
   flags = _flags(tmp_path / "run")
   first, second = _together(
@@ -179,7 +181,7 @@ def test_a_mistake_in_one_process_ends_them_all(tmp_path):
   )
   assert second[0] == 1
   assert "Error: the config does not work:" in second[2]
-  assert first[0] != 0  # it is told, or ended by jax's coordinator
+  assert first[0] != 0  # it reports an error, or jax's coordinator ends it
 
 
 @pytest.mark.parametrize(

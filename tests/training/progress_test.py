@@ -1,6 +1,4 @@
-"""What a run tells while it trains: its speed, how long it waits for images, when it will
-be done.
-"""
+"""Tests the progress lines of a run: speed, waiting time for images, and remaining time."""
 
 import logging
 import time
@@ -17,7 +15,7 @@ def test_share_of_all_steps():
 
 
 class _Clock:
-  """Time that passes when it is told to."""
+  """Provides a clock that only moves when the test sets it."""
 
   def __init__(self, monkeypatch):
     self.now = 100.0
@@ -25,7 +23,7 @@ class _Clock:
 
 
 def _show(caplog, monkeypatch, lines, *, num_steps, start=0, **values):
-  """Messages of a run whose steps take a second each, the first one 50."""
+  """Returns the messages of a run whose steps take a second each, the first one 50."""
   clock = _Clock(monkeypatch)
   monkeypatch.setattr(progress, "on_terminal", lambda config: False)
   monkeypatch.setattr(logging.getLogger("soprc_jax"), "propagate", True)

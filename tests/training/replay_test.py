@@ -1,4 +1,4 @@
-"""A kept step that is missing or damaged."""
+"""Tests a stored step that is missing or corrupt."""
 
 import pytest
 

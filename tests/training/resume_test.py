@@ -1,5 +1,6 @@
-"""Resume equals uninterrupted: SIGKILL at any moment and the same command again end with the same
-bits.
+"""Tests that a resumed run equals an uninterrupted one.
+
+After a SIGKILL at any moment, the same command ends with the same bits.
 """
 
 import json
@@ -11,7 +12,7 @@ import runs
 
 
 def _checkpoints(folder):
-  """Steps of the finished checkpoints."""
+  """Returns the steps of the finished checkpoints."""
   return crashes.left(folder)["checkpoints"]
 
 
@@ -25,7 +26,7 @@ def test_f14_killed_twice(tmp_path):
   # While the main phase compiles: steps 5 and 6 are in the log, the newest checkpoint is of step 4.
   assert runs.start_and_kill(flags, lambda _: _logged(folder) >= 6)
   assert (_checkpoints(folder), _logged(folder)) == ([4], 6)
-  # Amid the main phase: v is not what it was at the start.
+  # During the main phase: v differs from its start.
   assert runs.start_and_kill(flags, lambda _: _checkpoints(folder)[-1:] >= [8])
   assert 8 <= _checkpoints(folder)[-1] < 24
   done = runs.call("experiments.train", *flags)
@@ -39,7 +40,7 @@ def test_goes_on_with_other_workers_and_a_damaged_compile_cache(tmp_path, monkey
   monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "compiled"))
   folder = tmp_path / "run"
   assert runs.start_and_kill(runs.tiny_flags(folder), lambda _: _checkpoints(folder)[-1:] >= [12])
-  # JAX writes its cache in place: a kill can leave half a file.
+  # JAX writes its cache in place, so a kill can leave half a file.
   entries = [path for path in (tmp_path / "compiled").rglob("*") if path.is_file()]
   assert entries
   for path in entries:

@@ -1,5 +1,6 @@
-"""Every kind of data, from files on disk through training and evaluation: one by their commands,
-the others in this process.
+"""Tests every kind of data, from files on disk through training and evaluation.
+
+One runs by its commands, the others in this process.
 """
 
 import io
@@ -82,8 +83,8 @@ def test_the_commands_train_and_evaluate(tmp_path):
   assert values["num_queries"] == trees.PER_CLASS * 6
 
 
-# The same data sets by TFDS are trained on in any case, and their list files are read in
-# list_files_test.py.
+# Training on the same data sets by TFDS is always tested, and list_files_test.py reads their list
+# files.
 _SLOW = ("sop.py", "inaturalist.py")
 
 
@@ -115,7 +116,7 @@ def test_train_and_evaluate(tmp_path, name):
 
 
 def test_a_folder_of_png_gives_the_result_of_the_source_in_memory(tmp_path):
-  """A small one; the slow test below has 200 classes of 6."""
+  """Checks a small data set. The slow test below has 200 classes of 6."""
   _compare_with_memory(tmp_path, num_classes=24, per_class=4, steps=3)
 
 
@@ -132,8 +133,8 @@ def test_a_folder_of_200_classes_gives_the_result_of_the_source_in_memory(tmp_pa
 
 
 def _compare_with_memory(tmp_path, *, num_classes, per_class, steps, **values):
-  """The same training on PNG files and on the arrays that they were written from; returns the
-  results of both, which are equal.
+  """Trains on PNG files and on the arrays that they were written from. Returns the results of both,
+  which are equal.
   """
   memory = trees.glyph_folder(tmp_path / "data", num_classes, per_class)
   config = config_lib.ConfigDict(
@@ -159,8 +160,8 @@ def _compare_with_memory(tmp_path, *, num_classes, per_class, steps, **values):
 class TestBrokenImages:
   @pytest.fixture
   def root(self, tmp_path):
-    """24 classes; one broken file in each third of them, and one class with nothing but broken
-    files.
+    """Writes 24 classes. Every third class has one corrupt file, and one class has corrupt files
+    only.
     """
     trees.folder(tmp_path / "data", 24)
     whole = io.BytesIO()
@@ -177,7 +178,8 @@ class TestBrokenImages:
     assert "Error: " in done.stderr
     assert ".png: " in done.stderr
     assert "data.on_broken=skip" in done.stderr
-    # The way out works on the same folder: nothing that the run has done hangs on the policy.
+    # The suggested fix works on the same folder: nothing that the run has written depends on the
+    # policy.
     loop.train(_config("folder.py", root, **{"data.on_broken": "skip"}), tmp_path / "run")
 
   def test_f29_skip_counts_and_goes_on(self, tmp_path, root):

@@ -1,4 +1,4 @@
-"""The training step, on one device and on two."""
+"""Tests the training step, on one device and on two."""
 
 import chex
 import jax
@@ -49,8 +49,8 @@ class TestStep:
       ({}, None),
       ({"loss__preset": "paper", "loss__name": "soprc"}, None),
       ({"loss__name": "triplet"}, None),
-      # As many valid images on each device or not: the lists must be right anyway. Batch norm is
-      # frozen here.
+      # Devices may have equal or unequal numbers of valid images. The lists must be right in any
+      # case. Batch norm is frozen here.
       ({"masked": True, "freeze_bn": True}, [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0]),
     ],
     ids=["soprc", "paper", "triplet", "masked"],
@@ -72,7 +72,8 @@ class TestStep:
     ids=["unchecked", "whole", "microbatches"],
   )
   def test_the_same_step_under_shard_map(self, check_vma, values):
-    # Moving off pmap is an edit in parallel.py: the step itself does not know who has mapped it.
+    # A change from pmap to another mapping stays inside parallel.py: the step does not depend on
+    # the mapping.
     toy, batches = (
       toys.make(devices=toys.NUM_DEVICES, **values),
       [toys.make_batch(seed) for seed in range(3)],
@@ -177,6 +178,6 @@ class TestCarriedScores:
     assert "soprc" not in history[0]
 
   def test_a_warmup_starts_from_the_same_structure(self):
-    # Both phases step the same state: no part of it may change its type.
+    # Both phases update the same state: no part of it may change its type.
     state, _ = toys.make(warmup=True).run([toys.make_batch(0)])
     assert jax.tree.structure(toys.make().initial()) == jax.tree.structure(state)

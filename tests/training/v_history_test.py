@@ -1,4 +1,7 @@
-"""v.jsonl: v of some classes over a run, beside the scores that it follows."""
+"""Tests v.jsonl: the auxiliary vector v of some classes over a run.
+
+It also has the scores that v follows.
+"""
 
 import json
 
@@ -22,7 +25,7 @@ def data():
 
 
 def _phi_of_pairs(embeddings, num_points):
-  """One image after the other, each with its own list."""
+  """Returns phi, one image after the other, each with its own list."""
   rows = []
   for query in range(len(embeddings)):
     scores = np.array(
@@ -85,7 +88,7 @@ def test_a_large_class_is_thinned():
 
 
 def _visits(folder, data, last_step, step):
-  """What a run that goes on from ``last_step`` has counted at ``step``."""
+  """Returns the visits counted at ``step`` by a run that resumes from ``last_step``."""
   history = v_history.VHistory(folder, runs.tiny_config(), data, last_step=last_step)
   history._count_visits(step)
   history.close()

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and its log across kills."""
+"""Tests the workdir of a run: its owner, and its log across kills."""
 
 import fnmatch
 import json
@@ -38,7 +38,7 @@ class TestClaim:
     workdir.claim(tmp_path, _config())
     before = (tmp_path / workdir.CONFIG).read_text()
     workdir.claim(tmp_path, _config())
-    workdir.claim(tmp_path, _config(data__workers=4))  # changes no result
+    workdir.claim(tmp_path, _config(data__workers=4))  # does not change the results
     assert (tmp_path / workdir.CONFIG).read_text() == before
 
   def test_a_config_of_an_older_version_goes_on(self, tmp_path):
@@ -105,7 +105,7 @@ class TestClaim:
     (tmp_path / "latest.log").symlink_to(tmp_path / "log")
     (tmp_path / "code" / "data").symlink_to(tmp_path)
     workdir.claim(tmp_path, _config())
-    assert not workdir.check(tmp_path, _config())  # and again, to resume
+    assert not workdir.check(tmp_path, _config())  # a second time, to resume
     assert (tmp_path / "log").read_text() == "a scheduler writes here"
 
   @pytest.mark.parametrize("name", ["metrics.jsonl", "tensorboard"])
@@ -116,7 +116,7 @@ class TestClaim:
       workdir.check(tmp_path, _config())
 
   def test_f66_the_names_are_those_of_a_run(self):
-    """Another file or folder that a run writes must be added to `workdir.WRITES`."""
+    """Checks that `workdir.WRITES` lists every file and folder that a run writes."""
     names = {path.name for path in runs.finished().workdir.iterdir()} - {
       workdir.LOCK,
       workdir.HOLDER,

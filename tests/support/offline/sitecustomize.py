@@ -1,7 +1,8 @@
-"""Python imports this at the start of every process that tests start (`runs.environment`): they
-reach this machine and nothing else.
+"""Blocks network access in every process that tests start (`runs.environment`).
 
-What is not Python, like gRPC, is not held back.
+Python imports this module at the start. Only this machine can be reached.
+
+Code outside Python, like gRPC, is not blocked.
 """
 
 import ipaddress
@@ -23,7 +24,7 @@ def _is_here(host: Any) -> bool:
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
   if event in ("socket.connect", "socket.sendto"):
     address = arguments[1]
-    host = address[0] if isinstance(address, tuple) else None  # else a socket in the file system
+    host = address[0] if isinstance(address, tuple) else None  # else a file system socket
   elif event in ("socket.getaddrinfo", "socket.gethostbyname"):
     host = arguments[0]
   else:
