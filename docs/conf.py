@@ -1,5 +1,7 @@
-"""The documentation: ``python -m sphinx -W --keep-going -b html docs docs/_build/html``, without a
-network connection.
+"""Configures the documentation.
+
+Build it without a network connection: ``python -m sphinx -W --keep-going -b html docs
+docs/_build/html``.
 """
 
 import functools
@@ -21,11 +23,11 @@ release = runpy.run_path(str(_ROOT / "soprc_jax" / "version.py"))["__version__"]
 version = release
 
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_nb", "sphinx_copybutton"]
-# Examples are copied without their prompts and without what they print.
+# Examples are copied without their prompts and their output.
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 exclude_patterns = ["_build"]
-# Formulas as MathML, which browsers draw themselves: MathJax would be fetched from the network.
+# Formulas as MathML, which browsers render: MathJax would be fetched from the network.
 html_math_renderer = "mathml"
 html_theme = "furo"
 html_title = f"soprc_jax {release}"
@@ -38,7 +40,7 @@ html_copy_source = False
 # Single backticks in docstrings: a link where the name is documented, code where it is not.
 default_role = "py:obj"
 autodoc_member_order = "bysource"
-# Docstrings tell shapes and ranges, which Any does not.
+# Docstrings state shapes and ranges, which Any does not.
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 napoleon_google_docstring = True
@@ -47,23 +49,21 @@ napoleon_use_ivar = True
 napoleon_use_rtype = False
 
 myst_enable_extensions = ["dollarmath", "html_image"]
-# So that links to headings of other pages are checked: errors of the build if there is no such
-# heading.
+# Checks links to headings of other pages: a missing heading is an error of the build.
 myst_heading_anchors = 3
 
-# Notebooks are stored without outputs; a build runs those that have changed since the last one.
+# Notebooks are stored without outputs. A build runs those that have changed since the last build.
 nb_execution_mode = "cache"
 nb_execution_timeout = 120
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 
-# Files of the repository that are pages here, by the name of the page; they stay the only source.
+# Pages that are files of the repository, which remain their only source.
 _PAGES = {"results": "results/README.md"}
 
 
 def _from_repository(app: Any, page: str, source: list[str]) -> None:
-  """Puts a file of the repository in the place of its page, and what code tells of itself in the
-  place of its mark.
+  """Replaces a page by its file of the repository, and each mark by the text generated from code.
 
   Marks: ``[modules PACKAGE]``, ``[keys MODULE]``.
   """
@@ -78,7 +78,7 @@ def _from_repository(app: Any, page: str, source: list[str]) -> None:
 
 
 def _modules(package: str) -> str:
-  """A section for each public module of ``soprc_jax.PACKAGE``, so that none is forgotten."""
+  """Returns a section for each public module of ``soprc_jax.PACKAGE``, so that none is missing."""
   names = sorted(path.stem for path in (_ROOT / "soprc_jax" / package).glob("[!_]*.py"))
   section = (
     "## {name}\n\n```{{eval-rst}}\n.. automodule:: soprc_jax.{package}.{name}\n   :members:\n```\n"
@@ -87,8 +87,8 @@ def _modules(package: str) -> str:
 
 
 def _keys(name: str) -> str:
-  """A table of the config keys in ``KEYS`` of a module, with what each preset sets where the module
-  has ``PRESETS``.
+  """Returns a table of the config keys in ``KEYS`` of a module, with the value of each preset where
+  the module has ``PRESETS``.
   """
   module = importlib.import_module(name)
   presets = getattr(module, "PRESETS", {})
@@ -111,9 +111,7 @@ def _keys(name: str) -> str:
 
 
 def _moved(text: str, folder: Path) -> str:
-  """The text of a file in ``folder`` with its relative links and pictures as they must stand in
-  docs/.
-  """
+  """Rewrites the relative links and images in the text of a file in ``folder`` for docs/."""
 
   def place(path: str) -> str:
     return str((folder / path).resolve().relative_to(_ROOT))
@@ -128,9 +126,7 @@ def _moved(text: str, folder: Path) -> str:
 
 
 def _skip_fields(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any) -> bool | None:
-  """Fields of named tuples are in their class's docstring, with their shapes; what collections says
-  of them is of no use.
-  """
+  """Skips the generated docstrings of named tuples' fields: the docstring of the class has them."""
   del app, what, name, skip, options
   return (
     True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None

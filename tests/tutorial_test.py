@@ -27,9 +27,9 @@ def _commands():
 
 
 def test_each_program_is_there_with_its_output():
-  programs = [shlex.split(command)[2] for commands, _ in _commands() for command in commands]
+  programs = [shlex.split(command)[:2] for commands, _ in _commands() for command in commands]
   names = ("train", "evaluate", "report", "search", "embed", "search", "export")
-  assert programs == [f"experiments.{name}" for name in names]
+  assert programs == [["soprc", name] for name in names]
 
 
 @pytest.mark.slow
@@ -42,7 +42,7 @@ def test_commands_print_what_the_page_says(tmp_path):
     printed = []
     for command in commands:
       words = shlex.split(command.replace("IMAGES", str(images)).replace("runs/", f"{tmp_path}/"))
-      done = runs.call(words[2], *words[3:], env=runs.environment())
+      done = runs.call("soprc_jax.cli", *words[1:], env=runs.environment())
       assert done.returncode == 0, done.stderr
       output = (
         (done.stdout + done.stderr).replace(str(images), "IMAGES").replace(f"{tmp_path}/", "runs/")
