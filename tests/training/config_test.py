@@ -196,7 +196,7 @@ _BAD = [
   ("optim.weight_decay", -1e-4, ">= 0"),
   ("optim.head_multiplier", -1.0, ">= 0"),
   ("warmup.steps", -1, ">= 0"),
-  ("warmup.loss", "soprc", "state of its own"),
+  ("warmup.loss", "soprc", "must have no carried state"),
   ("warmup.learning_rate", -1.0, ">= 0"),
   ("train.steps", -1, ">= 0"),
   ("train.steps", 0, "at least 1"),
