@@ -380,7 +380,7 @@ KEYS = (
     losses=_BLACKBOX,
   ),
   Key("loss.blackbox.include_self", True, "the query is relevant to itself", losses=_BLACKBOX),
-  Key("loss.custom", {}, "options of a custom loss", losses=("your own",)),
+  Key("loss.custom", {}, "options of a custom loss", losses=("custom losses",)),
   Key("optim.name", "sgd", "optimizer", choices=optimizers.OPTIMIZERS),
   Key("optim.learning_rate", 0.01, "learning rate of the main phase", low=0, often=True),
   Key("optim.schedule", "step", "schedule of the learning rate", choices=optimizers.SCHEDULES),
@@ -426,7 +426,11 @@ KEYS = (
     on_resume=True,
   ),
   Key("train.max_skipped", 10, "steps in a row that may be skipped", low=1, on_resume=True),
-  Key("eval.every", 1000, "steps between evaluations on the validation split; 0: none"),
+  Key(
+    "eval.every",
+    1000,
+    "steps between evaluations on the validation split; 0: only after the last step",
+  ),
   Key(
     "eval.image_size", 224, "side of the center crop of a test image in pixels", low=1, high=_SIDE
   ),
@@ -462,7 +466,7 @@ RESUME_FREE = tuple(key.name for key in KEYS if key.on_resume)
 
 # Groups of a config file for soprc compare and soprc ablate, which check them.
 _OF_OTHER_PROGRAMS = ("compare",)
-# Groups in which any keys may stand.
+# Groups that take any keys.
 _FREE = tuple(key.name for key in KEYS if key.default == {})
 
 

@@ -75,9 +75,8 @@ def train_step(
   Args:
     state: state after t steps.
     batch: this device's part of the batch: ``image [B, H, W, 3]`` uint8, ``label [B]`` int32 rows
-      of v, ``where [B]`` bool. Optionally ``broken [B]`` bool, to count broken images, and the
-      scalar ``step``, the number of this step from 1, to detect a state that an earlier step has
-      stopped.
+      of v, ``where [B]`` bool. Optional: ``broken [B]`` bool, to count broken images; the scalar
+      ``step``, the number of this step from 1, to detect a state that an earlier step has stopped.
     model: see `soprc_jax.models.EmbeddingNet`.
     tx: ``chain(carrier.tracker, optimizer)``.
     objective: objective that is minimized.

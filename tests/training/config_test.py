@@ -129,7 +129,7 @@ class TestTable:
       assert {f"loss.{name}" for name, _ in config_keys.leaves(preset)} == open_keys
 
   def test_keys_name_losses_that_there_are(self):
-    named = {name for key in config_lib.KEYS for name in key.losses} - {"your own"}
+    named = {name for key in config_lib.KEYS for name in key.losses} - {"custom losses"}
     assert named == objectives.LOSSES.keys()
     named = {name for key in binary_config.KEYS for name in key.losses}
     assert named <= binary_losses.LABELS.keys()
