@@ -71,9 +71,9 @@ class Requests:
   def may_cut(self) -> Iterator[None]:
     """Returns a context of repeatable work, in which a signal raises `CutShort`.
 
-    A signal that was recorded before raises it at once. A preempted machine is left about half a
-    minute, and an evaluation may take longer. With several processes nothing is interrupted, since
-    they would not agree where.
+    A signal that was recorded before raises it immediately. A preempted machine has about half a
+    minute left, and an evaluation may take longer. With several processes nothing is interrupted,
+    since they would not agree where.
     """
     if self.number is not None and self._before:
       raise CutShort
