@@ -1,1 +1,1 @@
-"""Training and evaluation of embedding networks: config, step, loop, checkpoints, devices."""
+"""Training and evaluation of embedding models: config, step, loop, checkpoints, devices."""

@@ -1,4 +1,4 @@
-"""The methods that the paper compares with, as objectives: which loss, which options."""
+"""Objectives of the paper's baseline methods: the loss function and its options."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,10 +14,14 @@ LossFn = Callable[..., jax.Array]
 
 
 def stateless(loss_fn: LossFn, setting: Setting, **options: Any) -> Objective:
-  """An objective from a pure function ``loss_fn(embeddings, labels, *, where, axis_name, **options)
-  -> scalar``.
+  """Returns an objective without carried state from a pure loss function.
 
-  This is all that a loss of your own needs; see the README.
+  A custom loss needs nothing else; see the README.
+
+  Args:
+    loss_fn: ``loss_fn(embeddings, labels, *, where, axis_name, **options) -> scalar``.
+    setting: properties of the run; its ``axis_name`` is passed to ``loss_fn``.
+    options: further keyword arguments of ``loss_fn``.
   """
 
   def compute(inputs: Inputs) -> Outputs:
@@ -32,7 +36,7 @@ def stateless(loss_fn: LossFn, setting: Setting, **options: Any) -> Objective:
 def _by_options(
   name: str, loss_fn: LossFn, *, bounded: bool = False
 ) -> Callable[[Any, Setting], Objective]:
-  """The objective whose options are the sub-config ``config.loss.NAME``, as they are."""
+  """Returns a factory of the objective with the options ``config.loss.NAME``, unchanged."""
 
   def make(config: Any, setting: Setting) -> Objective:
     options = dict(config[name])
@@ -44,7 +48,7 @@ def _by_options(
 
 
 def _average_precision(config: Any, setting: Setting) -> Objective:
-  """The AP loss of the batch (Eq. 5) with SOPRC's surrogates."""
+  """Returns the AP loss of the batch (Eq. 5) with SOPRC's surrogates."""
 
   def loss_fn(
     embeddings: jax.Array, labels: jax.Array, *, where: jax.Array, axis_name: str | None
@@ -66,7 +70,7 @@ def _average_precision(config: Any, setting: Setting) -> Objective:
 
 
 def _xbm(config: Any, setting: Setting) -> Objective:
-  """Contrastive loss against the embeddings of earlier batches; the memory is carried like v."""
+  """Returns the contrastive loss against earlier embeddings, whose memory is carried like v."""
   options = config.xbm
   tracker = memory.embedding_memory(
     options.memory_size,
@@ -97,7 +101,7 @@ def _xbm(config: Any, setting: Setting) -> Objective:
 
 
 def _blackbox(config: Any, setting: Setting) -> Objective:
-  """BlackBox AP, with the embeddings of earlier batches in the gallery."""
+  """Returns the BlackBox AP loss, with the embeddings of earlier batches in the gallery."""
   options = config.blackbox
   tracker = memory.embedding_memory(
     options.memory_size, setting.embedding_dim, axis_name=setting.axis_name

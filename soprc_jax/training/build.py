@@ -1,4 +1,4 @@
-"""From a resolved config to the parts of a run: data, network, objectives, optimizer."""
+"""Builds the parts of a run from a resolved config: data, model, objectives, optimizer."""
 
 from collections.abc import Callable
 import dataclasses
@@ -24,12 +24,12 @@ StepFn = Callable[[Any, dict[str, np.ndarray]], tuple[Any, dict[str, jax.Array]]
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-  """Splits of a data set, and what the training needs to know of them.
+  """Splits of a data set, with the label rows and the batch sampler for training.
 
   Attributes:
-    splits: as of `datasets.make_splits`.
-    rows: row of each training label in v.
-    sampler: plans of the training batches.
+    splits: of `datasets.make_splits`.
+    rows: training label -> row of its class in the auxiliary vectors v.
+    sampler: chooses the images of each training batch.
   """
 
   splits: dict[str, sources.Source]
@@ -37,12 +37,12 @@ class Data:
   sampler: sampler.ClassSampler
 
   def class_counts(self) -> np.ndarray:
-    """``[C]`` training images of each row."""
+    """Returns the number of training images of each row, ``[C]``."""
     return np.unique(self.splits["train"].labels, return_counts=True)[1]
 
 
 def make_data(config: ConfigDict) -> Data:
-  """Splits, label rows and sampler of a run."""
+  """Returns the splits, label rows and sampler of a run."""
   splits = datasets.make_splits(config.data)
   labels = splits["train"].labels
   plan = sampler.ClassSampler(
@@ -56,7 +56,7 @@ def make_data(config: ConfigDict) -> Data:
 
 
 def make_batches(config: ConfigDict, data: Data) -> pipeline.TrainBatches:
-  """Random access to the training batches of this process."""
+  """Returns the training batches of this process, with random access."""
   return pipeline.TrainBatches(
     data.splits["train"],
     data.sampler,
@@ -72,8 +72,12 @@ def make_batches(config: ConfigDict, data: Data) -> pipeline.TrainBatches:
 
 
 def make_model(config: ConfigDict, *, freeze_bn: bool, axis_name: str | None = None) -> nn.Module:
-  """The network of ``config.model``; batch norm in training mode takes its statistics over
-  ``axis_name``.
+  """Returns the model of ``config.model``.
+
+  Args:
+    config: resolved.
+    freeze_bn: whether batch norm keeps its statistics.
+    axis_name: mapped axis over which batch norm in training mode takes its statistics.
   """
   stages, bottleneck = RESNETS[config.model.name]
   dtype = jnp.dtype(config.model.dtype)
@@ -92,12 +96,12 @@ def make_model(config: ConfigDict, *, freeze_bn: bool, axis_name: str | None = N
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-  """What a run computes with.
+  """Model, optimizer and compiled steps of a run.
 
   Attributes:
-    model: network in evaluation mode.
-    tx: optimizer chain, the carried state of the loss in front.
-    schedule: learning rate by step.
+    model: model in evaluation mode.
+    tx: optimizer chain; the carried state of the loss comes first.
+    schedule: learning rate as a function of the step.
     warmup_step: compiled step of the warm-up phase.
     main_step: compiled step of the main phase.
   """
@@ -116,16 +120,18 @@ def make_parts(
   optimizer: optax.GradientTransformation | None = None,
   on_nonfinite: str | None = None,
 ) -> Parts:
-  """Network, optimizer and compiled steps; nothing is compiled until a step is called.
+  """Returns the model, the optimizer and the step functions of a run.
+
+  A step is compiled when it is first called.
 
   Args:
     config: resolved.
     class_counts: ``[C]`` training images of each row of v, see `Data.class_counts`.
-    optimizer: instead of the one of ``config.optim``.
-    on_nonfinite: instead of ``config.train.on_nonfinite``, see `step.guarded`.
+    optimizer: replaces the one of ``config.optim``; None keeps that one.
+    on_nonfinite: replaces ``config.train.on_nonfinite``, see `step.guarded`; None keeps that one.
 
   Raises:
-    ValueError: the devices do not divide the batch; a loss of one's own does not work.
+    ValueError: the devices do not divide the batch; a custom loss does not work.
   """
   parallel.check_batch(config.train.batch_size, config.train.per_class, config.train.microbatch)
   if config.loss.name not in objectives.LOSSES:
@@ -174,22 +180,24 @@ def make_parts(
 
 
 def abstract_network(config: ConfigDict) -> dict[str, Any]:
-  """Shapes and dtypes of ``{"params", "batch_stats"}``, whatever the data are."""
+  """Returns shapes and dtypes of ``{"params", "batch_stats"}``, independent of the data."""
   images = jax.ShapeDtypeStruct((1, config.data.image_size, config.data.image_size, 3), jnp.uint8)
   variables = jax.eval_shape(make_model(config, freeze_bn=True).init, jax.random.key(0), images)
   return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
 
 
 def abstract_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
-  """Shapes and dtypes of the state: what a checkpoint is restored to, without drawing or compiling
-  anything.
+  """Returns shapes and dtypes of the state, the target that a checkpoint is restored to.
+
+  Nothing is drawn or compiled.
   """
   return jax.eval_shape(functools.partial(_random_state, config, parts))
 
 
 def starting_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
-  """State at step 0: random weights by ``config.seed``, or the network of
-  ``config.model.init_from``.
+  """Returns the state at step 0.
+
+  The weights are random by ``config.seed``, or those of ``config.model.init_from``.
   """
   state = _random_state(config, parts)
   if not config.model.init_from:
@@ -203,16 +211,15 @@ def starting_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
 def check_unseen(
   config: ConfigDict, splits: datasets.Splits | None = None, *, allow_seen_classes: bool = False
 ) -> classes.Names:
-  """Raises a ValueError if the network of ``config.model.init_from`` was trained on classes of val
-  or test.
+  """Raises a ValueError if the initial model was trained on validation or test classes.
 
   Args:
-    config: resolved.
-    splits: of its data; None reads them.
-    allow_seen_classes: log a warning instead.
+    config: resolved; ``config.model.init_from`` names the initial model.
+    splits: splits of its data; None reads them.
+    allow_seen_classes: log a warning instead of raising.
 
   Returns:
-    The classes that the network was trained on, as far as they are known: see `classes.trained_on`.
+    The classes that the model was trained on, as far as they are known: see `classes.trained_on`.
   """
   start = config.model.init_from
   if not start:
@@ -220,12 +227,12 @@ def check_unseen(
   there = workdir_lib.find_config(file_io.given(start, name="model.init_from"))
   if there is not None and not (isinstance(there.get("data"), dict) and "source" in there["data"]):
     raise ValueError(
-      f"{start}/{workdir_lib.CONFIG} is not that of a run of soprc train: it has no data.source"
+      f"{start}/{workdir_lib.CONFIG} is not the config of a soprc train run: it has no data.source"
     )
   try:
     meta = checkpoints.find_meta(start)
   except FileNotFoundError:
-    return {}  # whoever loads the network says so
+    return {}  # loading the model raises the error
   if meta is None:
     return {}
   trained = classes.trained_on(meta, where=start)

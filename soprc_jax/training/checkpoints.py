@@ -1,4 +1,4 @@
-"""Checkpoints with Orbax: the newest ones for resuming, the best on val kept apart."""
+"""Checkpoints with Orbax: the newest for resuming, and the one of the best validation mAUPRC."""
 
 from collections.abc import Callable, Collection
 import errno
@@ -19,31 +19,32 @@ from soprc_jax.training.step import TrainState
 
 _log = logging.getLogger(__name__)
 
-_OVERHEAD = 1 << 20  # bytes of a checkpoint beside its arrays, generously
+_OVERHEAD = 1 << 20  # upper bound on the bytes of a checkpoint besides its arrays
 _SHOWN = 4  # arrays that a message names
-_REMOVED = ".removed"  # ending of a checkpoint on its way out
+_REMOVED = ".removed"  # suffix of a checkpoint that is being deleted
 NEWEST = "checkpoints"
 BEST = "best"
-# Where checkpoints go whose files are not those that were written.
+# Folder that corrupt checkpoints are moved to.
 DAMAGED = "damaged"
-# Network alone, of experiments.convert_weights.
+# Weights only, as written by experiments.convert_weights.
 VARIABLES = "variables"
 
 
 class DamagedError(ValueError):
-  """The files of a checkpoint are not those that were written."""
+  """Raised when the files of a checkpoint are corrupt: not those that were written."""
 
 
 class Store:
-  """Checkpoints of one kind in one folder, oldest deleted first.
+  """Checkpoints of one kind in one folder. The oldest is deleted first.
 
-  Only finished checkpoints are listed: Orbax writes aside and renames, so a killed run leaves none
-  half written. ``save`` returns when the files are on disk. Their digests lie beside them, and
-  every reader compares (`checksums`): formats of arrays do not notice all damage.
+  Only finished checkpoints are listed. Orbax writes under a temporary name and renames, so a killed
+  run leaves no half-written checkpoint. `save` returns when the files are on disk. The digests of
+  the files are stored with them, and every reader compares (`checksums`), since array formats do
+  not detect all corruption.
 
   Args:
-    folder: absolute path; made if it is missing.
-    keep: number of checkpoints to keep; None keeps all that `remove` does not take.
+    folder: absolute path; created if it is missing.
+    keep: number of checkpoints to keep; None keeps all that `remove` does not delete.
 
   Raises:
     DamagedError: the folder is a link.
@@ -60,16 +61,17 @@ class Store:
     self._folder = folder
 
   def latest_step(self) -> int | None:
-    """Step of the newest checkpoint, None if there is none."""
+    """Returns the step of the newest checkpoint, None if there is none."""
     return self._manager.latest_step()
 
   def steps(self) -> list[int]:
-    """Steps of the checkpoints, ascending."""
+    """Returns the steps of the checkpoints, ascending."""
     return sorted(self._manager.all_steps())
 
   def remove(self, steps: Collection[int]) -> None:
-    """Deletes checkpoints; all processes name the same ones. A kill on the way leaves none half
-    deleted among those that are listed.
+    """Deletes the checkpoints of some steps. All processes pass the same steps.
+
+    If the process is killed meanwhile, no listed checkpoint is half deleted.
     """
     if parallel.is_main():
       for step in steps:
@@ -81,8 +83,11 @@ class Store:
       self._manager.reload()
 
   def save(self, state: TrainState, meta: dict[str, Any]) -> None:
-    """Writes ``state`` (numpy leaves) and the JSON-able ``meta``; nothing if its step is there
-    already.
+    """Writes a checkpoint. Does nothing if its step is saved already.
+
+    Args:
+      state: numpy leaves.
+      meta: JSON-able metadata.
 
     Raises:
       OSError: there is no space for it.
@@ -92,7 +97,7 @@ class Store:
       if parallel.is_main() and not checksums.exists(self._folder / str(step)):
         checksums.write(
           self._folder / str(step)
-        )  # a kill came between the checkpoint and its digests
+        )  # the process was killed between the checkpoint and its digests
       return
     self._check_space(state)
     network, rest = _parts(state)
@@ -110,31 +115,33 @@ class Store:
       checksums.write(self._folder / str(step))
 
   def _check_space(self, state: TrainState) -> None:
-    """Raises an OSError if the disk has no room: told here, before Orbax's threads each tell it in
-    their own way.
+    """Raises an OSError if the disk has too little space.
+
+    This comes before Orbax writes: each of its threads would raise a different error.
     """
     needed = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state)) + _OVERHEAD
     free = shutil.disk_usage(self._folder).free
     if free < needed:
       raise OSError(
         errno.ENOSPC,
-        f"a checkpoint of {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free",
+        f"a checkpoint needs {needed / 2**20:.1f} MiB, {free / 2**20:.1f} MiB are free",
         str(self._folder),
       )
 
   def restore_intact(
     self, like: TrainState, *, check: Callable[[dict[str, Any]], None] = lambda meta: None
   ) -> tuple[TrainState, dict[str, Any]] | None:
-    """The newest checkpoint that is not damaged, as of `restore`; None if there is none at all.
-    Damaged ones are set aside with a warning.
+    """Restores the newest checkpoint that is not corrupt; None if there is no checkpoint.
+
+    Corrupt checkpoints are moved aside with a warning.
 
     Args:
       like: see `restore`.
-      check: gets what `save` was given beside the state, before the arrays are read: it may raise a
-        better error than arrays of another shape.
+      check: function of the metadata, called before the arrays are read. It may raise a clearer
+        error than that of arrays of another shape.
 
     Raises:
-      DamagedError: there are checkpoints, and all are damaged.
+      DamagedError: there are checkpoints, and all are corrupt.
       ValueError: as `restore`.
     """
     steps = sorted(self._manager.all_steps(), reverse=True)
@@ -148,32 +155,31 @@ class Store:
       if steps:
         self.check(steps[0])
       return None
-    parallel.wait_for_all("the checkpoints have been looked at")
+    parallel.wait_for_all("the checkpoints are verified")
     for step, problem in problems.items():
       self._set_aside(step, problem)
-    parallel.wait_for_all("the damaged checkpoints are set aside")
+    parallel.wait_for_all("the corrupt checkpoints are moved aside")
     self._manager.reload()
     check(self._meta(steps[len(problems)]))
     return self._read(like, steps[len(problems)])
 
   def check(self, step: int | None = None) -> None:
-    """Raises a DamagedError if the newest checkpoint (or that of ``step``) is damaged."""
+    """Raises a DamagedError if the newest checkpoint, or that of ``step``, is corrupt."""
     step = self._manager.latest_step() if step is None else step
     problem = None if step is None else checksums.problem(self._folder / str(step))
     if problem is not None:
       raise DamagedError(
-        f"the checkpoint of step {step} in {self._folder} is damaged ({problem}): restore it from "
-        "a copy, or move the folder of the run "
-        "away and train again"
+        f"the checkpoint of step {step} in {self._folder} is corrupt ({problem}): restore it from "
+        "a copy, or move the folder of the run away and train again"
       )
 
   def _set_aside(self, step: int, problem: str) -> None:
-    """Moves a damaged checkpoint out of the way of the one that will be written in its place."""
+    """Moves a corrupt checkpoint away, so that its step can be saved again."""
     aside = self._folder.parent / DAMAGED / f"{self._folder.name}_{step}"
     while aside.exists():
       aside = aside.with_name(aside.name + "_")
     _log.warning(
-      "The checkpoint of step %d is damaged (%s): it is now %s; an older one takes its place.",
+      "The checkpoint of step %d is corrupt (%s). It was moved to %s, and an older one is used.",
       step,
       problem,
       aside,
@@ -183,10 +189,17 @@ class Store:
       (self._folder / str(step)).rename(aside)
 
   def restore(self, like: TrainState, step: int | None = None) -> tuple[TrainState, dict[str, Any]]:
-    """The newest checkpoint (or that of ``step``), in the structure of ``like``.
+    """Restores the newest checkpoint, or that of ``step``.
+
+    Args:
+      like: state with the structure, shapes and dtypes of the checkpoint; abstract or not.
+      step: step of the checkpoint; None takes the newest.
+
+    Returns:
+      The state, numpy leaves, and the metadata that `save` was called with.
 
     Raises:
-      FileNotFoundError: there is none.
+      FileNotFoundError: there is no checkpoint.
       DamagedError: its files are not those that were written.
       ValueError: the checkpoint's tree does not fit ``like``; the message has Orbax's comparison.
     """
@@ -197,7 +210,7 @@ class Store:
     return self._read(like, step)
 
   def _read(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
-    """A checkpoint whose files have been looked at."""
+    """Reads a checkpoint whose files have been verified."""
     network, rest = _parts(jax.tree.map(_abstract, like))
     found = self._manager.restore(
       step,
@@ -211,8 +224,10 @@ class Store:
     return TrainState(**parts[0], **parts[1]), found["meta"]
 
   def restore_network(self, like: dict[str, Any]) -> dict[str, Any]:
-    """Only ``params`` and ``batch_stats`` of the newest checkpoint, in the structure of
-    ``like``.
+    """Restores ``params`` and ``batch_stats`` of the newest checkpoint, and nothing else.
+
+    Args:
+      like: ``{"params", "batch_stats"}`` with the structure, shapes and dtypes of the checkpoint.
     """
     step = self._manager.latest_step()
     if step is None:
@@ -223,10 +238,10 @@ class Store:
     return _checked(self._manager.restore(step, args=args)["network"], network)
 
   def meta(self) -> dict[str, Any]:
-    """What `save` was given beside the state of the newest checkpoint.
+    """Returns the metadata of the newest checkpoint, as passed to `save`.
 
     Raises:
-      FileNotFoundError: there is none.
+      FileNotFoundError: there is no checkpoint.
       DamagedError: its files are not those that were written.
     """
     step = self._manager.latest_step()
@@ -241,18 +256,18 @@ class Store:
     )
 
   def close(self) -> None:
-    """Waits for what is being written and releases the folder."""
+    """Waits for pending writes and releases the folder."""
     self._manager.close()
 
 
 def save_variables(folder: Path, variables: dict[str, Any]) -> None:
-  """Writes ``{"params": ..., "batch_stats": ...}`` alone, as `load_network` takes it."""
+  """Writes ``{"params": ..., "batch_stats": ...}`` without other state, for `load_network`."""
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(folder / VARIABLES, variables)
 
 
 def load_variables(folder: Path) -> dict[str, Any]:
-  """Reads what `save_variables` wrote, as numpy arrays.
+  """Reads the variables that `save_variables` wrote, as numpy arrays.
 
   Raises:
     DamagedError: its files are not those that were written.
@@ -260,7 +275,7 @@ def load_variables(folder: Path) -> dict[str, Any]:
   problem = checksums.problem(folder / VARIABLES)
   if problem is not None:
     raise DamagedError(
-      f"{folder / VARIABLES} is damaged ({problem}): write it again with soprc convert-weights"
+      f"{folder / VARIABLES} is corrupt ({problem}): write it again with soprc convert-weights"
     )
   with ocp.StandardCheckpointer() as checkpointer:
     found: dict[str, Any] = jax.tree.map(np.asarray, checkpointer.restore(folder / VARIABLES))
@@ -268,7 +283,7 @@ def load_variables(folder: Path) -> dict[str, Any]:
 
 
 def fingerprint(source: str) -> str:
-  """SHA-256 of the files that `load_network` reads; of a name on the hub, the name."""
+  """Returns the SHA-256 of the files that `load_network` reads; for a name on the hub, the name."""
   if source.startswith(pretrained.HUB):
     return source
   path = (
@@ -283,11 +298,11 @@ def fingerprint(source: str) -> str:
 
 
 def check_start(source: str) -> None:
-  """Raises an error if there is nothing at a source for `load_network` to read; nothing is loaded.
+  """Raises an error if a source has nothing that `load_network` can read. Loads nothing.
 
   Raises:
     FileNotFoundError: there is no checkpoint or file.
-    ValueError: the source is a file of an unknown kind, or no path of this machine.
+    ValueError: the source is a file of unknown type, or not a local path.
   """
   if pretrained.is_file(source):
     pretrained.check(source)
@@ -296,17 +311,17 @@ def check_start(source: str) -> None:
 
 
 def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
-  """``params`` and ``batch_stats`` to start from.
+  """Loads ``params`` and ``batch_stats`` to start a run from.
 
   Args:
     source: workdir of another run (its best, else its newest checkpoint), a folder of
-      `save_variables`, or a weights file as of `pretrained.read`.
-    like: ``{"params", "batch_stats"}`` of the network, abstract or not; its head is kept where
-      weights have one of another size.
+      `save_variables`, or a weights file that `pretrained.read` reads.
+    like: ``{"params", "batch_stats"}`` of the model, abstract or not. Its head is kept where the
+      head in the weights has another size.
 
   Raises:
     FileNotFoundError: there is no checkpoint or file.
-    ValueError: the network is of another shape; the file cannot be read.
+    ValueError: the model has other shapes; the file cannot be read.
   """
   if pretrained.is_file(source):
     return _fitted(pretrained.to_flax(pretrained.read(source)), like, source)
@@ -320,7 +335,7 @@ def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
     raise
   except (ValueError, KeyError) as error:
     raise ValueError(
-      f"the network in {source} does not fit model.* of this config (same name, width, stem, "
+      f"the model in {source} does not fit model.* of this config (same name, width, stem, "
       f"embedding_dim?):\n{error}"
     ) from error
   finally:
@@ -328,8 +343,7 @@ def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_meta(source: str) -> dict[str, Any] | None:
-  """Returns what `Store.save` was given beside the network that `load_network` loads; None for
-  weights.
+  """Returns the metadata of the checkpoint that `load_network` loads; None for weights files.
 
   Raises:
     FileNotFoundError: there is no checkpoint.
@@ -346,12 +360,12 @@ def find_meta(source: str) -> dict[str, Any] | None:
 
 
 def _find(source: str) -> Path:
-  """Folder of the variables, or of the best or the newest checkpoint of a run."""
+  """Returns the folder of the variables, or of the best or newest checkpoint of a run."""
   workdir = file_io.given(source, name="model.init_from").absolute()
   if workdir.is_file():
     raise ValueError(
-      f"model.init_from={source} is a file of an unknown kind: the name of a file of weights ends "
-      "in one of " + ", ".join(pretrained.SUFFIXES)
+      f"model.init_from={source} is a file of unknown type: the name of a weights file ends in one "
+      "of " + ", ".join(pretrained.SUFFIXES)
     )
   if (workdir / VARIABLES).is_dir():
     return workdir / VARIABLES
@@ -363,9 +377,8 @@ def _find(source: str) -> Path:
       if step is not None:
         return workdir / kind
   raise FileNotFoundError(
-    f"model.init_from={source!r} holds no checkpoint: give the --workdir of a run of soprc train, "
-    "the --output of "
-    f"experiments.convert_weights, a file ({', '.join(pretrained.SUFFIXES)}) or "
+    f"model.init_from={source!r} holds no checkpoint: give the --workdir of a soprc train run, the "
+    f"--output of experiments.convert_weights, a file ({', '.join(pretrained.SUFFIXES)}) or "
     "hf://USER/REPOSITORY"
   )
 
@@ -381,7 +394,7 @@ def _fitted(variables: dict[str, Any], like: dict[str, Any], source: str) -> dic
 
 
 def _parts(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
-  """What another run can start from, and what only this run needs."""
+  """Splits a state into the model, which other runs can start from, and the rest."""
   network = {"params": state.params, "batch_stats": state.batch_stats}
   return network, {"step": state.step, "opt_state": state.opt_state}
 
@@ -391,11 +404,12 @@ def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _checked(found: Any, wanted: Any) -> Any:
-  """The restored tree as numpy; Orbax compares its structure with the target, but not the shapes of
-  numpy leaves.
+  """Returns the restored tree as numpy arrays.
+
+  Orbax compares the structure with the target, but not the shapes of numpy leaves.
 
   Raises:
-    ValueError: names the first arrays of another shape or dtype.
+    ValueError: arrays have another shape or dtype; the message names the first ones.
   """
   wrong = []
 
@@ -404,8 +418,8 @@ def _checked(found: Any, wanted: Any) -> Any:
     if array.shape != target.shape or array.dtype != target.dtype:
       name = jax.tree_util.keystr(path, simple=True, separator=".")
       wrong.append(
-        f"  {name}: {array.dtype}{list(array.shape)} there, {target.dtype}{list(target.shape)} "
-        "wanted"
+        f"  {name}: {array.dtype}{list(array.shape)} in the checkpoint, "
+        f"{target.dtype}{list(target.shape)} expected"
       )
     return array
 
@@ -413,6 +427,6 @@ def _checked(found: Any, wanted: Any) -> Any:
   if wrong:
     more = [f"  and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
     raise ValueError(
-      "the checkpoint has arrays of another shape:\n" + "\n".join([*wrong[:_SHOWN], *more])
+      "the checkpoint has arrays of another shape or dtype:\n" + "\n".join([*wrong[:_SHOWN], *more])
     )
   return tree

@@ -1,6 +1,4 @@
-"""Digests of the files in a folder, written when it is complete: damage that the files' own format
-does not notice is found.
-"""
+"""Digests of the files in a complete folder, to detect corruption that file formats miss."""
 
 import hashlib
 import json
@@ -14,24 +12,25 @@ _BUFFER = 1 << 20
 
 
 def write(folder: Path) -> None:
-  """Notes size and SHA-256 of every file in a folder."""
+  """Writes the size and SHA-256 of every file in a folder to a manifest there."""
   content = {name: _digest(folder / name) for name in _files(folder)}
   workdir.write_atomically(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
 def exists(folder: Path) -> bool:
-  """Whether `write` has noted something in a folder."""
+  """Returns whether a folder has a manifest of `write`."""
   return (folder / MANIFEST).exists()
 
 
 def problem(folder: Path) -> str | None:
-  """What is wrong with the files of a folder, None if they are those of `write`; where that has
-  noted nothing, only links are found.
+  """Returns what is wrong with the files of a folder, None if they match the manifest of `write`.
+
+  Without a manifest, only links are found.
   """
   for entry in [folder, *sorted(folder.rglob("*"))]:
     if (
       entry.is_symlink()
-    ):  # of somebody else's checkpoint it could put any file of this machine into the arrays
+    ):  # in an untrusted checkpoint, a link could put any file of this machine into the arrays
       return f"{entry.relative_to(folder).as_posix() if entry != folder else folder.name} is a link"
   path = folder / MANIFEST
   try:
@@ -40,7 +39,7 @@ def problem(folder: Path) -> str | None:
   except FileNotFoundError:
     return None
   except (ValueError, OSError):
-    return f"{path.name} is damaged"
+    return f"{path.name} is corrupt"
   for name, (size, digest) in noted.items():
     file = folder / name
     try:

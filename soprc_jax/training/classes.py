@@ -1,6 +1,4 @@
-"""Class and image metadata stored with each checkpoint, to detect test classes that were trained
-on, and data that changed.
-"""
+"""Metadata of a checkpoint's classes and images, to detect seen test classes and changed data."""
 
 from collections.abc import Iterable, Mapping
 import gzip
@@ -20,10 +18,10 @@ _log = logging.getLogger(__name__)
 
 # The ids and classes of all images, in the folder of a run: checkpoints hold their digests only.
 IMAGES = "images.json.gz"
-_LARGEST = 1 << 30  # bytes of that file's content, far beyond any list of images
+_LARGEST = 1 << 30  # bytes of that file's content, more than any list of images needs
 _SHOWN = 3  # names in a message
-# data.source -> the data set whose own class ids are the names of its classes. In images of a
-# user's own, the name alone says which class it is.
+# data.source -> the data set whose class ids are the names of its classes. Empty for custom images:
+# there the name alone identifies the class.
 _DATA_SETS = {"folder": "", "csv": "", "tfds_sop": "sop", "tfds_inaturalist": "inaturalist"}
 SPLITS = {str: {"images": int, "digest": str, "order": str}}
 _META = {
@@ -35,7 +33,7 @@ _META = {
 }
 # What `seen` returns, for `stored.problem`.
 SEEN = {"count": int, "examples": [str]}
-# Data set (empty for a user's own images) -> names of classes.
+# Data set (empty for custom images) -> names of classes.
 Names = dict[str, list[str]]
 
 
@@ -48,14 +46,15 @@ def describe(
   """Returns the JSON-able metadata of a run's data.
 
   Args:
-    splits: as of `datasets.make_splits`.
+    splits: of `datasets.make_splits`.
     data_source: ``config.data.source``.
-    started_from: classes that the network of ``model.init_from`` was trained on, see `trained_on`.
+    started_from: classes that the model of ``model.init_from`` was trained on, see `trained_on`.
 
   Returns:
-    ``"labels"``: the row of each training label; ``"class_names"``: names of the labels that are no
-    ids of their own; ``"data_set"`` of the classes; ``"started_from"``; ``"splits"``: number of
-    images of each split, digest of their ids and classes, and of their order.
+    ``"labels"``: the row of each training label; ``"class_names"``: names of the labels that are
+    not ids of the data set; ``"data_set"``: the data set of the classes; ``"started_from"``: the
+    argument; ``"splits"``: of each split the number of images, a digest of their ids and classes,
+    and one of their order.
   """
   train = splits["train"]
   return {
@@ -68,19 +67,20 @@ def describe(
 
 
 def trained_on(meta: Mapping[str, Any], *, where: str) -> Names | None:
-  """Returns the classes that the network of a checkpoint was trained on, those of its starts
-  included.
+  """Returns the classes that the model of a checkpoint was trained on.
+
+  The classes of the models that it was initialized from are included.
 
   Args:
-    meta: of the checkpoint, see `describe`.
-    where: the checkpoint, for messages.
+    meta: metadata of the checkpoint, see `describe`.
+    where: names the checkpoint in messages.
 
   Returns:
-    Data set -> names, see `seen`; None for a checkpoint of an older version, which holds too
-    little.
+    Data set -> names, see `seen`; None for a checkpoint of an older version, which did not store
+    them.
 
   Raises:
-    ValueError: the metadata are corrupt.
+    ValueError: the metadata is corrupt.
   """
   if not _is_complete(meta, where):
     return None
@@ -93,14 +93,14 @@ def trained_on(meta: Mapping[str, Any], *, where: str) -> Names | None:
 def seen(
   trained: Mapping[str, list[str]], names: Iterable[str], *, data_source: str
 ) -> dict[str, Any] | None:
-  """Returns how many of some classes were trained on, and three of them; None if there is none.
+  """Returns the number of tested classes that were trained on, and up to three names; None if none.
 
   Classes of one name are the same class, unless they are ids of two different official data sets.
 
   Args:
-    trained: as of `trained_on`.
-    names: of the classes that are tested on; equal ones count once.
-    data_source: ``config.data.source`` of these.
+    trained: of `trained_on`.
+    names: names of the tested classes; equal names count once.
+    data_source: ``config.data.source`` of the tested classes.
 
   >>> seen({"sop": ["1", "2"]}, ["2", "2", "3"], data_source="csv")
   {'count': 1, 'examples': ['2']}
@@ -125,18 +125,17 @@ def check_unseen(
   network: str,
   allow_seen_classes: bool,
 ) -> dict[str, Any] | None:
-  """Raises a ValueError, or logs a warning, if a network was trained on classes that it is tested
-  on.
+  """Raises a ValueError, or logs a warning, if a model was trained on classes it is tested on.
 
   Args:
-    trained: as of `trained_on`.
-    tested: splits that it is tested on.
-    data_source: ``config.data.source`` of these.
-    network: which, for messages.
-    allow_seen_classes: log a warning instead.
+    trained: of `trained_on`.
+    tested: splits that the model is tested on.
+    data_source: ``config.data.source`` of these splits.
+    network: names the model in messages.
+    allow_seen_classes: log a warning instead of raising.
 
   Returns:
-    As `seen`.
+    The result of `seen`.
   """
   names = {name for source in tested.values() for name in sources.shown_classes(source)}
   return report_seen(
@@ -150,22 +149,21 @@ def check_unseen(
 def report_seen(
   found: dict[str, Any] | None, *, splits: Iterable[str], network: str, allow_seen_classes: bool
 ) -> dict[str, Any] | None:
-  """Returns what `seen` has found, as `check_unseen` with its warning or error."""
+  """Returns the result of `seen`, after the warning or error of `check_unseen`."""
   if found is None:
     return None
-  told = f"{sentence(found)} ({', '.join(splits)}; the network: {network})"
+  told = f"{sentence(found)} ({', '.join(splits)}; the model: {network})"
   if not allow_seen_classes:
     raise ValueError(
       f"{told}, so its metrics would not be those of unseen classes. Choose other data, splits or "
-      "another network, or "
-      "give --allow_seen_classes, which notes it in the results"
+      "another model, or give --allow_seen_classes, which records it in the results"
     )
   _log.warning("%s (--allow_seen_classes).", told)
   return found
 
 
 def sentence(found: Mapping[str, Any]) -> str:
-  """Returns what `seen` has found, in words."""
+  """Returns the result of `seen` as a sentence."""
   names = ", ".join(map(shown, found["examples"]))
   more = found["count"] - len(found["examples"])
   return f"{found['count']} of the classes that are tested on were trained on: {names}" + (
@@ -174,11 +172,10 @@ def sentence(found: Mapping[str, Any]) -> str:
 
 
 def warn_unknown(network: str) -> None:
-  """Logs that the classes of a run of an older version are not known."""
+  """Logs that the training classes of a run of an older version are unknown."""
   _log.warning(
-    "It is not known on which classes the network in %s was trained: it is of a version that did "
-    "not store them. Test "
-    "classes may be among them.",
+    "The classes that the model in %s was trained on are unknown, because its version did not "
+    "store them. Test classes may be among them.",
     network,
   )
 
@@ -189,16 +186,16 @@ def changes(
   splits: Mapping[str, sources.Source],
   workdir: Path,
 ) -> list[str]:
-  """Returns a line for each split whose images or classes are not those of a checkpoint.
+  """Returns a line for each split whose images or classes differ from those of a checkpoint.
 
   Args:
-    meta: of the checkpoint, see `describe`.
-    now: of the data as they are.
-    splits: of the data as they are.
-    workdir: of the run; its list of images says which ones have changed.
+    meta: metadata of the checkpoint, see `describe`.
+    now: result of `describe` for the current data.
+    splits: current splits.
+    workdir: folder of the run; its list of images shows which ones changed.
 
   Raises:
-    ValueError: the metadata are corrupt.
+    ValueError: the metadata is corrupt.
   """
   if not _is_complete(meta, str(workdir)):
     same = all(meta.get(key, now[key]) in (now[key], {}) for key in ("labels", "class_names"))
@@ -206,7 +203,7 @@ def changes(
       []
       if same
       else [
-        "train: other classes than in the checkpoint, which is of a version that stored no images"
+        "train: classes differ from the checkpoint, which is of a version that stored no images"
       ]
     )
   return split_changes(meta["splits"], now["splits"], splits, workdir)
@@ -221,10 +218,10 @@ def split_changes(
   """Returns the lines of `changes`.
 
   Args:
-    there: ``"splits"`` of what `describe` returned.
-    here: the same of the data as they are.
-    splits: of the data as they are.
-    folder: with the list of `write_images`.
+    there: ``"splits"`` of the stored result of `describe`.
+    here: the same for the current data.
+    splits: current splits.
+    folder: contains the list of `write_images`.
   """
   nothing = {"images": 0, "digest": ""}
   names = [
@@ -252,8 +249,9 @@ def check_unchanged(
   splits: Mapping[str, sources.Source],
   workdir: Path,
 ) -> None:
-  """Raises a ValueError that says what has changed if the data are not those of a checkpoint; see
-  `changes`.
+  """Raises a ValueError that lists the changes if the data differ from those of a checkpoint.
+
+  Takes the arguments of `changes`. Logs a warning if only the order of the images changed.
   """
   lines = changes(meta, now, splits, workdir)
   if lines:
@@ -263,19 +261,17 @@ def check_unchanged(
   if moved:
     _log.warning(
       "The images of %s are the same, but listed in another order than when the run in %s began: "
-      "its batches from here "
-      "on differ from those of an uninterrupted run.",
+      "from here on its batches differ from those of an uninterrupted run.",
       ", ".join(moved),
       workdir,
     )
 
 
 def changed_message(folder: Path, lines: Iterable[str]) -> str:
-  """Returns the message for data that have changed."""
+  """Returns the error message for changed data."""
   return (
     f"the data are not those that the run in {folder} was trained on. Restore the original data, "
-    "or use a new "
-    "--workdir:\n" + "\n".join(f"  {line}" for line in lines)
+    "or use a new --workdir:\n" + "\n".join(f"  {line}" for line in lines)
   )
 
 
@@ -287,15 +283,16 @@ def write_images(folder: Path, splits: Mapping[str, sources.Source]) -> None:
 
 
 def _read_images(folder: Path, there: Mapping[str, Any]) -> dict[str, dict[str, str]] | None:
-  """Split -> id -> class as `write_images` has written it; None if that is missing, corrupt or of
-  other data.
+  """Reads split -> id -> class, as written by `write_images`.
+
+  Returns None if the file is missing, corrupt, or of other data than ``there``.
   """
   try:
     with gzip.open(folder / IMAGES) as file:
       content = json.loads(file.read(_LARGEST))
     digests = {name: _digest(pairs) for name, pairs in content.items()}
     found = {name: dict(pairs) for name, pairs in content.items()}
-  # Of gzip, of JSON, or of content of another shape.
+  # Raised by gzip, by JSON, or by content of another shape.
   except (OSError, EOFError, zlib.error, ValueError, TypeError, AttributeError, RecursionError):
     return None
   return found if digests == {name: split["digest"] for name, split in there.items()} else None
@@ -304,7 +301,7 @@ def _read_images(folder: Path, there: Mapping[str, Any]) -> dict[str, dict[str, 
 def _details(
   old: Mapping[str, Mapping[str, str]], new: Mapping[str, Mapping[str, str]], name: str
 ) -> str:
-  """The images of a split that were added, removed, moved, or given another class."""
+  """Describes the images of a split that were added, removed, moved, or given another class."""
   before, now = old.get(name, {}), new.get(name, {})
   known, left = (set[str]().union(*images.values()) for images in (old, new))
   entered, gone = sorted(now.keys() - before.keys()), sorted(before.keys() - now.keys())
@@ -328,17 +325,17 @@ def _list(what: str, names: list[str]) -> str:
 
 
 def _is_complete(meta: Mapping[str, Any], where: str) -> bool:
-  """Whether metadata are those of `describe`; not of an older version.
+  """Returns whether metadata is of this version's `describe`, not of an older version.
 
   Raises:
-    ValueError: they are corrupt.
+    ValueError: the metadata is corrupt.
   """
   if "splits" not in meta:
     return False
   problem = stored.problem(dict(meta), _META)
   if problem:
     raise ValueError(
-      f"{where}: the metadata of its checkpoint are corrupt ({problem}): restore it from a copy"
+      f"{where}: the metadata of its checkpoint is corrupt ({problem}): restore it from a copy"
     )
   return True
 
@@ -348,7 +345,7 @@ def _data_set(data_source: str) -> str:
 
 
 def _images(source: sources.Source) -> list[tuple[str, str]]:
-  """Id and class of every image."""
+  """Returns the id and the class of every image."""
   return list(
     zip(map(_normal, sources.ids(source)), map(_normal, sources.shown_classes(source)), strict=True)
   )
@@ -364,5 +361,5 @@ def _digest(content: Any) -> str:
 
 
 def _normal(name: str) -> str:
-  """The one spelling of a name: file systems differ in how they spell accents."""
+  """Returns the NFC form of a name, since file systems differ in how they encode accents."""
   return unicodedata.normalize("NFC", name)

@@ -1,8 +1,7 @@
-"""The config of a run: one table of its keys, presets, and checks that fail before anything is
-compiled.
+"""The config of a run: a table of its keys, presets, and checks that run before compilation.
 
 Files in ``configs/`` call `default_config` and change fields. Options that a preset decides are
-``None`` until `resolve` fills them in; a value given by hand wins over the preset.
+``None`` until `resolve` fills them in. A value that the user sets overrides the preset.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ from soprc_jax.training import config_keys, objectives, optimizers
 from soprc_jax.training import step as step_lib
 from soprc_jax.training.config_keys import LARGEST_COUNT, Key
 
-# ml_collections' class is opaque to mypy: its fields are checked by `resolve` instead.
+# mypy cannot check the fields of ml_collections' class; `resolve` checks them.
 ConfigDict: Any = config_dict.ConfigDict
 
 # What a preset decides (README, errata 2 to 8). A config file may change it:
@@ -58,10 +57,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
   },
 }
 
-# Largest values of what takes memory: far beyond any use, and told at once instead of by a machine
-# that stands still.
+# Upper bounds for sizes that allocate memory, so that typos fail fast.
 _SIDE, _IMAGES, _POINTS, _MEMORY = 2**14, 2**20, 10**6, 2**24
-_LOSS = f"one of {', '.join(objectives.LOSSES)}, or package.module:function for your own"
+_LOSS = f"one of {', '.join(objectives.LOSSES)}, or package.module:function for a custom loss"
 _SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX = (
   ("soprc",),
   ("soprc", "ap"),
@@ -70,8 +68,7 @@ _SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX = (
   ("blackbox",),
 )
 
-# Every key. The defaults are the paper's where it gives one, the authors' code where the text is
-# silent.
+# Every key. The defaults are the paper's; where its text gives none, those of the authors' code.
 KEYS = (
   Key("seed", 0, "seed of weights, batches and augmentation", high=2**32 - 1, often=True),
   Key(
@@ -84,7 +81,7 @@ KEYS = (
   Key(
     "data.root",
     "",
-    "folder of the data, or the CSV file; glyphs: of its cache",
+    "folder of the data, or the CSV file; for glyphs: folder of the cache",
     on_resume=True,
     often=True,
   ),
@@ -92,78 +89,92 @@ KEYS = (
   Key(
     "data.augmentation",
     "resized_crop",
-    "resized_crop: the authors'; crop: the paper's",
+    "resized_crop: as in the authors' code; crop: as in the paper",
     choices=transforms.AUGMENTATIONS,
   ),
   Key("data.resize", 256, "shorter side before the augmentation crop"),
   Key(
     "data.on_broken",
     "error",
-    "an image that cannot be decoded",
+    "what to do with an image that cannot be decoded",
     choices=pipeline.ON_BROKEN,
     on_resume=True,
   ),
   Key(
     "data.small_classes",
     "mask",
-    "classes of fewer than per_class images",
+    "what to do with classes of fewer than per_class images",
     choices=sampler.SMALL_CLASS_POLICIES,
   ),
   Key(
     "data.train_share",
     0.5,
-    "share of the classes, where there is no official split; the rest is test",
+    "share of the classes for training, where there is no official split; the rest is for test",
     above=0,
     high=1,
   ),
-  Key("data.val_share", 0.1, "share of the classes for val", above=0, high=1),
+  Key("data.val_share", 0.1, "share of the classes for validation", above=0, high=1),
   Key(
-    "data.trainval", False, "train on val too; then there is no val, and the last network is tested"
+    "data.trainval",
+    False,
+    "train on the validation split too; then there is no validation, and the last model is tested",
   ),
   Key("data.split_seed", 0, "seed of the split of the classes"),
   Key("data.workers", 0, "loader processes; 0: threads", high=1024, on_resume=True),
   Key("data.prefetch", 4, "batches loaded ahead", low=1, high=10**4, on_resume=True),
   Key("model.name", "resnet50", "backbone", choices=sorted(RESNETS), often=True),
   Key("model.width", 64, "channels of the first layers", low=1, high=_SIDE),
-  Key("model.stem", "imagenet", "first layers: small for small images", choices=resnet.STEMS),
+  Key("model.stem", "imagenet", "first layers; small: for small images", choices=resnet.STEMS),
   Key("model.stem_stride", 1, "stride of the stem small", choices=(1, 2)),
   Key("model.embedding_dim", 512, "width of the embedding", low=1, high=_IMAGES),
   Key(
-    "model.dtype", "float32", "type that the network computes in", choices=("float32", "bfloat16")
+    "model.dtype", "float32", "dtype that the model computes in", choices=("float32", "bfloat16")
   ),
   Key("model.freeze_bn", True, "batch norm keeps its statistics; its scale and bias are trained"),
   Key(
     "model.init_from",
     "",
-    "start: workdir, FILE.pth, FILE.safetensors, hf://USER/REPOSITORY; empty: random",
+    "initial weights: workdir, FILE.pth, FILE.safetensors, hf://USER/REPOSITORY; empty: random",
     often=True,
   ),
   Key("loss.name", "soprc", "loss", must=_LOSS, often=True),
   Key(
     "loss.preset",
     "default",
-    "decides what is not set",
+    "source of the options that are not set",
     choices=tuple(PRESETS),
     losses=_SOPRC_AP,
     often=True,
   ),
-  Key("loss.tau1", 0.1, "width of l1 (Eq. 7)", above=0, losses=_SOPRC_AP),
+  Key("loss.tau1", 0.1, "width of the surrogate l1 (Eq. 7)", above=0, losses=_SOPRC_AP),
   Key(
     "loss.tau1_start",
     0.0,
-    "> 0: tau1 goes from here to tau1, log-linear over the run",
+    "> 0: initial tau1; it changes log-linearly to loss.tau1 over the main phase",
     low=0,
     losses=_SOPRC,
   ),
-  Key("loss.tau2", 0.001, "width of l2 (Eq. 7)", above=0, losses=_SOPRC_AP),
+  Key("loss.tau2", 0.001, "width of the surrogate l2 (Eq. 7)", above=0, losses=_SOPRC_AP),
   Key(
-    "loss.beta", 0.1, "step of v at a visit of its class (Eq. 10)", above=0, high=1, losses=_SOPRC
+    "loss.beta",
+    0.1,
+    "weight of the new scores in v at a visit of its class (Eq. 10)",
+    above=0,
+    high=1,
+    losses=_SOPRC,
   ),
-  Key("loss.num_points", 100, "M, the length of v", low=1, high=_POINTS, losses=_SOPRC),
+  Key(
+    "loss.num_points",
+    100,
+    "M, the length of the auxiliary vector v",
+    low=1,
+    high=_POINTS,
+    losses=_SOPRC,
+  ),
   Key(
     "loss.v",
     "carried",
-    "v carried over the steps, or phi of the batch",
+    "carried: v is kept over the steps; batch: phi of the batch",
     choices=("carried", "batch"),
     losses=_SOPRC,
   ),
@@ -172,17 +183,17 @@ KEYS = (
   Key(
     "loss.self_weight",
     None,
-    "weight of a positive itself in its T",
+    "weight of a positive itself in its true positive rate T",
     low=0,
     high=1,
     kind=float,
     losses=_SOPRC,
   ),
-  Key("loss.tpr_gradient", None, "the gradient passes through T too", kind=bool, losses=_SOPRC_AP),
+  Key("loss.tpr_gradient", None, "the gradient also passes through T", kind=bool, losses=_SOPRC_AP),
   Key(
     "loss.initial_v",
     None,
-    "start of v (erratum 4)",
+    "initial value of v (erratum 4)",
     choices=("debiased", "uniform"),
     kind=str,
     losses=_SOPRC,
@@ -198,7 +209,7 @@ KEYS = (
   Key(
     "loss.average_over",
     None,
-    "scores in Eq. 9 (erratum 8)",
+    "scores that Eq. 9 averages over (erratum 8)",
     choices=("selected", "all"),
     kind=str,
     losses=_SOPRC,
@@ -206,7 +217,7 @@ KEYS = (
   Key(
     "loss.pool",
     None,
-    "Eq. 9 of the batch or of each list",
+    "Eq. 9 over the batch or over each list",
     choices=("batch", "list"),
     kind=str,
     losses=_SOPRC,
@@ -214,14 +225,14 @@ KEYS = (
   Key(
     "loss.mean_gradient",
     None,
-    "the gradient passes through the means of Eq. 9 too",
+    "the gradient also passes through the means of Eq. 9",
     kind=bool,
     losses=_SOPRC,
   ),
   Key(
     "loss.prior.kind",
     None,
-    "prior of a class (erratum 7)",
+    "how the prior of a class is computed (erratum 7)",
     choices=objectives.PRIOR_KINDS,
     kind=str,
     losses=_SOPRC,
@@ -229,7 +240,7 @@ KEYS = (
   Key(
     "loss.prior.value",
     None,
-    "prior of the kinds scaled and constant",
+    "prior, for the kinds scaled and constant",
     low=0,
     high=1,
     kind=float,
@@ -238,7 +249,7 @@ KEYS = (
   Key(
     "loss.prior.start",
     None,
-    "> 0: the prior goes from here",
+    "> 0: initial prior, annealed to that of loss.prior.kind",
     low=0,
     high=1,
     kind=float,
@@ -247,14 +258,14 @@ KEYS = (
   Key(
     "loss.prior.shape",
     "log",
-    "way of the prior from start",
+    "shape of the annealing of the prior",
     choices=objectives.PRIOR_SHAPES,
     losses=_SOPRC,
   ),
   Key(
     "loss.prior.until",
     1.0,
-    "share of the run after which the prior has arrived",
+    "share of the main phase after which the annealing ends",
     above=0,
     high=1,
     losses=_SOPRC,
@@ -262,19 +273,19 @@ KEYS = (
   Key(
     "loss.contrastive.positive_margin",
     1.0,
-    "similarity above which a positive costs nothing",
+    "similarity above which a positive has no loss",
     losses=_CONTRASTIVE,
   ),
   Key(
     "loss.contrastive.negative_margin",
     0.5,
-    "similarity below which a negative costs nothing",
+    "similarity below which a negative has no loss",
     losses=_CONTRASTIVE,
   ),
   Key(
     "loss.contrastive.average_active",
     False,
-    "mean over the pairs that cost something",
+    "average only over the pairs whose loss is not 0",
     losses=_CONTRASTIVE,
   ),
   Key(
@@ -310,7 +321,7 @@ KEYS = (
   Key(
     "loss.listwise_ap.num_bins",
     20,
-    "centres of the histogram",
+    "centers of the histogram",
     low=2,
     high=_POINTS,
     losses=("listwise_ap",),
@@ -337,15 +348,15 @@ KEYS = (
     high=_MEMORY,
     losses=_XBM,
   ),
-  Key("loss.xbm.start_after", 0, "steps in which the memory stays empty", losses=_XBM),
+  Key("loss.xbm.start_after", 0, "steps at the start in which the memory stays empty", losses=_XBM),
   Key(
-    "loss.xbm.negative_margin", 0.5, "similarity below which a negative costs nothing", losses=_XBM
+    "loss.xbm.negative_margin", 0.5, "similarity below which a negative has no loss", losses=_XBM
   ),
   Key("loss.xbm.include_self", False, "the query is relevant to itself", losses=_XBM),
   Key(
     "loss.xbm.overflow",
     "ring",
-    "a full memory drops the oldest, or the tail",
+    "which embeddings a full memory drops: the oldest, or the tail",
     choices=("ring", "tail"),
     losses=_XBM,
   ),
@@ -369,53 +380,60 @@ KEYS = (
     losses=_BLACKBOX,
   ),
   Key("loss.blackbox.include_self", True, "the query is relevant to itself", losses=_BLACKBOX),
-  Key("loss.custom", {}, "options of a loss of your own", losses=("your own",)),
+  Key("loss.custom", {}, "options of a custom loss", losses=("custom losses",)),
   Key("optim.name", "sgd", "optimizer", choices=optimizers.OPTIMIZERS),
   Key("optim.learning_rate", 0.01, "learning rate of the main phase", low=0, often=True),
   Key("optim.schedule", "step", "schedule of the learning rate", choices=optimizers.SCHEDULES),
   Key(
     "optim.milestones",
     (15_000, 30_000),
-    "steps of the main phase at which the schedule step multiplies the rate by decay_factor",
-    must="steps >= 1 that ascend",
+    "steps of the main phase at which the schedule step multiplies the learning rate by "
+    "decay_factor",
+    must="ascending steps >= 1",
     holds=lambda steps: (
       list(steps) == sorted(set(steps)) and all(0 < step <= LARGEST_COUNT for step in steps)
     ),
   ),
   Key("optim.decay_factor", 0.1, "factor at each milestone", low=0),
-  Key("optim.ramp_steps", 0, "steps of the main phase in which the rate rises from 0"),
+  Key("optim.ramp_steps", 0, "steps of the main phase in which the learning rate rises from 0"),
   Key("optim.momentum", 0.9, "momentum of SGD", low=0, high=1),
   Key("optim.weight_decay", 4e-4, "weight decay, added to the gradient (L2)", low=0),
   Key("optim.head_multiplier", 1.0, "learning rate of the head relative to the backbone's", low=0),
   Key("warmup.steps", 0, "steps of the warm-up, before the main phase"),
-  Key("warmup.loss", "triplet", "loss of the warm-up, without a state of its own", must=_LOSS),
+  Key("warmup.loss", "triplet", "loss of the warm-up, one without carried state", must=_LOSS),
   Key("warmup.learning_rate", 1e-3, "learning rate of the warm-up", low=0),
   Key("warmup.freeze_bn", False, "model.freeze_bn in the warm-up"),
   Key("train.steps", 50_000, "steps after the warm-up", often=True),
-  Key("train.batch_size", 224, "images of a batch, of all devices", high=_IMAGES, often=True),
+  Key("train.batch_size", 224, "images per batch, over all devices", high=_IMAGES, often=True),
   Key(
     "train.per_class",
     4,
-    "images of a class in a batch, K",
+    "images per class in a batch, K",
     must="at least 2, a query needs a positive",
     holds=lambda count: 2 <= count <= LARGEST_COUNT,
   ),
   Key(
     "train.microbatch",
     0,
-    "images that pass the network at a time",
+    "images that pass through the model at a time",
     must="0, or a divisor of train.batch_size",
   ),
   Key(
     "train.on_nonfinite",
     "stop",
-    "a step with a NaN or an infinity",
+    "what to do at a step with a NaN or an infinity",
     choices=step_lib.NONFINITE_POLICIES,
     on_resume=True,
   ),
   Key("train.max_skipped", 10, "steps in a row that may be skipped", low=1, on_resume=True),
-  Key("eval.every", 1000, "steps between evaluations on val; 0: none"),
-  Key("eval.image_size", 224, "side of the middle crop of a test image", low=1, high=_SIDE),
+  Key(
+    "eval.every",
+    1000,
+    "steps between evaluations on the validation split; 0: only after the last step",
+  ),
+  Key(
+    "eval.image_size", 224, "side of the center crop of a test image in pixels", low=1, high=_SIDE
+  ),
   Key("eval.resize", 0, "shorter side before that crop; 0: image_size"),
   Key("eval.batch_size", 224, "images embedded at a time", low=1, high=_IMAGES),
   Key("eval.block_size", 1024, "queries ranked at a time", low=1, high=_IMAGES),
@@ -423,51 +441,52 @@ KEYS = (
     "eval.ks",
     (1, 10, 100, 1000),
     "k of recall@k",
-    must="different numbers >= 1, one at least",
+    must="different numbers >= 1, at least one",
     holds=lambda ks: config_keys.different(ks, lambda k: 1 <= k <= LARGEST_COUNT),
   ),
   Key(
     "eval.one_per_class",
     0,
-    "> 0: test also with so many random galleries of one image a class (VehicleID)",
+    "> 0: also test with this number of random galleries of one image per class (VehicleID)",
   ),
-  Key("checkpoint.every", 1000, "steps between checkpoints; 0: at the end alone"),
+  Key("checkpoint.every", 1000, "steps between checkpoints; 0: only at the end"),
   Key("checkpoint.keep", 2, "checkpoints kept", low=1),
   Key("log.progress", True, "progress bar", on_resume=True),
-  Key("log.line_every", 50, "steps between lines of the log", low=1),
+  Key("log.line_every", 50, "steps between log lines", low=1),
   Key(
     "log.v_classes",
     4,
-    "training classes whose v is kept at each evaluation (v.jsonl); 0: none",
+    "number of training classes whose v is recorded at each evaluation (v.jsonl); 0: none",
     on_resume=True,
   ),
 )
-# Keys that may differ when a run is resumed. A run that goes on has met no broken image and no step
-# that is not finite that it could not go on from.
+# Keys that may differ when a run is resumed. The policies for broken images and non-finite steps
+# are among them, since a resumed run has met no such image or step that it could not continue from.
 RESUME_FREE = tuple(key.name for key in KEYS if key.on_resume)
 
-# Groups that a config file may hold for soprc compare and soprc ablate, which check them.
+# Groups of a config file for soprc compare and soprc ablate, which check them.
 _OF_OTHER_PROGRAMS = ("compare",)
-# Groups in which any keys may stand.
+# Groups that take any keys.
 _FREE = tuple(key.name for key in KEYS if key.default == {})
 
 
 def default_config() -> Any:
-  """The keys of `KEYS` with their defaults, and `PRESETS` as ``config.presets``."""
+  """Returns the keys of `KEYS` with their defaults, and `PRESETS` as ``config.presets``."""
   config = config_keys.default_config(KEYS)
   config.presets = ConfigDict(PRESETS)
   return config
 
 
 def resolve(config: Any) -> Any:
-  """A checked copy with every option filled in from the preset, without the table of presets and
-  the groups of other programs.
+  """Returns a checked, locked copy of a config with every open option filled in from the preset.
+
+  The copy lacks the table of presets and the groups of other programs.
 
   Raises:
-    ValueError: names each wrong key with its value and what is allowed.
+    ValueError: a key is wrong; the message names each with its value and what is allowed.
   """
   default = default_config().to_dict()
-  # As plain dicts: whatever stands there must reach the checks.
+  # As plain dicts, so that wrong values of any type reach the checks.
   tree = {key: value for key, value in config.to_dict().items() if key not in _OF_OTHER_PROGRAMS}
   missing = sorted(default.keys() - tree.keys())
   if missing:
@@ -486,7 +505,7 @@ def resolve(config: Any) -> Any:
 
 
 def _fill(tree: dict[str, Any]) -> None:
-  """Takes the preset out of the dict of a config, and what is left to it from there."""
+  """Fills open options of the dict of a config from its preset, and removes ``presets``."""
   preset, loss = tree.pop("presets")[tree["loss"]["preset"]], tree["loss"]
   for there, here in ((preset, loss), (preset["prior"], loss["prior"])):
     here |= {key: value for key, value in there.items() if here[key] is None}
@@ -495,14 +514,14 @@ def _fill(tree: dict[str, Any]) -> None:
 
 
 def _self_weight(num_points: Any) -> float:
-  """1 / (M + 1): a positive counts itself once beside M points."""
+  """Returns 1 / (M + 1): a positive counts itself once, next to M points."""
   return (
     1 / (num_points + 1) if isinstance(num_points, int) and num_points > 0 else 0.0
-  )  # else it is told by the checks
+  )  # else the checks report it
 
 
 def _checked(tree: dict[str, Any], expected: dict[str, Any], *, imports: bool = True) -> Any:
-  """The locked config of a dict that has every key and no preset, after all checks."""
+  """Checks a dict that has every key and no preset, and returns it as a locked config."""
   config_keys.raise_if(
     [*config_keys.type_problems(tree, expected), *_custom_problems(tree["loss"]["custom"])]
   )
@@ -515,14 +534,14 @@ def _checked(tree: dict[str, Any], expected: dict[str, Any], *, imports: bool = 
 
 
 def unused_problems(config: Any, given: Iterable[str]) -> list[str]:
-  """Which keys of ``loss`` the losses of a run do not use: one line each.
+  """Returns a line for each key of ``loss`` that the losses of a run do not use.
 
   Args:
     config: resolved.
-    given: keys that the user has set, with dots.
+    given: dotted keys that the user has set.
   """
   names = [config.loss.name] + ([config.warmup.loss] if config.warmup.steps else [])
-  if any(":" in name for name in names):  # a loss of one's own may use any
+  if any(":" in name for name in names):  # a custom loss may use any key
     return []
   return [
     f"{key} is not used by loss.name={config.loss.name}: leave it out, or choose a loss that uses "
@@ -532,19 +551,18 @@ def unused_problems(config: Any, given: Iterable[str]) -> list[str]:
 
 
 def _joint_problems(config: Any, *, imports: bool) -> list[str]:
-  """What does not go together in a resolved config, and names of losses: one line each.
+  """Returns a line for each combination of values, or name of a loss, that does not work.
 
   Args:
     config: resolved.
-    imports: whether a loss of one's own may be imported: not for a config that a folder has
-      brought.
+    imports: whether a custom loss may be imported. False for a config that was read from a folder.
   """
   names = {key: config_keys.value_of(config, key) for key in ("loss.name", "warmup.loss")}
   told = {key: objectives.name_problem(name, imports=imports) for key, name in names.items()}
   problems = [f"{key} {problem}" for key, problem in told.items() if problem]
   if config.warmup.loss in objectives.CARRIED:
     problems.append(
-      f"warmup.loss must not carry a state of its own (as {', '.join(objectives.CARRIED)}); got "
+      f"warmup.loss must have no carried state (as {', '.join(objectives.CARRIED)} have); got "
       f"{config.warmup.loss!r}"
     )
   loss, size, per_class = config.loss, config.train.batch_size, config.train.per_class
@@ -560,7 +578,7 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
     )
   if config.data.train_share + config.data.val_share >= 1:
     problems.append(
-      "data.train_share + data.val_share must be below 1, the rest of the classes is for test"
+      "data.train_share + data.val_share must be below 1: the rest of the classes is for test"
     )
   if config.train.steps + config.warmup.steps < 1:
     problems.append("train.steps + warmup.steps must be at least 1")
@@ -580,18 +598,15 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
     lower = max(size // per_class, 2) * per_class
     problems.append(
       f"train.batch_size must be a multiple of train.per_class={per_class} with at least two "
-      "classes, "
-      f"e.g. {lower} or {lower + per_class}; got {size}"
+      f"classes, e.g. {lower} or {lower + per_class}; got {size}"
     )
   return problems + _microbatch_problems(config)
 
 
 def _custom_problems(custom: dict[str, Any]) -> list[str]:
-  """What is wrong with the options of a loss of one's own: anything that config.json cannot
-  hold.
-  """
+  """Returns a line for each option of a custom loss that config.json cannot hold."""
   return [
-    f"loss.custom.{key} must be a finite number, a text, True, False, None, or a tuple of such; "
+    f"loss.custom.{key} must be a finite number, a text, True, False, None, or a tuple of these; "
     f"got {shown(value)}"
     for key, value in config_keys.leaves(custom)
     if not _is_plain(value)
@@ -609,8 +624,9 @@ def _is_plain(value: Any) -> bool:
 
 
 def _microbatch_problems(config: Any) -> list[str]:
-  """What is wrong with ``train.microbatch``: whole microbatches, and none whose gradient is not
-  that of the batch.
+  """Returns what is wrong with ``train.microbatch``.
+
+  Microbatches must divide the batch, and their gradient must be that of the whole batch.
   """
   size, batch_size = config.train.microbatch, config.train.batch_size
   if size in (0, batch_size):
@@ -626,32 +642,32 @@ def _microbatch_problems(config: Any) -> list[str]:
   phases.append(("warmup.freeze_bn", config.warmup.freeze_bn, config.warmup.steps))
   return [
     f"train.microbatch must be 0 with {key}=False: batch norm in training mode takes its "
-    "statistics over the whole batch, so that "
-    f"the gradient by microbatches would be another one; got {size}. Freeze it (from a trained "
-    "network, model.init_from)"
+    "statistics over the whole batch, so microbatches would change the gradient; got "
+    f"{size}. Freeze it (from a trained model, model.init_from)"
     for key, frozen, steps in phases
     if steps and not frozen
   ]
 
 
 def to_json(config: Any) -> str:
-  """Sorted, indented JSON of a resolved config."""
+  """Returns the sorted, indented JSON of a resolved config."""
   return json.dumps(config.to_dict(), indent=2, sort_keys=True, default=list) + "\n"
 
 
 def from_json(tree: dict[str, Any]) -> Any:
-  """The resolved config of a ``config.json``; keys that it does not have, being older, take their
-  defaults. Nothing that it names is imported.
+  """Returns the resolved config of a ``config.json``.
+
+  Keys that an older version did not write take their defaults. No custom loss is imported.
 
   Raises:
-    ValueError: it is no config of a run.
+    ValueError: it is not the config of a run.
   """
   config = default_config()
   del config.presets
   try:
     config.update(_as_tuples(renewed(tree)))
   except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-    raise ValueError(f"this is no config of a run: {error}") from error
+    raise ValueError(f"this is not the config of a run: {error}") from error
   expected, found = default_config().to_dict(), config.to_dict()
   _fill(expected)
   config_keys.raise_if(config_keys.key_problems(found, expected, free=_FREE))
@@ -659,27 +675,28 @@ def from_json(tree: dict[str, Any]) -> Any:
 
 
 def renewed(tree: dict[str, Any]) -> dict[str, Any]:
-  """The dict of a ``config.json`` as it is written now: older versions wrote -1 for a self weight
-  of 1 / (M + 1).
+  """Returns the dict of a ``config.json`` in the format of this version.
+
+  Older versions wrote -1 for a self weight of 1 / (M + 1).
   """
   loss = tree.get("loss")
   if not isinstance(loss, dict) or loss.get("self_weight") != -1:
     return tree
-  is_binary = "preset" not in loss  # there None stands for it
+  is_binary = "preset" not in loss  # there None stands for 1 / (M + 1)
   return tree | {
     "loss": loss | {"self_weight": None if is_binary else _self_weight(loss.get("num_points"))}
   }
 
 
 def _as_tuples(tree: Any) -> Any:
-  """JSON's lists as the tuples that they were."""
+  """Turns JSON's lists back into tuples."""
   if isinstance(tree, dict):
     return {key: _as_tuples(value) for key, value in tree.items()}
   return tuple(_as_tuples(value) for value in tree) if isinstance(tree, list) else tree
 
 
 def differences(here: dict[str, Any], there: dict[str, Any], prefix: str = "") -> list[str]:
-  """Lines ``key: there -> here`` for each key that differs and may not."""
+  """Returns a line ``key: VALUE there, VALUE here`` for each key that differs and must not."""
   lines = []
   for key in sorted(here.keys() | there.keys()):
     name, a, b = prefix + key, here.get(key), there.get(key)

@@ -1,6 +1,4 @@
-"""A key of a config, described once: its default, checks, error messages, ``--help`` and page of
-the docs come from one `Key`.
-"""
+"""Keys of a config: each `Key` gives default, checks, error messages, ``--help`` and docs entry."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 import math
@@ -10,7 +8,7 @@ from ml_collections import config_dict
 
 from soprc_jax._internal.strings import shown
 
-# What float32 has left for products and quotients of a setting: 0, or of a size between these.
+# A setting is 0 or has a magnitude in this range, so that its products and quotients fit float32.
 SIZES = (1e-30, 1e30)
 # Counts become int32 on the devices.
 LARGEST_COUNT = 2**31 - 1
@@ -25,24 +23,24 @@ _WHAT = {
 
 
 class Key(NamedTuple):
-  """A key of a config.
+  """Describes a key of a config.
 
   Attributes:
     name: dotted name.
-    default: value, whose type is that of the key. None: a preset or the program decides, see
-      ``kind``. {}: a group in which any keys may stand.
-    meaning: what it does, for the user.
+    default: default value, whose type is that of the key. None: a preset or the program decides,
+      see ``kind``. {}: a group that takes any keys.
+    meaning: what the key does, for ``--help`` and the docs.
     low: smallest number allowed. None: 0 for an integer, any for another number.
     high: largest number allowed. None: `LARGEST_COUNT` for an integer, any finite one for another
       number.
-    above: number that the value must exceed, in place of ``low``.
-    choices: values of which it must be one; empty: no such rule.
-    must: what must hold in other cases, as messages tell it.
-    holds: function of the value, whether ``must`` holds. None: it is checked elsewhere.
+    above: number that the value must exceed, instead of ``low``.
+    choices: allowed values; empty: no such rule.
+    must: any other rule, in the words of the error message.
+    holds: function of the value that returns whether ``must`` holds. None: checked elsewhere.
     kind: type of a key whose default is None.
-    losses: names of the losses that use it; empty: it does not depend on the loss.
-    on_resume: whether it may change when a run goes on, since it changes no result.
-    often: whether ``--help`` shows it; ``--helpfull`` shows every key.
+    losses: names of the losses that use the key; empty: it does not depend on the loss.
+    on_resume: whether the key may change when a run is resumed, since it changes no result.
+    often: whether ``--help`` shows the key; ``--helpfull`` shows every key.
   """
 
   name: str
@@ -61,7 +59,7 @@ class Key(NamedTuple):
 
   @property
   def allowed(self) -> str:
-    """What the value must be: what follows "KEY must be" in a message.
+    """Returns what the value must be: the words after "KEY must be" in a message.
 
     >>> Key("loss.beta", 0.1, "step", above=0, high=1).allowed
     '> 0 and <= 1'
@@ -79,7 +77,7 @@ class Key(NamedTuple):
         if math.isfinite(low)
         else []
       )
-      # That counts become int32 is told where it matters alone.
+      # The bound of int32 is reported only for a count that exceeds it, see `value_problems`.
       limits += (
         [f"<= {high if isinstance(high, int) else f'{high:g}'}"] if self.high is not None else []
       )
@@ -87,7 +85,7 @@ class Key(NamedTuple):
     return _WHAT[self._kind]
 
   def allows(self, value: Any) -> bool:
-    """Whether a value of the right type is allowed."""
+    """Returns whether a value of the right type is allowed."""
     if value is None and self.default is None:
       return True
     if self.must:
@@ -97,7 +95,7 @@ class Key(NamedTuple):
     if self._kind not in (int, float):
       return True
     low, high = self._limits
-    # NaN is in no interval; math.isfinite would not take an integer of 400 digits.
+    # NaN is in no interval; math.isfinite fails for an integer of 400 digits.
     inside = low <= value <= high if self.above is None else self.above < value <= high
     return inside and abs(value) != math.inf
 
@@ -112,7 +110,7 @@ class Key(NamedTuple):
 
 
 def default_config(keys: Iterable[Key]) -> Any:
-  """The ``ConfigDict`` of the keys with their defaults."""
+  """Returns a ``ConfigDict`` of the keys with their defaults."""
   tree: dict[str, Any] = {}
   for key in keys:
     *groups, last = key.name.split(".")
@@ -124,14 +122,14 @@ def default_config(keys: Iterable[Key]) -> Any:
 
 
 def value_of(config: Any, key: str) -> Any:
-  """The value of a dotted key."""
+  """Returns the value of a dotted key."""
   for part in key.split("."):
     config = config[part]
   return config
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-  """(dotted key, value) of each leaf of a nested dict."""
+  """Yields (dotted key, value) for each leaf of a nested dict."""
   for key, value in tree.items():
     if isinstance(value, dict):
       yield from leaves(value, f"{prefix}{key}.")
@@ -140,15 +138,16 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def different(values: Sequence[Any], fits: Callable[[Any], bool]) -> bool:
-  """Whether there are values, all fit, and no two are equal to six digits, by which results and
-  folders name them.
+  """Returns whether there are values, all fit, and all differ in their first six digits.
+
+  Results and folders are named by six digits of a value.
   """
   names = {f"{value:g}" if isinstance(value, float) else str(value) for value in values}
   return 0 < len(names) == len(values) and all(map(fits, values))
 
 
 def raise_if(problems: Sequence[str]) -> None:
-  """Raises a ValueError with a line for each problem of a config, if there are any."""
+  """Raises a ValueError with a line for each problem of a config, if there is any."""
   if problems:
     raise ValueError(
       "the config does not work:\n" + "\n".join(f"  {problem}" for problem in problems)
@@ -156,7 +155,7 @@ def raise_if(problems: Sequence[str]) -> None:
 
 
 def value_problems(keys: Iterable[Key], config: Any) -> list[str]:
-  """Values that are not allowed: a line each, with the key, what is allowed, and the value."""
+  """Returns a line for each value that is not allowed: the key, what is allowed, and the value."""
   problems = []
   for key in keys:
     value = value_of(config, key.name)
@@ -168,12 +167,12 @@ def value_problems(keys: Iterable[Key], config: Any) -> list[str]:
 
 
 def unused(keys: Iterable[Key], names: Iterable[str], given: Iterable[str]) -> list[str]:
-  """Which of the keys that a user has given none of the losses uses.
+  """Returns the keys that the user has set and none of the losses uses.
 
   Args:
     keys: table of the keys.
     names: losses of the run.
-    given: dotted keys, also of groups in which any keys may stand.
+    given: dotted keys that the user has set, including those of groups that take any keys.
   """
   losses = {key.name: key.losses for key in keys}
   used_by = ((key, losses.get(key) or losses.get(key.rpartition(".")[0])) for key in given)
@@ -187,13 +186,13 @@ def key_problems(
   free: Container[str] = (),
   prefix: str = "",
 ) -> list[str]:
-  """What is missing, unknown, or a value in place of a group of keys: a line each, sorted.
+  """Returns a line for each key that is missing, unknown, or a value instead of a group; sorted.
 
   Args:
     here: nested dict of a config.
-    expected: the one that it must have the keys of.
-    free: groups in which any keys may stand.
-    prefix: of the dotted keys.
+    expected: nested dict with the keys that it must have.
+    free: groups that take any keys.
+    prefix: prefix of the dotted keys.
   """
   names = ", ".join(map(str, expected))
   problems = [
@@ -215,13 +214,12 @@ def key_problems(
 
 
 def type_problems(here: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-  """Values of another type than those of a config that works, or of a size that no computation can
-  take: a line each.
+  """Returns a line for each value of the wrong type, or of a magnitude outside `SIZES`.
 
   Args:
     here: nested dict of a config with the keys of ``expected``.
     expected: nested dict whose values have the right types. A tuple stands for any number of
-      entries like its own, None for None or a number.
+      entries of its type, None for None or a number.
   """
   problems = []
   for key, like in leaves(expected):
@@ -247,14 +245,14 @@ def type_problems(here: Mapping[str, Any], expected: Mapping[str, Any]) -> list[
 
 
 def _type_problem(value: Any, like: Any) -> str:
-  """What is wrong with the type, or the size, of a single value; empty if nothing is."""
+  """Returns what is wrong with the type or magnitude of a single value; empty if nothing is."""
   kind = type(like)
   allowed = (int, float) if kind is float else (kind,)
   if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
     return f"got {shown(value)} ({type(value).__name__})"
   if kind is int and abs(value) >= 2**63:
     return f"it must be below 2**63, got {shown(value)}"
-  # NaN and infinity have a message of their own, see `Key.allows`.
+  # NaN and infinity have a separate message, see `Key.allows`.
   usable = (
     not value or SIZES[0] <= abs(value) <= SIZES[1]
     if kind is float and value - value == 0
@@ -263,5 +261,5 @@ def _type_problem(value: Any, like: Any) -> str:
   return (
     ""
     if usable
-    else f"it must be 0, or of a size from {SIZES[0]:g} to {SIZES[1]:g}, got {shown(value)}"
+    else f"it must be 0, or of magnitude {SIZES[0]:g} to {SIZES[1]:g}, got {shown(value)}"
   )

@@ -1,4 +1,4 @@
-"""Evaluation of a network on a split: embed all images on the devices, rank them on the hosts."""
+"""Evaluation of a model on a split: embed all images on the devices, rank them on the hosts."""
 
 from collections.abc import Callable
 import functools
@@ -22,13 +22,14 @@ _log = logging.getLogger(__name__)
 
 
 class Embedded(NamedTuple):
-  """The images of a source as vectors.
+  """Embeddings of the images of a source.
 
   Attributes:
     embeddings: ``[N, D]`` float32, of the images that could be decoded.
-    labels: ``[N]`` theirs.
-    positions: ``[N]`` theirs in the source.
-    num_broken: images that could not be decoded and were left out (``data.on_broken=skip``).
+    labels: ``[N]`` labels of these images.
+    positions: ``[N]`` positions of these images in the source.
+    num_broken: number of images that could not be decoded and were left out
+      (``data.on_broken=skip``).
   """
 
   embeddings: np.ndarray
@@ -41,17 +42,17 @@ EmbedFn = Callable[[Any, sources.Source], Embedded]
 
 
 def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
-  """A function ``(replicated variables, source) -> Embedded``, compiled once for one batch shape.
+  """Returns a function ``(replicated variables, source) -> Embedded``, compiled for one shape.
 
-  It raises a `step_lib.DivergedError` if an embedding is not finite: no ranking of those means
-  anything.
+  The function raises a `step_lib.DivergedError` if an embedding is not finite, since such
+  embeddings cannot be ranked.
 
   Args:
-    model: network in evaluation mode.
+    model: model in evaluation mode.
     config: resolved; ``config.eval`` has the transform, ``config.data.on_broken`` the policy.
   """
   count, settings = parallel.num_devices(), config.eval
-  batch_size = -(-settings.batch_size // count) * count  # evaluation pads, so any size will do
+  batch_size = -(-settings.batch_size // count) * count  # evaluation pads, so any size works
   step = functools.partial(step_lib.embed_step, model=model, axis_name=parallel.axis_name())
   compiled = parallel.compile_step(step, donate_state=False)
 
@@ -76,9 +77,8 @@ def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
     if bad.size:
       name = printable(source[int(np.flatnonzero(good)[bad[0]])].id)
       raise step_lib.DivergedError(
-        f"training broke down: the network embeds {bad.size} of {len(embeddings)} images as "
-        f"numbers that are not finite, e.g. {name}; "
-        "try a lower optim.learning_rate"
+        f"training diverged: the embeddings of {bad.size} of {len(embeddings)} images are not "
+        f"finite, e.g. that of {name}; try a lower optim.learning_rate"
       )
     return Embedded(embeddings, source.labels[good], np.flatnonzero(good), int((~good).sum()))
 
@@ -86,25 +86,29 @@ def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
 
 
 def evaluate(embedded: Embedded, config: ConfigDict) -> dict[str, Any]:
-  """`soprc_jax.metrics.retrieval_metrics` of a split against itself, by ``config.eval``, and how
-  many images were left out.
+  """Computes the retrieval metrics of a split against itself, by ``config.eval``.
+
+  Returns:
+    The metrics of `soprc_jax.metrics.retrieval_metrics`, and the number of images that were left
+    out, ``"num_broken"``.
   """
   everything = np.arange(len(embedded.labels))
   return _rank(embedded, everything, None, config) | {"num_broken": embedded.num_broken}
 
 
 def one_per_class(embedded: Embedded, config: ConfigDict, *, seed: int = 0) -> dict[str, Any]:
-  """Retrieval from a gallery of one random image of each class, the others as queries: the protocol
-  of VehicleID's authors.
+  """Computes the retrieval metrics for galleries of one random image of each class.
+
+  The other images are the queries. This is the protocol of VehicleID's authors.
 
   Args:
-    embedded: images and labels.
+    embedded: embeddings and labels.
     config: resolved; ``config.eval.one_per_class`` >= 1 is the number of random galleries.
-    seed: of the galleries.
+    seed: seed of the galleries.
 
   Returns:
-    The mean over the galleries of each metric, and under ``"NAME_std"`` its standard deviation;
-    ``"num_repeats"``.
+    The mean of each metric over the galleries, its standard deviation under ``"NAME_std"``, and
+    the number of galleries, ``"num_repeats"``.
   """
   rng, found = np.random.default_rng(seed), []
   for _ in range(config.eval.one_per_class):
@@ -121,14 +125,15 @@ def one_per_class(embedded: Embedded, config: ConfigDict, *, seed: int = 0) -> d
 def _rank(
   embedded: Embedded, queries: np.ndarray, gallery: np.ndarray | None, config: ConfigDict
 ) -> dict[str, Any]:
-  """Metrics of the images at ``queries`` in those at ``gallery`` (None: the queries themselves);
-  each process ranks its share.
+  """Computes the metrics of the images at ``queries`` against those at ``gallery``.
+
+  Without a gallery the queries are the gallery. Each process ranks its share of the queries.
   """
   size = -(-len(queries) // parallel.num_processes())
   first = parallel.process_index() * size
   mine = queries[first : first + size]
   candidates = queries if gallery is None else gallery
-  # A share of the queries has all of them for its gallery, itself left out by its id.
+  # The gallery of a share of the queries is all of them; ids exclude each query itself.
   against: dict[str, Any] = {}
   if gallery is not None or parallel.num_processes() > 1:
     against = {
@@ -155,14 +160,14 @@ def _rank(
 
 
 class Trained(NamedTuple):
-  """The network of a run, ready to embed.
+  """The model of a run, ready to embed images.
 
   Attributes:
-    embed: images to vectors.
-    variables: of the network, on all devices.
+    embed: embeds the images of a source.
+    variables: variables of the model, on all devices.
     splits: data of the run.
-    step: of the checkpoint.
-    meta: what the checkpoint knows of its data, see `classes.describe`.
+    step: step of the checkpoint.
+    meta: metadata of the checkpoint's data, see `classes.describe`.
   """
 
   embed: EmbedFn
@@ -173,7 +178,12 @@ class Trained(NamedTuple):
 
 
 def load(config: ConfigDict, workdir: Path, *, newest: bool = False) -> Trained:
-  """The network of the run in ``workdir``: best on val, or the newest.
+  """Loads the model of a run: that of the best validation mAUPRC, or the newest.
+
+  Args:
+    config: resolved.
+    workdir: folder of the run.
+    newest: load the newest checkpoint instead of the best.
 
   Raises:
     ValueError: ``workdir`` holds no run, or one of another config.
@@ -182,10 +192,10 @@ def load(config: ConfigDict, workdir: Path, *, newest: bool = False) -> Trained:
   lines = workdir_lib.config_differences(workdir, config)
   if lines:
     raise ValueError(
-      "this is not the config of the run in --workdir (without --config its own is taken):\n"
+      "this is not the config of the run in --workdir (without --config that of the run is used):\n"
       + "\n".join(f"  {line}" for line in lines)
     )
-  splits = datasets.make_splits(config.data)  # first: it is known soonest where data are missing
+  splits = datasets.make_splits(config.data)  # first, so that missing data fails early
   network, step, meta = restore(config, workdir, newest=newest)
   embed = make_embed(build.make_model(config, freeze_bn=True), config)
   return Trained(embed, parallel.replicate(network), splits, step, meta)
@@ -194,19 +204,22 @@ def load(config: ConfigDict, workdir: Path, *, newest: bool = False) -> Trained:
 def restore(
   config: ConfigDict, workdir: Path, *, newest: bool = False
 ) -> tuple[dict[str, Any], int, dict[str, Any]]:
-  """``{"params", "batch_stats"}`` of a checkpoint as numpy arrays, its step, and what it knows of
-  its data; no data are looked at.
+  """Restores the model of a checkpoint, without reading any images.
 
   Args:
-    config: of the run, resolved.
-    workdir: of the run.
-    newest: take the newest checkpoint instead of the one that was best on val.
+    config: config of the run, resolved.
+    workdir: folder of the run.
+    newest: restore the newest checkpoint instead of that of the best validation mAUPRC.
+
+  Returns:
+    ``{"params", "batch_stats"}`` as numpy arrays, the step of the checkpoint, and the metadata of
+    its data.
 
   Raises:
-    ValueError: the checkpoint is damaged, or of another network.
+    ValueError: the checkpoint is corrupt, or of another model.
     FileNotFoundError: the run has no such checkpoint yet.
   """
-  # Without val there is no best network: the last one is what was tested.
+  # Without a validation split there is no best model: the last one was tested.
   folder = workdir / (checkpoints.NEWEST if newest or config.data.trainval else checkpoints.BEST)
   if not folder.is_dir():
     raise FileNotFoundError(
@@ -223,21 +236,23 @@ def restore(
 def evaluate_workdir(
   config: ConfigDict, workdir: Path, *, split: str, newest: bool, allow_seen_classes: bool = False
 ) -> dict[str, Any]:
-  """Metrics of ``split`` for a checkpoint of the run in ``workdir``, under ``"checkpoint_step"``
-  its step.
+  """Computes the metrics of a split for a checkpoint of a run.
 
   Args:
-    config: of the run, resolved; ``data.root`` may be another place, also of other images.
-    workdir: of the run.
+    config: config of the run, resolved. ``data.root`` may be another folder, also of other images.
+    workdir: folder of the run.
     split: see `pick_split`.
-    newest: take the newest checkpoint instead of the one that was best on val.
-    allow_seen_classes: log a warning instead of an error if classes that are tested on were trained
-      on, and return under ``"seen_classes"`` what `classes.seen` has found.
+    newest: evaluate the newest checkpoint instead of that of the best validation mAUPRC.
+    allow_seen_classes: log a warning instead of raising if tested classes were trained on, and
+      return the result of `classes.seen` under ``"seen_classes"``.
+
+  Returns:
+    The metrics, and the step of the checkpoint under ``"checkpoint_step"``.
 
   Raises:
-    ValueError: as `load`; the data have no such split; the data of the run have changed; classes
-      that are tested on were trained on.
-    FileNotFoundError: as `load`.
+    ValueError: see `load`; the data have no such split; the data of the run have changed; tested
+      classes were trained on.
+    FileNotFoundError: see `load`.
   """
   trained = load(config, workdir, newest=newest)
   images = pick_split(trained.splits, split)
@@ -252,7 +267,7 @@ def evaluate_workdir(
     )
   tested = {name: source for name, source in trained.splits.items() if split in (name, "all")}
   if not lines:
-    tested.pop("train", None)  # the run's own: whoever names it knows
+    tested.pop("train", None)  # the run was trained on it, as the user of this split knows
   known = classes.trained_on(trained.meta, where=str(workdir))
   found = None
   if known is None:
@@ -272,16 +287,18 @@ def evaluate_workdir(
 
 
 def changes(trained: Trained, config: ConfigDict, workdir: Path) -> list[str]:
-  """Returns how the data of a run differ from those that it was trained on, see
-  `classes.changes`.
+  """Returns a line for each split that differs from the data that the model was trained on.
+
+  See `classes.changes`.
   """
   now = classes.describe(trained.splits, data_source=config.data.source)
   return classes.changes(trained.meta, now, trained.splits, workdir)
 
 
 def _same_place(config: ConfigDict, workdir: Path) -> bool:
-  """Whether the data are where those of the run were, however that is spelled; elsewhere any data
-  may be.
+  """Returns whether ``data.root`` is that of the run, compared as resolved paths.
+
+  Under another root, other data are allowed.
   """
   roots = (config.data.root, workdir_lib.read_config(workdir)["data"]["root"])
   there, here = (file_io.given(root, name="data.root").resolve() for root in roots)
@@ -289,10 +306,10 @@ def _same_place(config: ConfigDict, workdir: Path) -> bool:
 
 
 def pick_split(splits: dict[str, sources.Source], name: str) -> sources.Source:
-  """A split by its name; ``all`` joins train, val and test.
+  """Returns a split by its name; ``all`` joins train, val and test.
 
   Raises:
-    ValueError: there is none of that name.
+    ValueError: there is no split of that name.
   """
   if name == "all":
     return sources.Joined([splits[part] for part in ("train", "val", "test") if part in splits])

@@ -1,6 +1,4 @@
-"""The gradient of a loss on the embeddings of a batch: at once, or microbatch by microbatch with
-the same result.
-"""
+"""The gradient of a loss on the embeddings of a batch, computed exactly by microbatches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,21 +13,23 @@ LossFn = Callable[[jax.Array], tuple[jax.Array, Any]]
 def by_microbatches(
   embed: EmbedFn, loss_fn: LossFn, params: Any, images: jax.Array, *, size: int
 ) -> tuple[tuple[jax.Array, Any], Any]:
-  """What ``jax.value_and_grad(lambda p: loss_fn(embed(p, images)), has_aux=True)(params)`` returns,
-  in the memory of ``size`` images.
+  """Computes the loss of a batch and its gradient in the memory of ``size`` images.
 
-  All images are embedded first, and the loss is taken on all embeddings: its lists are those of the
-  whole batch. Then each microbatch is embedded once more and passes its part of the gradient back
-  (Gao et al., "Scaling deep contrastive learning batch size under memory limited setup", 2021). The
-  result is exact, not an average of the microbatches' own losses.
+  The result is that of
+  ``jax.value_and_grad(lambda p: loss_fn(embed(p, images)), has_aux=True)(params)``.
+
+  All images are embedded first. The loss is computed on all embeddings, so its lists are those of
+  the whole batch. Then each microbatch is embedded again and backpropagates its part of the
+  gradient (Gao et al., "Scaling deep contrastive learning batch size under memory limited setup",
+  2021). The result is exact, not an average of losses of the microbatches.
 
   Args:
-    embed: ``(params, images [n, ...]) -> [n, D]``, each image by itself: no statistics of the
-      batch.
+    embed: ``(params, images [n, ...]) -> [n, D]``, each image independently, without statistics of
+      the batch.
     loss_fn: ``[B, D] -> (loss, aux)``.
-    params: what the gradient is taken by.
+    params: parameters that the loss is differentiated by.
     images: ``[B, ...]``.
-    size: images at a time; divides B.
+    size: number of images per microbatch; divides B.
 
   Returns:
     ``((loss, aux), gradient)``.

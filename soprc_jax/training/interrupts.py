@@ -1,5 +1,6 @@
-"""SIGTERM (a pre-emption) and Ctrl-C amid the steps: the step is finished and a checkpoint written
-before the process ends; an evaluation is left for later.
+"""SIGTERM and Ctrl-C during training: finish the step, write a checkpoint, then end the process.
+
+An evaluation in progress is postponed until the run is resumed.
 """
 
 from collections.abc import Iterator
@@ -17,10 +18,10 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class InterruptedRunError(Exception):
-  """The run was asked to stop and has left a checkpoint.
+  """Raised when a signal stopped the run, after a checkpoint was written.
 
   Attributes:
-    exit_status: of the process, 128 plus the number of the signal, as shells tell it.
+    exit_status: exit status of the process, 128 plus the number of the signal, as in shells.
   """
 
   def __init__(self, number: int, message: str):
@@ -29,17 +30,17 @@ class InterruptedRunError(Exception):
 
 
 class CutShort(BaseException):
-  """A signal has come within `Requests.may_cut`. No ``except Exception`` on its way keeps it."""
+  """Raised by a signal within `Requests.may_cut`. No ``except Exception`` catches it."""
 
 
 class Requests:
-  """Context in which SIGTERM and SIGINT are noted instead of obeyed; a second one is obeyed.
+  """Context that records SIGTERM and SIGINT instead of ending the process. A second one ends it.
 
-  With several processes jax notes a SIGTERM to any of them, and all agree on the step after which
-  they stop.
+  With several processes, jax records a SIGTERM to any of them, and all agree on the step after
+  which they stop.
 
   Attributes:
-    number: of the signal, None if there was none.
+    number: number of the signal, None if there was none.
   """
 
   def __init__(self) -> None:
@@ -48,8 +49,7 @@ class Requests:
     self._before: dict[int, Any] = {}
 
   def __enter__(self) -> "Requests":
-    # Only the main thread may set handlers; a process that was told to ignore a signal goes on
-    # ignoring it.
+    # Only the main thread may set handlers. A process that ignores a signal continues to ignore it.
     if parallel.num_processes() == 1 and threading.current_thread() is threading.main_thread():
       for number in SIGNALS:
         if signal.getsignal(number) not in (signal.SIG_IGN, None):
@@ -62,18 +62,18 @@ class Requests:
     self._before = {}
 
   def due(self, step: int) -> bool:
-    """Whether the run is to stop after this step; to be asked after each of them."""
+    """Returns whether the run must stop after this step. Call it after every step."""
     if parallel.num_processes() > 1 and parallel.preempted(step):
       self.number = signal.SIGTERM
     return self.number is not None
 
   @contextlib.contextmanager
   def may_cut(self) -> Iterator[None]:
-    """Context of work that can be done again: a signal, noted before or coming within, ends it by a
-    `CutShort`.
+    """Returns a context of repeatable work, in which a signal raises `CutShort`.
 
-    A pre-emption leaves half a minute, and an evaluation may take longer. Of several processes none
-    is cut: they would not agree where.
+    A signal that was recorded before raises it immediately. A preempted machine has about half a
+    minute left, and an evaluation may take longer. With several processes nothing is interrupted,
+    since they would not agree where.
     """
     if self.number is not None and self._before:
       raise CutShort
@@ -91,12 +91,12 @@ class Requests:
       return
     self.number = number
     name = signal.Signals(number).name
-    # Not by logging, which the handler may have broken into.
-    where = "the evaluation is left for later" if self._cuts else "stopping after this step"
-    with contextlib.suppress(OSError):  # nobody reads it any more
+    # Not by logging, which this handler may have interrupted.
+    where = "the evaluation is postponed" if self._cuts else "stopping after this step"
+    with contextlib.suppress(OSError):  # stderr is closed
       os.write(
         sys.__stderr__.fileno() if sys.__stderr__ else 2,
-        f"\n{name}: {where}; once more stops at once.\n".encode(),
+        f"\n{name}: {where}; a second signal stops at once.\n".encode(),
       )
     if self._cuts:
       raise CutShort

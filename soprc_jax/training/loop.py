@@ -1,4 +1,4 @@
-"""The run: resume, train, evaluate, keep checkpoints, test the best one, leave results."""
+"""The training loop: resume, train, evaluate, save checkpoints, test the best, write results."""
 
 from collections.abc import Iterator, Mapping
 import contextlib
@@ -47,32 +47,34 @@ def train(
   allow_seen_classes: bool = False,
   command: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-  """Trains by a resolved config, or goes on with the run in ``workdir``; returns what
-  ``results.json`` holds.
+  """Trains by a resolved config, or resumes the run in ``workdir``.
 
-  At a kill at any moment, the same call goes on from the newest checkpoint and ends with the same
-  bits.
+  If the process is killed at any moment, the same call resumes from the newest checkpoint. The
+  results are the same bit for bit.
 
   Args:
     config: resolved.
-    workdir: of the run.
-    allow_seen_classes: log a warning instead of an error if the network of ``model.init_from`` was
-      trained on classes of val or test; the results then have ``"seen_classes"``, see
+    workdir: folder of the run.
+    allow_seen_classes: log a warning instead of raising if the model of ``model.init_from`` was
+      trained on validation or test classes. The results then have ``"seen_classes"``, see
       `classes.seen`.
-    command: ``{"config": str, "overrides": {key: value}}``, the config file that was named and the
-      keys that were set beside it; kept in the results for the report.
+    command: ``{"config": str, "overrides": {key: value}}``, the config file and the keys set on
+      the command line; stored in the results for the report.
+
+  Returns:
+    The content of ``results.json``.
 
   Raises:
     ValueError: the config does not fit the data, the devices, or the run in ``workdir``; another
-      process is at it; its files are damaged; its data have changed; classes of val or test were
-      trained on.
+      process uses ``workdir``; its files are corrupt; its data have changed; validation or test
+      classes were trained on.
     DivergedError: a step is not finite.
-    InterruptedRunError: SIGTERM or Ctrl-C while steps were made; a checkpoint has been written.
+    InterruptedRunError: SIGTERM or Ctrl-C during the steps; a checkpoint has been written.
     OSError: no space, no permission.
   """
   parallel.check_equal("the config", config_lib.to_json(config))
   parallel.check_equal("--workdir", str(workdir))
-  workdir = file_io.given(workdir, name="--workdir").absolute()  # Orbax takes no other
+  workdir = file_io.given(workdir, name="--workdir").absolute()  # Orbax needs an absolute path
   with _disk_errors(workdir), contextlib.ExitStack() as opened:  # closing writes too
     run = _Run(config, workdir, opened, allow_seen_classes=allow_seen_classes)
     run.train()
@@ -81,7 +83,7 @@ def train(
 
 @contextlib.contextmanager
 def _disk_errors(workdir: Path) -> Iterator[None]:
-  """Says what a full disk means for the run."""
+  """Raises an OSError that says how to resume, where the disk is full."""
   try:
     yield
   except Exception as error:
@@ -90,35 +92,34 @@ def _disk_errors(workdir: Path) -> Iterator[None]:
     where = file_io.what_is_full(error, workdir)
     what = "for the run in" if where.startswith(str(workdir)) else "in"
     raise OSError(
-      f"no space is left {what} {where}: make some, and the same command resumes from the newest "
-      f"checkpoint in {workdir} "
-      f"({error})"
+      f"no space is left {what} {where}: free some, and the same command resumes from the newest "
+      f"checkpoint in {workdir} ({error})"
     ) from error
 
 
-# So many in a row are no accident of the draw: what is drawn from has nothing to rank.
+# This many empty batches in a row are not by chance: the data have nothing to rank.
 LIMIT = 20
 
 
 class EmptyBatchesError(ValueError):
-  """Batch after batch has no query with both a positive and a negative: nothing is learned."""
+  """Raised when batch after batch has no query with both a positive and a negative."""
 
 
 class EmptyBatches:
-  """Counts the batches in a row of which no list was valid.
+  """Counts consecutive batches without a valid list.
 
   Args:
-    limit: number at which the run stops.
+    limit: number of consecutive batches at which the run stops.
   """
 
   def __init__(self, limit: int = LIMIT):
     self._limit, self._in_a_row = limit, 0
 
   def note(self, step: int, valid_lists: float) -> None:
-    """A step by its metric ``valid_lists``: the first of a row of empty ones is told in a warning.
+    """Counts a step by its metric ``valid_lists``. Logs a warning at the first empty one in a row.
 
     Raises:
-      EmptyBatchesError: it is the ``limit``-th in a row.
+      EmptyBatchesError: the step is the ``limit``-th empty one in a row.
     """
     if valid_lists > 0:
       self._in_a_row = 0
@@ -126,22 +127,24 @@ class EmptyBatches:
     self._in_a_row += 1
     if self._in_a_row == 1:
       _log.warning(
-        "Step %d: no image of the batch has both a positive and a negative, there is nothing to "
-        "rank and a loss of 0 means nothing.",
+        "Step %d: no image of the batch has both a positive and a negative. There is nothing to "
+        "rank, and a loss of 0 means nothing.",
         step,
       )
     if self._in_a_row >= self._limit:
       raise EmptyBatchesError(
         f"no image had both a positive and a negative in {self._in_a_row} batches in a row, up to "
-        f"step {step}: there is nothing to rank. "
-        "Raise train.per_class, or look at data.small_classes, data.on_broken and the labels"
+        f"step {step}: there is nothing to rank. Raise train.per_class, or check "
+        "data.small_classes, data.on_broken and the labels"
       )
 
 
 @dataclasses.dataclass
 class _Step:
-  """A step that has been started; its scalars are fetched when the next one is under way, so the
-  device never waits for the host.
+  """A step that has been started.
+
+  Its scalars are fetched after the next step has started, so that the device never waits for the
+  host.
   """
 
   number: int
@@ -155,7 +158,7 @@ class _Step:
 
 
 class _Evaluation(NamedTuple):
-  """What an evaluation has found; nothing where a signal has cut it short."""
+  """Result of an evaluation; empty if a signal interrupted it (``cut``)."""
 
   v: dict[str, Any] | None = None
   val: Mapping[str, Any] = types.MappingProxyType({})
@@ -183,15 +186,15 @@ class _Run:
     self.num_steps = config.warmup.steps + config.train.steps
     start = build.starting_state(config, self.parts) if is_new else None
     parallel.wait_for_all("every process has checked the workdir")
-    # Only now: a mistake above leaves no folder behind that would refuse the corrected command.
+    # Only now: after an error above, no folder is left that would reject the corrected command.
     if parallel.is_main():
       workdir.mkdir(parents=True, exist_ok=True)
       opened.enter_context(workdir_lib.hold(workdir))
       workdir_lib.claim(workdir, config)
-    parallel.wait_for_all("the workdir is there")
+    parallel.wait_for_all("the workdir exists")
     workdir_lib.read_config(
       workdir
-    )  # a folder of the same name on another disk would be found out at the end
+    )  # fails early if another process sees a folder of this name on another disk
     self.newest = checkpoints.Store(workdir / checkpoints.NEWEST, keep=config.checkpoint.keep)
     opened.callback(self.newest.close)
     self.best = checkpoints.Store(workdir / checkpoints.BEST, keep=None)
@@ -205,12 +208,12 @@ class _Run:
     else:
       state, meta = found
       started_from = meta.get("started_from")
-    # Its start may be gone by now, or hold another network.
+    # Not read again on resuming: model.init_from may be gone, or hold another model.
     self.meta["started_from"] = self._check_unseen() if started_from is None else started_from
     if parallel.is_main() and (found is None or not (workdir / classes.IMAGES).exists()):
       classes.write_images(workdir, self.data.splits)
     self.start = int(state.step)
-    # These steps come again, with other bits if the devices are others.
+    # These steps are repeated, with other bits if the devices differ.
     self.best.remove([step for step in self.best.steps() if step > self.start])
     self.best.check()
     self.broken = set[int]()
@@ -229,7 +232,7 @@ class _Run:
     classes.check_unchanged(meta, self.meta, self.data.splits, self.workdir)
 
   def train(self) -> None:
-    """All steps that are left."""
+    """Runs all remaining steps."""
     batches = build.make_batches(self.config, self.data)
     stream = pipeline.iterate(
       batches,
@@ -249,8 +252,7 @@ class _Run:
         except Exception:
           if requests.number is None:
             raise
-          # Where a whole group of processes is told to stop, those that load images obey before
-          # this one.
+          # A signal to the whole process group ends the loader processes before this one.
           self._save_and_stop(pending, progress, requests, number - 1)
         if pending is not None:
           self._write(pending, progress)
@@ -261,19 +263,19 @@ class _Run:
         if evaluates or saves:
           jax.block_until_ready(self.state)
         pending.seconds = time.perf_counter() - began
-        # Where steps may be left out, nothing is started before it is known whether this one was.
+        # If steps may be skipped, the next one starts after it is known whether this one was.
         if evaluates or saves or self.config.train.on_nonfinite == "skip":
           done = self._evaluate_and_save(pending, progress, requests, evaluates, saves)
           stops, pending = stops or not done, None
         if stops:
           self._stop(requests, number)
         began = time.perf_counter()
-      if requests.number is not None:  # it came when all was done
+      if requests.number is not None:  # the signal came after the last step
         self._stop(requests, self.num_steps)
     progress.close()
 
   def _start_step(self, number: int, stream: Iterator[dict[str, np.ndarray]]) -> _Step:
-    """Hands the next batch to the devices."""
+    """Starts a step with the next batch on the devices."""
     waiting = time.perf_counter()
     batch = next(stream)
     positions = batch.pop("position")
@@ -288,16 +290,16 @@ class _Run:
     return _Step(number, batch, positions, scalars, wait)
 
   def _stop(self, requests: interrupts.Requests, number: int) -> NoReturn:
-    """Ends the run after a step whose checkpoint is written, or before the first one."""
+    """Raises an InterruptedRunError after a saved step, or before the first one."""
     signum = requests.number or 0
     what = f"Stopped by {signal.Signals(signum).name}"
     if number:
       after = (
         f"after step {number} of {self.num_steps}: its checkpoint is in {self.workdir}; the "
-        "same command goes on from there."
+        "same command resumes from it."
       )
     else:
-      after = f"before the first of {self.num_steps} steps: the same command begins again."
+      after = f"before the first of {self.num_steps} steps: the same command starts again."
     raise interrupts.InterruptedRunError(signum, f"{what} {after}")
 
   def _save_and_stop(
@@ -307,7 +309,7 @@ class _Run:
     requests: interrupts.Requests,
     number: int,
   ) -> NoReturn:
-    """Ends the run after its newest step, of which nothing may be written yet."""
+    """Saves the newest step, which may not be written yet, and ends the run."""
     if pending is not None:
       self._write(pending, progress)
     if number > self.start:
@@ -316,12 +318,12 @@ class _Run:
     self._stop(requests, number)
 
   def _note_broken(self, positions: np.ndarray, broken: np.ndarray) -> None:
-    """Names each broken image once (``data.on_broken=skip``)."""
+    """Logs each broken image once (``data.on_broken=skip``)."""
     for position in set(positions[broken].tolist()) - self.broken:
       self.broken.add(position)
       name = printable(self.data.splits["train"][position].id)
       _log.warning(
-        "Broken image %s: another one of its class takes its place (data.on_broken=skip).", name
+        "Broken image %s: replaced by another one of its class (data.on_broken=skip).", name
       )
 
   def _evaluate_and_save(
@@ -332,10 +334,11 @@ class _Run:
     evaluates: bool,
     saves: bool,
   ) -> bool:
-    """What is due after a step; False if a signal has cut its evaluation short: the step is saved
-    then, and evaluated when the run goes on.
+    """Evaluates and saves a step where due; returns False if a signal interrupted the evaluation.
+
+    The step is saved then, and evaluated when the run is resumed.
     """
-    self._fetch(step)  # before anything is evaluated or saved that no run should go on from
+    self._fetch(step)  # raises before a step is evaluated or saved from which no run should resume
     found = self._evaluate(step.number, requests) if evaluates else _Evaluation()
     step.val = found.val
     self._write(step, progress)
@@ -343,8 +346,8 @@ class _Run:
       return True
     self.records.v.write(found.v)
     state = parallel.unreplicate(self.state)
-    # This order makes a kill between any two lines harmless: what a checkpoint stands for is on
-    # disk before it is.
+    # This order makes a kill between any two lines harmless: the records of a step are on disk
+    # before its checkpoint.
     self.records.sync()
     self._keep_if_best(found, state)
     if saves or found.cut:
@@ -353,7 +356,7 @@ class _Run:
     return not found.cut
 
   def _evaluate(self, number: int, requests: interrupts.Requests) -> _Evaluation:
-    """v and the metrics on val of the network after a step."""
+    """Measures v and the validation metrics of the model after a step."""
     variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
     if "val" not in self.data.splits:
       return _Evaluation(
@@ -368,7 +371,7 @@ class _Run:
     return _Evaluation(v, val)
 
   def _evaluate_late(self, requests: interrupts.Requests) -> None:
-    """Evaluates the step that the run goes on from, as if it had been in time."""
+    """Evaluates the step that the run resumes from, if its evaluation was interrupted."""
     found = self._evaluate(self.start, requests)
     if found.cut:
       self._stop(requests, self.start)
@@ -385,8 +388,9 @@ class _Run:
       self._prune_best()
 
   def _prune_best(self) -> None:
-    """Leaves the best network so far, and the one that was best at the newest checkpoint: a run
-    that goes on from there may need that.
+    """Keeps the best model so far, and the one that was best at the newest checkpoint.
+
+    A run that resumes from that checkpoint may need it.
     """
     steps, saved = self.best.steps(), self.newest.latest_step() or 0
     self.best.remove(
@@ -395,8 +399,7 @@ class _Run:
 
   def _write(self, step: _Step, progress: progress_lib.Progress) -> None:
     scalars = self._fetch(step)
-    # Rate of the update that made this step: the schedule is called with the number of steps before
-    # it.
+    # Learning rate of this step: the schedule is called with the number of steps before it.
     rate = float(self.parts.schedule(step.number - 1))
     clock = {name: round(getattr(step, name), 4) for name in run_log.CLOCK_FIELDS}
     progress.show(
@@ -404,11 +407,12 @@ class _Run:
     )
 
   def _fetch(self, step: _Step) -> dict[str, float]:
-    """The scalars of a step as numbers, the first device's; with ``train.on_nonfinite=skip`` also
-    whether it was skipped.
+    """Returns the scalars of a step as numbers, from the first device.
+
+    With ``train.on_nonfinite=skip`` they include whether the step was skipped.
 
     Raises:
-      DivergedError: the step was not finite, and must be.
+      DivergedError: the step was not finite, and the config does not skip it.
     """
     if step.fetched is None:
       scalars = {name: float(value) for name, value in parallel.unreplicate(step.scalars).items()}
@@ -420,22 +424,22 @@ class _Run:
       else:
         self.empty.note(
           step.number, scalars.get("valid_lists", 1.0)
-        )  # a loss of one's own may not count them
+        )  # a custom loss may not count them
       step.fetched = scalars
     return step.fetched
 
   def _nonfinite(self, step: _Step, scalars: dict[str, float], parts: list[str]) -> None:
-    """Keeps a step that was not finite, and tells it.
+    """Stores a step that was not finite, and logs it or raises.
 
     Raises:
-      DivergedError: unless the config says to go on.
+      DivergedError: unless the config says to skip the step.
     """
     rate, images = float(self.parts.schedule(step.number - 1)), self.data.splits["train"]
     skips = self.config.train.on_nonfinite == "skip"
     in_a_row = 1 + _trailing_skips(self.records.lines)
     goes_on = skips and in_a_row <= self.config.train.max_skipped
-    # The state stands as it was before the step; only its count may have moved on. Of those that
-    # are skipped the first one is kept.
+    # The state is that before the step; only its count may have advanced. Of the skipped steps, the
+    # first one is stored.
     state = dataclasses.replace(parallel.unreplicate(self.state), step=np.int32(step.number - 1))
     about = {
       "nonfinite": parts,
@@ -457,9 +461,8 @@ class _Run:
       )
     found = (
       f"step {step.number} of {self.num_steps}: not finite: {', '.join(parts)} (loss "
-      f"{scalars['loss']:g}, gradient norm "
-      f"{scalars['grad_norm']:g}, learning rate {rate:g}; images {', '.join(ids[:3])} and "
-      f"{len(ids) - 3} more)"
+      f"{scalars['loss']:g}, gradient norm {scalars['grad_norm']:g}, learning rate {rate:g}; "
+      f"images {', '.join(ids[:3])} and {len(ids) - 3} more)"
     )
     if goes_on:
       _log.warning("Skipped %s.", found)
@@ -467,22 +470,23 @@ class _Run:
     before = f" after {in_a_row - 1} skipped steps in a row (train.max_skipped)" if skips else ""
     own = "".join(f" --own_loss={name}" for name in replay.own_losses(self.config))
     raise step_lib.DivergedError(
-      f"training broke down{before} at {found}. No checkpoint holds it; see it again with: soprc "
-      "replay "
-      f"--workdir={self.workdir}{own}; try a lower optim.learning_rate"
+      f"training diverged{before} at {found}. No checkpoint holds this step; reproduce it with: "
+      f"soprc replay --workdir={self.workdir}{own}; try a lower optim.learning_rate"
       + ("" if skips else ", or train.on_nonfinite=skip")
     )
 
   def finish(self, command: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Test metrics of the best checkpoint on val, pictures, ``results.json``; ``command`` as in
-    `train`.
+    """Tests the model of the best validation mAUPRC, plots, and writes ``results.json``.
+
+    Args:
+      command: see `train`.
     """
     state: TrainState
     if self.best.latest_step() is None:
       state, which = parallel.unreplicate(self.state), "last"
     else:
-      state, which = self.best.restore(self.like)[0], "best on val"
-    _log.info("Testing the network of step %d (%s).", int(state.step), which)
+      state, which = self.best.restore(self.like)[0], "best validation mAUPRC"
+    _log.info("Testing the model of step %d (%s).", int(state.step), which)
     splits = self.data.splits
     tested = {
       name for split in splits for name in sources.shown_classes(splits[split]) if split != "train"
@@ -495,5 +499,5 @@ class _Run:
 
 
 def _trailing_skips(lines: list[dict[str, Any]]) -> int:
-  """How many of the last steps were skipped, one after another."""
+  """Returns the number of steps that were skipped in a row at the end."""
   return sum(1 for _ in itertools.takewhile(lambda line: line.get("skipped"), reversed(lines)))

@@ -1,6 +1,4 @@
-"""The protocol between a training step and what it minimises: one for all losses, stateless or
-carried.
-"""
+"""The protocol between a training step and the loss that it minimizes, with or without state."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -11,14 +9,14 @@ import optax
 
 
 class Inputs(NamedTuple):
-  """What an objective sees of a batch.
+  """Inputs of an objective: the embeddings of a batch and the carried state.
 
   Attributes:
-    embeddings: ``[B, D]`` unit norm, float32; of the binary study the logits ``[B]``.
-    labels: ``[B]`` rows of the classes; of the binary study 0 or 1.
-    where: ``[B]`` valid images.
-    step: scalar int32, steps done in this phase.
-    opt_state: optimizer state, which holds the carried state.
+    embeddings: ``[B, D]`` float32 of unit norm; in the binary study the logits ``[B]``.
+    labels: ``[B]`` rows of the classes; in the binary study 0 or 1.
+    where: ``[B]`` bool, valid images.
+    step: scalar int32, number of steps done in this phase.
+    opt_state: optimizer state, which includes the carried state.
   """
 
   embeddings: jax.Array
@@ -29,7 +27,7 @@ class Inputs(NamedTuple):
 
 
 class Outputs(NamedTuple):
-  """What an objective gives back.
+  """Outputs of an objective.
 
   Attributes:
     loss: scalar, equal on all devices.
@@ -46,10 +44,10 @@ class Objective(NamedTuple):
   """A loss with its carried state.
 
   Attributes:
-    tracker: transform that carries the state; stands before the optimizer in ``optax.chain``.
-    compute: `Inputs` -> `Outputs`; pure.
-    idle_args: `Inputs` -> arguments of ``tx.update`` that leave the carried state alone, for a
-      warm-up with another loss; by default there are none.
+    tracker: transform that carries the state; comes before the optimizer in ``optax.chain``.
+    compute: pure function `Inputs` -> `Outputs`.
+    idle_args: function `Inputs` -> arguments of ``tx.update`` that do not change the carried state,
+      for a warm-up with another loss. The default returns none.
   """
 
   tracker: optax.GradientTransformation
@@ -58,14 +56,14 @@ class Objective(NamedTuple):
 
 
 class Setting(NamedTuple):
-  """What objectives need to know of the run.
+  """Properties of the run that objectives depend on.
 
   Attributes:
-    class_counts: ``[C]`` training images of each class (row).
-    num_steps: steps of the phase, for schedules.
+    class_counts: ``[C]`` number of training images of each class (row of v).
+    num_steps: number of steps of the phase, for schedules.
     max_positives: largest number of positives of a query in a batch.
-    axis_name: mapped axis of the devices.
-    embedding_dim: width of the embedding.
+    axis_name: mapped axis of the devices; None for one device.
+    embedding_dim: dimension of the embeddings.
     seed: seed of the run, for losses that draw random numbers.
   """
 

@@ -1,4 +1,4 @@
-"""The methods that are compared: what each changes in a config, and its name in tables."""
+"""The compared methods: what each changes in a config, and its name in tables."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,10 +7,10 @@ from soprc_jax.training import objectives
 
 
 class Method(NamedTuple):
-  """A row of the comparison.
+  """A method of the comparison.
 
   Attributes:
-    label: its name in the paper's tables.
+    label: name of the method in the paper's tables.
     loss: ``config.loss.name``.
     preset: ``config.loss.preset``.
   """
@@ -38,20 +38,19 @@ METHODS: Mapping[str, Method] = {
 
 
 def is_method(name: str) -> bool:
-  """Whether `choose` takes the name."""
+  """Returns whether `choose` accepts a name."""
   return name in METHODS or objectives.name_problem(name) is None
 
 
 def choose(config: Any, name: str) -> None:
-  """Makes a config train with a method: ``soprc`` leaves it as it is; another one changes
-  ``config.loss``.
+  """Changes ``config.loss`` to that of a method. ``soprc`` leaves it unchanged.
 
   Args:
     config: the config of a run, changed in place.
-    name: key of `METHODS`, or ``package.module:function`` for a loss of your own.
+    name: key of `METHODS`, or ``package.module:function`` for a custom loss.
 
   Raises:
-    ValueError: unknown name.
+    ValueError: the name is unknown.
   """
   if name not in METHODS:
     problem = objectives.name_problem(name)
@@ -62,11 +61,11 @@ def choose(config: Any, name: str) -> None:
   method = METHODS[name]
   config.loss.name = method.loss
   if method.preset != "default":
-    # Both presets have the semi-variance term; the paper's text gives no weights, these are the
-    # authors'.
+    # Both presets have the semi-variance term. The paper's text gives no weights; these are those
+    # of the authors' code.
     config.loss.update({"preset": method.preset, "lambda1": 1.0, "lambda2": 5.0})
 
 
 def label(name: str) -> str:
-  """Name of a method in tables."""
+  """Returns the name of a method in tables."""
   return METHODS[name].label if name in METHODS else name

@@ -1,8 +1,7 @@
-"""What a training step minimises: a loss chosen by name, with the state that it carries.
+"""Objectives of a training step: a loss chosen by name, with the state that it carries.
 
-One protocol for all losses, stateless or carried: an `Objective` gives the transform that carries
-its state (the identity where there is none) and a function from the embeddings of the batch to the
-loss.
+All losses follow one protocol. An `Objective` has a transform that carries its state (the identity
+if there is none) and a function from the embeddings of the batch to the loss.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,29 +20,28 @@ from soprc_jax.training.loss_protocol import Inputs, Objective, Outputs, Setting
 
 PRIOR_KINDS = ("frequency", "scaled", "batch", "constant")
 PRIOR_SHAPES = ("log", "linear", "cosine")
-# A list of this risk has at most a fifth of the largest gradient: with r = A / (A + B), dr / dA = r
-# (1 - r) / A.
+# A list of at least this risk has at most a fifth of the largest gradient, since with
+# r = A / (A + B), dr / dA = r (1 - r) / A.
 _SATURATED = 0.95
 _COSINE_BOUNDS = (-1.0, 1.0)
 VALID_LISTS = "valid_lists"
 
 
 def make_objective(name: str, config: Any, setting: Setting) -> Objective:
-  """The objective ``name`` with the sub-config ``config.loss``.
+  """Returns the objective of a loss by its name.
 
   Args:
-    name: key of `LOSSES`, or ``package.module:function`` for one's own: a function ``(config.loss,
-      setting) -> Objective``, for example one line with `baselines.stateless`. Its options belong
-      in ``config.loss.custom``.
+    name: key of `LOSSES`, or ``package.module:function`` for a custom loss: a function
+      ``(config.loss, setting) -> Objective``, for example one line with `baselines.stateless`. Its
+      options belong in ``config.loss.custom``.
     config: ``config.loss``, resolved.
-    setting: what the objective needs to know of the run.
+    setting: properties of the run.
 
   Returns:
-    The objective; among its metrics is ``valid_lists``, see `count_lists`, unless it has one of its
-    own.
+    The objective. If it has no metric ``valid_lists``, that of `count_lists` is added.
 
   Raises:
-    ValueError: unknown name, or a function that cannot be imported.
+    ValueError: the name is unknown, or the function cannot be imported.
   """
   problem = name_problem(name)
   if problem:
@@ -63,8 +61,9 @@ def make_objective(name: str, config: Any, setting: Setting) -> Objective:
 
 
 def count_lists(inputs: Inputs, axis_name: str | None) -> jax.Array:
-  """Images of the batch of all devices that have a positive and a negative in it: without any, a
-  loss of rankings is a 0 that means nothing.
+  """Counts the images that have a positive and a negative in the batch of all devices.
+
+  If there are none, a ranking loss is 0 and means nothing.
   """
   nothing = jnp.zeros((inputs.labels.shape[0], 1))  # only the masks are used
   pairs = lists.similarities(nothing, inputs.labels, where=inputs.where, axis_name=axis_name)
@@ -72,33 +71,33 @@ def count_lists(inputs: Inputs, axis_name: str | None) -> jax.Array:
 
 
 def name_problem(name: str, *, imports: bool = True) -> str | None:
-  """What is wrong with the name of a loss, None if nothing is.
+  """Returns what is wrong with the name of a loss, None if nothing is.
 
   Args:
-    name: of one of `LOSSES`, or ``package.module:function``.
-    imports: whether that may be imported; if not, only its form is looked at.
+    name: key of `LOSSES`, or ``package.module:function``.
+    imports: whether the function may be imported. If False, only the form of the name is checked.
   """
   if name in LOSSES:
     return None
   if ":" not in name:
     return (
-      f"must be one of {', '.join(LOSSES)}, or package.module:function for your own; got {name!r}"
+      f"must be one of {', '.join(LOSSES)}, or package.module:function for a custom loss; got "
+      f"{name!r}"
     )
   if not imports:
     return None
   try:
     factory = _factory(name)
-  except Exception as error:  # whatever the import of a module of the user's raises
+  except Exception as error:  # importing the user's module may raise anything
     return f"{name!r} cannot be imported: {type(error).__name__}: {error}"
   return None if callable(factory) else f"{name!r} is not a function"
 
 
 def check(name: str, config: Any) -> None:
-  """Traces a loss on a small batch, so that a mistake in one's own is told before anything is
-  trained.
+  """Traces a loss on a small batch, so that errors in a custom loss are raised before training.
 
   Raises:
-    ValueError: it cannot be made, or does not give a scalar loss.
+    ValueError: the objective cannot be created, or does not return a scalar loss.
   """
   dim, count = 4, 8
   setting = Setting(
@@ -116,7 +115,7 @@ def check(name: str, config: Any) -> None:
 
   try:
     jax.eval_shape(jax.grad(loss), jax.ShapeDtypeStruct((count, dim), jnp.float32))
-  except Exception as error:  # of a function of the user's, anything
+  except Exception as error:  # the user's function may raise anything
     raise ValueError(
       f"loss.name={name!r} does not work as a loss (soprc_jax/training/loss_protocol.py): "
       f"{type(error).__name__}: {error}"
@@ -131,7 +130,7 @@ def _factory(name: str) -> Callable[[Any, Setting], Objective]:
 
 
 def _soprc(config: Any, setting: Setting) -> Objective:
-  """SOPRC: Eq. 8 with v of Eq. 10 (or of the batch), plus the semi-variance term of Eq. 9."""
+  """Returns SOPRC: Eq. 8 with v of Eq. 10, or of the batch, plus the semi-variance (Eq. 9)."""
   carried = config.v == "carried"
   tracker = _tracker(config, setting)
   prior_fn = make_prior(config.prior, setting)
@@ -215,7 +214,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
 
 
 LOSSES: Mapping[str, Callable[[Any, Setting], Objective]] = {"soprc": _soprc, **baselines.LOSSES}
-# Losses with a state of their own cannot serve as a warm-up for another one.
+# Losses with carried state cannot serve as the warm-up of another one.
 CARRIED = ("soprc", *baselines.CARRIED)
 
 
@@ -235,22 +234,28 @@ def _tracker(config: Any, setting: Setting) -> tracking.ScoreEma:
 def make_prior(
   config: Any, setting: Setting
 ) -> Callable[[jax.Array, jax.Array, lists.RetrievalLists], jax.Array]:
-  """A function ``(step, labels, lists) -> prior [B]`` of each query.
+  """Returns a function ``(step, labels, lists) -> prior [B]``, the prior of each query.
 
-  Kinds: ``frequency``: the share of a query's positives among the other training images, (c - 1) /
-  (N - 1), the paper's; ``scaled``: value * c / max c, the authors' code; ``batch``: the list's own
-  share in the batch, n+ / (n+ + n-), the biased estimator; ``constant``: value. With ``start`` > 0
-  the prior goes from there to the above, as `anneal` with ``shape`` and ``until``.
+  With c images of the query's class among N training images, the kinds are:
+
+  * ``frequency``: (c - 1) / (N - 1), the share of positives among the other images, as in the
+    paper;
+  * ``scaled``: value * c / max c, as in the authors' code;
+  * ``batch``: n+ / (n+ + n-), the share of positives in the list, a biased estimator;
+  * ``constant``: value.
+
+  With ``start`` > 0 the prior changes from there to the above, by `anneal` with ``shape`` and
+  ``until``.
   """
   counts = setting.class_counts.astype(np.float64)
   if config.kind == "frequency":
-    # A class of one image has no positives: its lists are invalid, the value is never used.
+    # A class of one image has no positives. Its lists are invalid, so the value is never used.
     table = np.maximum(counts - 1, 1) / max(counts.sum() - 1, 1)
   elif config.kind == "scaled":
     table = config.value * counts / counts.max()
   else:
     table = np.full(len(counts), config.value if config.kind == "constant" else 0.5)
-  per_class = table.astype(np.float32)  # on the host: what is made under jit must not outlive it
+  per_class = table.astype(np.float32)  # on the host: arrays created under jit must not outlive it
 
   def prior(step: jax.Array, labels: jax.Array, found: lists.RetrievalLists) -> jax.Array:
     if config.kind == "batch":
@@ -267,8 +272,9 @@ def make_prior(
 
 
 def log_linear(start: float, end: Any, num_steps: int) -> Callable[[jax.Array], jax.Array]:
-  """Schedule from ``start`` to ``end`` in ``num_steps`` steps, linear in the logarithm; constant if
-  start is 0.
+  """Returns a schedule from ``start`` to ``end``, linear in the logarithm over ``num_steps`` steps.
+
+  It is constantly ``end`` if ``start`` is 0.
 
   >>> schedule = log_linear(0.5, 0.005, 100)
   >>> print(f"{schedule(0):.3f} {schedule(50):.3f} {schedule(100):.3f}")
@@ -280,15 +286,15 @@ def log_linear(start: float, end: Any, num_steps: int) -> Callable[[jax.Array], 
 def anneal(
   start: float, end: Any, num_steps: int, *, shape: str = "log", until: float = 1.0
 ) -> Callable[[jax.Array], jax.Array]:
-  """Schedule from ``start`` to ``end``, both > 0; constantly ``end`` if start is 0.
+  """Returns a schedule from ``start`` to ``end``; constantly ``end`` if ``start`` is 0.
 
   Args:
-    start: value at step 0.
-    end: value after ``until * num_steps`` steps, a number or an array.
-    num_steps: steps of the phase.
-    shape: ``log``: linear in the logarithm; ``linear``: in the value; ``cosine``: half a cosine in
-      the logarithm, slow at both ends.
-    until: share of the phase that it takes, in (0, 1].
+    start: value at step 0, > 0; or 0.
+    end: value from step ``until * num_steps`` on, > 0, a number or an array.
+    num_steps: number of steps of the phase.
+    shape: ``log``: linear in the logarithm; ``linear``: linear in the value; ``cosine``: half a
+      cosine in the logarithm, slow at both ends.
+    until: share of the phase that the schedule takes, in (0, 1].
 
   >>> schedule = anneal(0.5, 0.1, 100, shape="linear", until=0.5)
   >>> print(f"{schedule(0):.2f} {schedule(25):.2f} {schedule(50):.2f} {schedule(100):.2f}")

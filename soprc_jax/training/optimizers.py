@@ -12,10 +12,11 @@ SCHEDULES = ("constant", "cosine", "step")
 
 
 def make_schedule(config: Any) -> optax.Schedule:
-  """Learning rate as a function of the number of steps done, warm-up phase included.
+  """Returns the learning rate as a function of the number of steps done, including the warm-up.
 
-  The warm-up phase has a constant rate of its own; the main phase follows ``optim.schedule``, after
-  a linear ramp of ``optim.ramp_steps``. A pure function of the step, so resuming cannot shift it.
+  The warm-up phase has its own constant learning rate. The main phase follows ``optim.schedule``,
+  after a linear ramp of ``optim.ramp_steps``. The schedule is a pure function of the step, so
+  resuming cannot shift it.
   """
   optim, num_steps = config.optim, config.train.steps
   if optim.schedule == "cosine":
@@ -40,8 +41,9 @@ def make_schedule(config: Any) -> optax.Schedule:
 
 
 def make_optimizer(config: Any) -> optax.GradientTransformation:
-  """SGD with momentum, or Adam; weight decay is added to the gradient of all parameters (L2), as in
-  the authors' code.
+  """Returns SGD with momentum, or Adam.
+
+  Weight decay is added to the gradient of all parameters (L2), as in the authors' code.
   """
   optim = config.optim
   if optim.name == "sgd":
@@ -58,9 +60,9 @@ def make_optimizer(config: Any) -> optax.GradientTransformation:
 
 
 def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns the function of optax, for sessions with ``jax_numpy_dtype_promotion="strict"`` too.
+  """Wraps a function of optax to work under ``jax_numpy_dtype_promotion="strict"`` too.
 
-  optax itself promotes: its schedules and Adam compute floats from int32 counts.
+  optax relies on promotion: its schedules and Adam compute floats from int32 counts.
   """
 
   @functools.wraps(function)
@@ -72,7 +74,7 @@ def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_head(params: Any) -> Any:
-  """True for the parameters of the linear head."""
+  """Returns a tree of bools, True for the parameters of the linear head."""
 
   def under_head(path: Any, _: Any) -> bool:
     return getattr(path[0], "key", None) == "head"

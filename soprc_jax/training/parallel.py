@@ -1,8 +1,8 @@
-"""Devices and processes; `compile_step` is the only place that names ``jax.pmap``.
+"""Devices and processes of a run; only `compile_step` uses ``jax.pmap``.
 
-A step is a pure function of (state, batch) with an axis name; here it is compiled for all devices
-of all processes. Every process runs the same program on its part of each batch; what is written for
-people, the process with `is_main` writes.
+A step is a pure function of (state, batch) with an axis name. This module compiles it for all
+devices of all processes. Every process runs the same program on its part of each batch. The process
+with `is_main` writes all logs, tables and plots.
 """
 
 import collections
@@ -19,15 +19,22 @@ AXIS_NAME = "devices"
 
 
 def compile_step(step_fn: Callable[..., Any], *, donate_state: bool = True) -> Callable[..., Any]:
-  """Compiles ``step_fn(state, batch)`` for all devices: state replicated, batch sharded along its
-  first axis.
+  """Compiles ``step_fn(state, batch)`` for all devices.
+
+  The state is replicated, the batch is sharded along its first axis.
+
+  Args:
+    step_fn: pure function; collectives use the axis `AXIS_NAME`.
+    donate_state: whether the memory of ``state`` is reused for the result.
   """
   return jax.pmap(step_fn, axis_name=AXIS_NAME, donate_argnums=(0,) if donate_state else ())
 
 
 def compile_ahead(compiled_step: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], int]:
-  """A step of `compile_step` compiled for these arguments, and the bytes that it needs on each
-  device.
+  """Compiles a step of `compile_step` for given arguments.
+
+  Returns:
+    The compiled step, and the bytes that it needs on each device.
   """
   executable = compiled_step.lower(*args).compile()  # type: ignore[attr-defined]
   plan = executable.memory_analysis()
@@ -43,58 +50,58 @@ def compile_ahead(compiled_step: Callable[..., Any], *args: Any) -> tuple[Callab
 def join_processes(
   coordinator: str | None = None, num_processes: int | None = None, process_id: int | None = None
 ) -> None:
-  """Joins the processes of a run; before anything else asks for a device.
+  """Joins the processes of a run. Must be called before any other use of a device.
 
   Args:
-    coordinator: ``host:port`` of process 0, which the others reach. With all three None, jax asks
-      the cluster's manager: SLURM, Open MPI, Kubernetes or Cloud TPU.
+    coordinator: ``host:port`` of process 0, which the others connect to. If all three arguments are
+      None, jax asks the cluster's manager: SLURM, Open MPI, Kubernetes or Cloud TPU.
     num_processes: number of processes.
-    process_id: this one's number from 0.
+    process_id: number of this process, from 0.
 
   Raises:
     ValueError: the processes cannot be joined, or have different numbers of devices.
   """
-  # Without gloo, CPU devices of several processes cannot talk to each other; other devices have
-  # ways of their own.
+  # Without gloo, CPU devices of several processes cannot communicate. Other devices do not use it.
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   try:
     jax.distributed.initialize(coordinator, num_processes, process_id)
   except (RuntimeError, ValueError) as error:
     raise ValueError(
       f"the processes of the run cannot be joined ({error}). Give --coordinator=HOST:PORT, "
-      "--num_processes and --process_id, or "
-      "--distributed alone under SLURM, Open MPI, Kubernetes or on Cloud TPU"
+      "--num_processes and --process_id, or only --distributed under SLURM, Open MPI, Kubernetes "
+      "or on Cloud TPU"
     ) from error
   counts = collections.Counter(device.process_index for device in jax.devices())
   if len(set(counts.values())) > 1:
     shown = ", ".join(f"process {index}: {count}" for index, count in sorted(counts.items()))
-    raise ValueError(f"every process must have equally many devices, they have ({shown})")
+    raise ValueError(f"all processes must have the same number of devices, got ({shown})")
 
 
 def num_processes() -> int:
-  """Processes of the run."""
+  """Returns the number of processes of the run."""
   return jax.process_count()
 
 
 def process_index() -> int:
-  """Number of this process, from 0."""
+  """Returns the number of this process, from 0."""
   return jax.process_index()
 
 
 def is_main() -> bool:
-  """Whether this is the process that writes logs, tables and pictures."""
+  """Returns whether this is the process that writes logs, tables and plots."""
   return jax.process_index() == 0
 
 
 def wait_for_all(what: str) -> None:
-  """Returns once every process has called this; ``what`` names the place in messages."""
+  """Blocks until every process has called this; ``what`` names the barrier in messages."""
   if jax.process_count() > 1:
     multihost_utils.sync_global_devices(what)
 
 
 def preempted(step: int) -> bool:
-  """Whether all processes are to stop after this step because one was sent a SIGTERM; each must ask
-  after every step.
+  """Returns whether all processes must stop after this step, because one received a SIGTERM.
+
+  Every process must call this after every step.
   """
   return jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step)
 
@@ -103,8 +110,8 @@ def check_equal(what: str, text: str) -> None:
   """Raises a ValueError if the processes do not all have the same text.
 
   Args:
-    what: what the text is, in messages.
-    text: of this process.
+    what: names the text in messages.
+    text: text of this process.
   """
   digests = gather_rows(np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)[None])
   different = np.flatnonzero((digests != digests[0]).any(axis=1))
@@ -116,20 +123,26 @@ def check_equal(what: str, text: str) -> None:
 
 
 def gather_rows(array: np.ndarray) -> np.ndarray:
-  """The rows of all processes in their order, ``[processes * n, ...]`` from ``[n, ...]``, on every
-  one of them, bit for bit.
+  """Gathers the rows of all processes on every process, bit for bit.
+
+  Args:
+    array: ``[n, ...]``.
+
+  Returns:
+    ``[processes * n, ...]``, in the order of the processes.
   """
   if jax.process_count() == 1:
     return array
-  # As bytes: on its way through jax a float64 would be cut to float32.
+  # As bytes, since jax would convert float64 to float32.
   rows = np.ascontiguousarray(array)
   gathered = np.asarray(multihost_utils.process_allgather(rows.reshape(-1).view(np.uint8)))
   return gathered.reshape(-1).view(rows.dtype).reshape(-1, *rows.shape[1:])
 
 
 def from_main(tree: Any) -> Any:
-  """The tree of numpy arrays that process 0 has, on every process: what each has made itself may
-  differ in the last bit on other hardware.
+  """Broadcasts a tree of numpy arrays from process 0 to every process.
+
+  Arrays that each process computes itself may differ in the last bit between hardware.
   """
   if jax.process_count() == 1:
     return tree
@@ -137,29 +150,31 @@ def from_main(tree: Any) -> Any:
 
 
 def num_devices() -> int:
-  """Devices over all processes."""
+  """Returns the number of devices over all processes."""
   return jax.device_count()
 
 
 def axis_name() -> str | None:
-  """Axis over which the devices of the run exchange; None if there is one device only: even a sum
-  over one copies what it sums.
+  """Returns the axis name for collectives between the devices of the run.
+
+  It is None for a single device, where even a sum over one device would copy its operand.
   """
   return AXIS_NAME if num_devices() > 1 else None
 
 
 def describe() -> str:
-  """What computes, e.g. ``1 x cpu, jax 0.10.2``."""
+  """Describes the devices and the version of jax, e.g. ``1 x cpu, jax 0.10.2``."""
   processes = f" in {num_processes()} processes" if num_processes() > 1 else ""
   return f"{num_devices()} x {jax.devices()[0].device_kind}{processes}, jax {jax.__version__}"
 
 
 def check_batch(batch_size: int, per_class: int, microbatch: int) -> None:
-  """Raises a ValueError with the nearest sizes that fit if the devices do not divide a batch or a
-  microbatch.
+  """Raises a ValueError if the number of devices does not divide a batch or a microbatch.
+
+  The message names the nearest sizes that work.
 
   Args:
-    batch_size: images of all devices, a multiple of ``per_class``.
+    batch_size: images over all devices, a multiple of ``per_class``.
     per_class: images of each class.
     microbatch: a divisor of ``batch_size``, or 0.
   """
@@ -182,24 +197,25 @@ def check_batch(batch_size: int, per_class: int, microbatch: int) -> None:
 
 
 def replicate(tree: Any) -> Any:
-  """A copy of the tree on every local device."""
+  """Copies a tree to every local device."""
   count = jax.local_device_count()
   stacked = jax.tree.map(
     lambda leaf: np.broadcast_to(np.asarray(leaf)[None], (count, *np.shape(leaf))), tree
   )
-  # Through a compiled identity, so that the first step sees the layout of every later one and
-  # compiles once.
+  # Through a compiled identity, so that the first step sees the layout of every later one and the
+  # step compiles once.
   return compile_step(lambda leaves: leaves, donate_state=False)(stacked)
 
 
 def same_everywhere(value: np.generic) -> np.ndarray:
-  """A scalar of a batch, for every local device."""
+  """Repeats a scalar of a batch for every local device."""
   return np.full(jax.local_device_count(), value)
 
 
 def unreplicate(tree: Any) -> Any:
-  """What the first local device holds of a tree that is the same on all, as numpy arrays that no
-  later step can overwrite.
+  """Copies a replicated tree from the first local device to numpy arrays.
+
+  The arrays are copies, so no later step can overwrite them.
   """
 
   def first(leaf: Any) -> np.ndarray:

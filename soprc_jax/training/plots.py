@@ -1,4 +1,4 @@
-"""Pictures: convergence and mean precision-recall curve of a run, curves of several methods."""
+"""Plots: convergence and mean precision-recall curve of a run, curves of several methods."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,12 +8,12 @@ import numpy as np
 
 
 def plot_convergence(path: Path, lines: list[dict[str, Any]], *, warmup_steps: int) -> None:
-  """Training loss and val mAUPRC against the step, from the lines of ``metrics.jsonl``."""
+  """Plots training loss and validation metrics by step, from the lines of ``metrics.jsonl``."""
   figure, axes = _figure(2)
   steps = np.array([line["step"] for line in lines])
   losses = np.array(
     [line["loss"] for line in lines], float
-  )  # null, a step that was skipped, becomes NaN: a gap
+  )  # null, the loss of a skipped step, becomes NaN: a gap
   axes[0].plot(steps, losses, color="tab:blue", alpha=0.3, linewidth=0.8, label="each step")
   width = max(len(losses) // 50, 1)
   if width > 1:
@@ -34,7 +34,7 @@ def plot_convergence(path: Path, lines: list[dict[str, Any]], *, warmup_steps: i
     if None not in recall:
       axes[1].plot(at, recall, "s--", color="tab:green", label="recall@1")
   axes[1].set(
-    xlabel="step", ylabel="value on val", title="Validation (unseen classes)", ylim=(0, 1)
+    xlabel="step", ylabel="validation metric", title="Validation (unseen classes)", ylim=(0, 1)
   )
   for axis in axes:
     if warmup_steps:
@@ -45,7 +45,7 @@ def plot_convergence(path: Path, lines: list[dict[str, Any]], *, warmup_steps: i
 
 
 def plot_pr_curve(path: Path, precision: np.ndarray, recall: np.ndarray, *, title: str) -> None:
-  """Mean precision against mean recall over the queries."""
+  """Plots mean precision against mean recall over the queries."""
   figure, (axis,) = _figure(1)
   axis.plot(recall, precision, color="tab:blue")
   axis.set(xlabel="mean recall", ylabel="mean precision", title=title, xlim=(0, 1), ylim=(0, 1.02))
@@ -61,16 +61,17 @@ def plot_curves(
   markers: bool = False,
   top: float | None = 1.02,
 ) -> None:
-  """One curve (x, y) a method, the first drawn thickest; the legend goes from the best to the worst
-  mean of y.
+  """Plots one curve (x, y) per method.
+
+  The first curve is the thickest. The legend is sorted from the best to the worst mean of y.
 
   Args:
-    path: of the picture.
+    path: file of the plot.
     curves: name -> x and y.
-    title: of the picture.
+    title: title of the plot.
     axes: labels of x and y.
     markers: whether each point is marked.
-    top: end of the axis of y, which begins at 0; None: the largest value.
+    top: upper end of the y axis, which begins at 0; None: the largest value.
   """
   figure, (axis,) = _figure(1)
   figure.set_size_inches(8.5, 5.5)
@@ -81,7 +82,7 @@ def plot_curves(
       if i == 0
       else {"color": f"C{(i - 1) % 10}", "linewidth": 1.3}
     )
-    # Ten colours: a second turn through them is dashed.
+    # There are ten colors; their second use is dashed.
     lines[name] = axis.plot(
       x, y, "--" if i > 10 else "-", marker="o" if markers else None, markersize=3, **style
     )[0]
@@ -101,7 +102,7 @@ def plot_curves(
 
 
 def grid(rows: int, columns: int, *, size: tuple[float, float]) -> tuple[Any, np.ndarray]:
-  """A figure and its axes ``[rows, columns]``, each of ``size`` in inches."""
+  """Creates a figure and its axes ``[rows, columns]``, each of ``size`` in inches."""
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What a person sees while it computes: bars on a terminal, lines in a file."""
+"""Progress of long computations: bars on a terminal, log lines elsewhere."""
 
 import collections
 import logging
@@ -14,29 +14,30 @@ from soprc_jax.training import parallel, workdir
 
 _log = logging.getLogger(__name__)
 
-# Steps after which the time that is left is told: the first one has compiled, the others are
+# Number of steps after which the remaining time is logged. The first one compiles, the others are
 # measured.
 _MEASURED = 6
 
 
 def on_terminal(config: ConfigDict) -> bool:
-  """Whether this process has a terminal to draw bars on, and may (``config.log.progress``)."""
+  """Returns whether this process draws bars: on a terminal, if ``config.log.progress`` is set."""
   return config.log.progress and sys.stderr.isatty() and parallel.is_main()
 
 
 def bar(config: ConfigDict, *, leave: bool = False, **options: Any) -> Any:
-  """A tqdm bar, silent where there is no terminal; ``options`` are tqdm's."""
+  """Returns a tqdm bar, disabled without a terminal; ``options`` are passed to tqdm."""
   return tqdm(disable=not on_terminal(config), leave=leave, dynamic_ncols=True, **options)
 
 
 class Progress:
-  """Steps of a training: a bar on a terminal, plain lines elsewhere; after the first steps, when
-  the result will be there.
+  """Shows the steps of a training run: a bar on a terminal, log lines elsewhere.
+
+  After the first steps it announces when the last step will be done.
 
   Args:
     config: resolved.
-    start: steps done before.
-    num_steps: steps of the run.
+    start: number of steps done before.
+    num_steps: number of steps of the run.
   """
 
   def __init__(self, config: ConfigDict, start: int, num_steps: int):
@@ -58,13 +59,13 @@ class Progress:
     )
 
   def show(self, line: dict[str, Any]) -> None:
-    """One step, by its line of ``metrics.jsonl``."""
+    """Shows a step, given its line of ``metrics.jsonl``."""
     step, now = line["step"], time.perf_counter()
     done = step - self._start
     if done == 1:
-      self._after_first = now  # it has compiled
+      self._after_first = now  # the step has compiled
     self._recent.append({"data_wait": line["data_wait"], "seconds": line["seconds"]})
-    # Evaluations that were due are in it, as they will be in what is left.
+    # Includes the evaluations so far, as the remaining time will include later ones.
     left = (now - self._after_first) / (done - 1) * (self._num_steps - step) if done > 1 else None
     if done == _MEASURED and left is not None and step < self._num_steps:
       self._announce(left)
@@ -91,11 +92,11 @@ class Progress:
       _log.info("step %d/%d: %s", step, self._num_steps, ", ".join(values))
 
   def _announce(self, left: float) -> None:
-    """When the result will be there, as far as the first steps can tell."""
+    """Logs when the last step will be done, estimated from the first steps."""
     at = time.strftime("%H:%M", time.localtime(time.time() + left))
     self._write(
       f"{self._rate():.0f} images/s: the last step in about {duration(left)}, at {at}; evaluations "
-      "come on top."
+      "take additional time."
     )
 
   def _write(self, message: str) -> None:
@@ -105,20 +106,21 @@ class Progress:
       _log.info("%s", message)
 
   def _rate(self) -> float:
-    """Images a second of the median step since the last line, so that a step that has compiled does
-    not count.
+    """Returns images per second of the median step since the last line.
+
+    The median excludes a step that compiled.
     """
     seconds = statistics.median(line["seconds"] for line in self._recent)
     return self._batch_size / seconds if seconds else 0.0
 
   def close(self) -> None:
-    """Leaves the bar as it is."""
+    """Closes the bar and leaves it on the terminal."""
     if self._bar is not None:
       self._bar.close()
 
 
 def duration(seconds: float) -> str:
-  """A time for people.
+  """Formats a duration in seconds for logs.
 
   >>> [duration(seconds) for seconds in (0.4, 59.6, 3000, 7260, 180000)]
   ['0 s', '60 s', '50 min', '2 h 1 min', '2 d 2 h']

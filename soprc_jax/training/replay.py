@@ -1,5 +1,6 @@
-"""A step that was not finite: kept in ``WORKDIR/diverged/STEP`` (the state before it and its
-batch), and described when it is computed again.
+"""Stores a step that was not finite in ``WORKDIR/diverged/STEP``, and reproduces it.
+
+The state before the step and its batch are stored.
 """
 
 from collections.abc import Collection
@@ -26,19 +27,19 @@ REPORT = "report.json"
 _BATCH = "batch_{}.npz"
 _STATE = "state"
 _SHAPE = {"step": int, "arrays": [str], "class_counts": [int], "config": dict}
-_REMEDY = "go on with the run, which keeps the step again, once the folder is removed"
+_REMEDY = "remove the folder and resume the run, which stores the step again"
 
 
 class Found(NamedTuple):
-  """A reproduction as it was kept.
+  """A stored step.
 
   Attributes:
-    config: resolved, of the run.
-    report: what `save` was given, and ``"step"``, ``"class_counts"``.
-    parts: of the run.
-    state: before the step.
-    batch: of all processes of the run.
-    ids: of the batch's images.
+    config: config of the run, resolved.
+    report: the ``about`` of `save`, and ``"step"``, ``"class_counts"``.
+    parts: model, optimizer and steps of the run.
+    state: state before the step.
+    batch: batch of all processes of the run.
+    ids: ids of the batch's images.
   """
 
   config: ConfigDict
@@ -59,17 +60,19 @@ def save(
   class_counts: np.ndarray,
   about: dict[str, Any],
 ) -> Path:
-  """Writes what the step after ``state`` needs to be made again, and returns the folder; nothing if
-  it is there already.
+  """Stores what is needed to repeat the step after ``state``. Does nothing if it is stored already.
 
   Args:
-    workdir: of the run.
+    workdir: folder of the run.
     config: resolved.
-    state: before the step; numpy leaves.
-    batch: of this process.
-    ids: of this process's images, in the order of the batch.
+    state: state before the step; numpy leaves.
+    batch: batch of this process.
+    ids: ids of this process's images, in the order of the batch.
     class_counts: ``[C]``, see `build.make_parts`.
-    about: JSON-able, for the reader.
+    about: JSON-able description for the user.
+
+  Returns:
+    The folder of the stored step.
   """
   step = int(state.step) + 1
   folder = workdir / FOLDER / str(step)
@@ -81,10 +84,10 @@ def save(
   store = checkpoints.Store(folder / _STATE)
   store.save(state, {})
   store.close()
-  parallel.wait_for_all("the step that is not finite is kept")
+  parallel.wait_for_all("the step that is not finite is stored")
   if parallel.is_main():
     counts = [int(count) for count in class_counts]
-    # Last, since it says that the rest is there.
+    # Last, since its presence marks the step as complete.
     content = {
       "step": step,
       **about,
@@ -97,7 +100,7 @@ def save(
 
 
 def steps(workdir: Path) -> list[int]:
-  """The steps that are kept in the folder of a run, ascending."""
+  """Returns the steps that are stored in the folder of a run, ascending."""
   return sorted(
     int(path.parent.name)
     for path in (workdir / FOLDER).glob(f"*/{REPORT}")
@@ -106,31 +109,31 @@ def steps(workdir: Path) -> list[int]:
 
 
 def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = ()) -> Found:
-  """A step that is kept in the folder of a run; the newest if none is named.
+  """Loads a step that is stored in the folder of a run.
 
   Args:
-    workdir: of the run.
-    step: which.
-    trusted: losses of one's own, ``package.module:function``, that may be imported: the folder
-      alone may not ask for it.
+    workdir: folder of the run.
+    step: number of the step; None loads the newest.
+    trusted: custom losses, ``package.module:function``, that may be imported. Those that only the
+      folder names are rejected.
 
   Raises:
-    ValueError: there is none, its files are damaged, or its loss is not trusted.
+    ValueError: there is no such step, its files are corrupt, or its loss is not trusted.
   """
   there = steps(workdir)
   if not there:
     raise ValueError(
-      f"--workdir={workdir} keeps no step that was not finite: every run that breaks down leaves "
-      f"one in {FOLDER}/"
+      f"--workdir={workdir} stores no step that was not finite: every run that diverges stores one "
+      f"in {FOLDER}/"
     )
   if step is not None and step not in there:
-    raise ValueError(f"--step={step}: {workdir / FOLDER} keeps {', '.join(map(str, there))}")
+    raise ValueError(f"--step={step}: {workdir / FOLDER} stores only {', '.join(map(str, there))}")
   folder = workdir / FOLDER / str(there[-1] if step is None else step)
   report = stored.read_json(folder / REPORT, _SHAPE, remedy=_REMEDY)
   try:
     config = config_lib.from_json(report["config"])
   except ValueError as error:
-    raise ValueError(f"{folder / REPORT} is damaged ({error}): {_REMEDY}") from error
+    raise ValueError(f"{folder / REPORT} is corrupt ({error}): {_REMEDY}") from error
   own = [name for name in own_losses(config) if name not in trusted]
   if own:
     raise ValueError(
@@ -149,13 +152,15 @@ def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = (
 
 
 def own_losses(config: ConfigDict) -> list[str]:
-  """The losses of a config that are not of this package, ``package.module:function``."""
+  """Returns the custom losses of a config, ``package.module:function``."""
   return sorted({name for name in (config.loss.name, config.warmup.loss) if ":" in name})
 
 
 def run(found: Found) -> tuple[TrainState, dict[str, float]]:
-  """The step once more, by the compiled function of the run: the state after it, and its
-  scalars.
+  """Repeats the step with the compiled function of the run.
+
+  Returns:
+    The state after the step, and its scalars.
   """
   step_fn = (
     found.parts.warmup_step
@@ -169,7 +174,7 @@ def run(found: Found) -> tuple[TrainState, dict[str, float]]:
 
 
 def _read_batch(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
-  """The parts of all processes, joined in their order."""
+  """Reads the batches of all processes and joins them in order."""
   parts: list[dict[str, np.ndarray]] = []
   while (path := folder / _BATCH.format(len(parts))).exists():
     parts.append(stored.read_arrays(path, names))
@@ -179,8 +184,9 @@ def _read_batch(folder: Path, names: list[str]) -> dict[str, np.ndarray]:
 
 
 def largest(tree: Any, count: int) -> list[tuple[str, float, int]]:
-  """Arrays of a tree as (name, largest magnitude, numbers that are not finite): those with any such
-  first, then the largest.
+  """Returns up to ``count`` arrays of a tree: first non-finite ones, then those of largest numbers.
+
+  Each is (name, largest finite magnitude, count of numbers that are not finite).
   """
   rows = []
   for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
@@ -202,16 +208,18 @@ _SHOWN = 8
 
 
 def describe(workdir: Path, step: int | None = None, *, trusted: Collection[str] = ()) -> str:
-  """Makes a kept step again and tells what was finite: the state before it, the embeddings, the
-  gradient, the state that the loss carries.
+  """Repeats a stored step and reports which of its numbers are finite.
+
+  The report covers the state before the step, the embeddings, the gradient, and the carried state
+  of the loss.
 
   Args:
-    workdir: of a run that has kept one.
-    step: which; None for the last.
+    workdir: folder of a run that has stored a step.
+    step: number of the step; None for the newest.
     trusted: see `load`.
 
   Raises:
-    ValueError: as `load`.
+    ValueError: see `load`.
   """
   found = load(workdir, step, trusted=trusted)
   _, scalars = run(found)
@@ -238,7 +246,7 @@ def describe(workdir: Path, step: int | None = None, *, trusted: Collection[str]
   if not parts:
     lines += [
       "",
-      "It is finite here: the devices, or the versions of jax and XLA, are not those of then.",
+      "It is finite here: the devices, or the versions of jax and XLA, differ from the run's.",
     ]
   return "\n".join(lines)
 
@@ -249,26 +257,27 @@ def _table(title: str, tree: Any) -> list[str]:
     for name, size, bad in largest(tree, _SHOWN)
   ]
   return [
-    f"{title}: arrays with numbers that are not finite, else the largest",
+    f"{title}: arrays with numbers that are not finite first, then the largest",
     *text_table.aligned(rows),
   ]
 
 
 def _embeddings(found: Found) -> list[str]:
-  """The images whose embeddings are not finite."""
+  """Lists the images whose embeddings are not finite."""
   variables = {"params": found.state.params, "batch_stats": found.state.batch_stats}
   embeddings = np.asarray(jax.jit(found.parts.model.apply)(variables, found.batch["image"]))
   bad = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
   lines = [
-    f"embeddings (by the running statistics): {len(bad)} of {len(embeddings)} images have some "
-    "that are not finite"
+    f"embeddings (with the running statistics): {len(bad)} of {len(embeddings)} images have "
+    "numbers that are not finite"
   ]
   return lines + [f"  {printable(found.ids[position])}" for position in bad[:_SHOWN]]
 
 
 def _broken_state(found: Found) -> tuple[Any, Any]:
-  """Gradient of the step by the parameters, and the state that the loss carries after it,
-  unguarded.
+  """Returns the gradient of the step, and the carried state of the loss after it.
+
+  Both are unguarded: they may contain non-finite numbers.
   """
   counts = np.array(found.report["class_counts"])
   parts = build.make_parts(

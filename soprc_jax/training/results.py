@@ -1,4 +1,4 @@
-"""The end of a run: test metrics, pictures, ``results.json``."""
+"""The end of a run: test metrics, plots, ``results.json``."""
 
 from collections.abc import Mapping
 import importlib.metadata
@@ -29,19 +29,21 @@ def write(
   *,
   notes: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """Tests a network on every test split, writes pictures and ``results.json``, and returns what
-  that holds.
+  """Tests a model on every test split, and writes plots and ``results.json``.
 
   Args:
-    workdir: of the run.
+    workdir: folder of the run.
     config: resolved.
-    splits: of the data.
-    embed: of `evaluation.make_embed`.
-    state: whose network is tested; numpy leaves.
-    lines: of ``metrics.jsonl``.
-    notes: further entries, left out where they are None: ``"seen_classes"``, classes of val and
-      test that the network had been trained on, see `classes.seen`; ``"command"``, see
+    splits: splits of the data.
+    embed: function of `evaluation.make_embed`.
+    state: state of the tested model; numpy leaves.
+    lines: lines of ``metrics.jsonl``.
+    notes: further entries, left out where they are None: ``"seen_classes"``, the validation and
+      test classes that the model was trained on, see `classes.seen`; ``"command"``, see
       `loop.train`.
+
+  Returns:
+    The content of ``results.json``.
 
   Raises:
     DivergedError: an embedding is not finite.
@@ -77,7 +79,7 @@ def write(
 def _draw(
   workdir: Path, config: ConfigDict, embedded: evaluation.Embedded, lines: list[dict[str, Any]]
 ) -> None:
-  """The pictures of the run, and the data of its mean precision-recall curve on test."""
+  """Plots the run, and saves the data of its mean precision-recall curve on the test split."""
   precision, recall, thresholds = metrics_lib.mean_pr_curve(
     embedded.embeddings, embedded.labels, block_size=config.eval.block_size
   )
@@ -91,7 +93,7 @@ def _draw(
 
 
 def _images_per_second(config: ConfigDict, lines: list[dict[str, Any]]) -> float:
-  """Median over all steps of the run, whichever process made them."""
+  """Returns images per second of the median step, including steps before the run was resumed."""
   seconds = [line["seconds"] for line in lines]
   median = float(np.median(seconds)) if seconds else 0.0
   return round(config.train.batch_size / median, 1) if median else 0.0
@@ -110,8 +112,9 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "gra
 
 
 def software() -> dict[str, str]:
-  """Name -> version, of Python, soprc_jax and the packages that decide numbers; ``"commit"`` where
-  the package lies in a git repository.
+  """Returns name -> version of Python, soprc_jax and the packages that affect numeric results.
+
+  If the package is in a git repository, ``"commit"`` is included.
   """
   versions = {"python": platform.python_version(), "soprc_jax": version.__version__}
   for name in _PACKAGES:
@@ -124,8 +127,9 @@ def software() -> dict[str, str]:
 
 
 def _commit() -> str:
-  """The commit of the repository of this package, and whether files of it have changed since; empty
-  if there is none or no git.
+  """Returns the commit of this package's repository, and whether files have changed since.
+
+  It is empty if there is no repository or no git.
   """
   root = Path(__file__).parents[2]
   if not (root / ".git").exists():

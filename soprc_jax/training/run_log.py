@@ -1,6 +1,4 @@
-"""What a run tells and notes: its start, a line a step in its log and TensorBoard, v of some
-classes at each evaluation.
-"""
+"""Records of a run: its start, each step in log and TensorBoard, and v at each evaluation."""
 
 from collections.abc import Mapping
 import contextlib
@@ -21,26 +19,26 @@ from soprc_jax.training import workdir as workdir_lib
 
 _log = logging.getLogger(__name__)
 
-# Wall-clock fields of a line of metrics.jsonl; all others repeat exactly.
+# Wall-clock fields of a line of metrics.jsonl; all other fields are reproducible.
 CLOCK_FIELDS = ("seconds", "data_wait")
 
 
 class Records:
-  """The open files of a run, but for its checkpoints.
+  """The open files of a run, except for its checkpoints.
 
   Args:
-    workdir: of the run.
+    workdir: folder of the run.
     config: resolved.
-    data: of the run.
-    last_step: step of the checkpoint that the run goes on from: what stands there of later ones is
-      dropped, since those steps come again.
+    data: data of the run.
+    last_step: step of the checkpoint that the run resumes from. Records of later steps are
+      dropped, since those steps are repeated.
     opened: closes the files.
 
   Attributes:
-    lines: of ``metrics.jsonl``.
+    lines: lines of ``metrics.jsonl``.
     v: see `v_history`.
-    lacks_evaluation: whether the last step was due to be evaluated, and a signal has cut that
-      short: see `complete`.
+    lacks_evaluation: whether a signal interrupted the evaluation that was due at the last step, see
+      `complete`.
   """
 
   def __init__(
@@ -58,7 +56,7 @@ class Records:
     self.lines = self._log.lines
     due = last_step > 0 and is_due(last_step, config.eval.every, config)
     self.lacks_evaluation = due and "val" in data.splits and "val_mAUPRC" not in self.lines[-1]
-    # Events and v of the step whose evaluation is missing come with it.
+    # Events and v of a step without its evaluation are written with the evaluation.
     kept = last_step - self.lacks_evaluation
     self._board = Board(workdir / "tensorboard", last_step=kept, writes=writes)
     opened.callback(self._board.close)
@@ -66,19 +64,19 @@ class Records:
     opened.callback(self.v.close)
 
   def val_at(self, step: int | None) -> float:
-    """mAUPRC on val after a step, -1 where there is none."""
+    """Returns the validation mAUPRC after a step, -1 if there is none."""
     found = next((line.get("val_mAUPRC") for line in self.lines if line["step"] == step), None)
     return -1.0 if found is None else float(found)
 
   def add(
     self, step: int, values: Mapping[str, float], val: Mapping[str, Any], clock: Mapping[str, float]
   ) -> dict[str, Any]:
-    """Notes a step, and returns what of its line is finite.
+    """Records a step, and returns the finite values of its line.
 
     Args:
       step: >= 1.
       values: scalars of the step.
-      val: metrics on val, if it was evaluated.
+      val: validation metrics; empty if the step was not evaluated.
       clock: seconds of each of `CLOCK_FIELDS`.
     """
     line = {"step": step, **_json(values), **_val_fields(val), **_json(clock)}
@@ -86,8 +84,10 @@ class Records:
     return self._tell_board(line)
 
   def complete(self, val: Mapping[str, Any]) -> None:
-    """Gives the last line the evaluation that it lacks; the last thing to be done of it, since a
-    kill before leaves it missing.
+    """Adds the missing evaluation to the last line.
+
+    This is the last action of an evaluation: after a kill before it, the evaluation counts as
+    missing.
     """
     line = dict(self.lines[-1])
     clock = {name: line.pop(name) for name in CLOCK_FIELDS}
@@ -99,9 +99,7 @@ class Records:
     self.lacks_evaluation = False
 
   def sync(self) -> None:
-    """Puts everything on disk; done before a checkpoint, so that nothing that it stands for can be
-    missing.
-    """
+    """Writes everything to disk, before a checkpoint, so that no record of its steps is missing."""
     self._log.sync()
     self._board.sync()
     self.v.sync()
@@ -118,15 +116,15 @@ class Records:
 
 
 class Board:
-  """Scalars of a run by step, as TensorBoard's event files.
+  """Writes the scalars of a run by step to TensorBoard's event files.
 
-  They are written at once and by this thread: a disk that is full is an error here, not a thread
-  that died in silence.
+  This thread writes them immediately, so that a full disk raises here and does not end another
+  thread silently.
 
   Args:
-    folder: of the event files; made if it is missing.
-    last_step: step from which the run goes on: TensorBoard drops what earlier processes wrote of
-      later ones.
+    folder: folder of the event files; created if it is missing.
+    last_step: step that the run resumes from. TensorBoard drops the later steps that earlier
+      processes wrote.
     writes: whether this process writes; if not, the calls do nothing.
   """
 
@@ -135,21 +133,21 @@ class Board:
     if not writes:
       return
     folder.mkdir(parents=True, exist_ok=True)
-    # The name has the second only: with a counter, two starts within one do not share a file.
+    # File names only have the second; the counter separates two starts within one second.
     suffix = f".{sum(1 for _ in folder.iterdir())}"
     self._events = event_file_writer.EventsWriter(str(folder / "events"), suffix)
     log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
     self._write(event_pb2.Event(session_log=log), last_step + 1)
 
   def add(self, values: Mapping[str, float], step: int) -> None:
-    """The scalars of a step."""
+    """Writes the scalars of a step."""
     parts = [
       summary_pb2.Summary.Value(tag=name, simple_value=value) for name, value in values.items()
     ]
     self._write(event_pb2.Event(summary=summary_pb2.Summary(value=parts)), step)
 
   def sync(self) -> None:
-    """Hands all events to the system."""
+    """Flushes all events to the operating system."""
     if self._events is not None:
       self._events.flush()
 
@@ -167,15 +165,15 @@ class Board:
 def describe_start(
   config: ConfigDict, data: build.Data, params: Any, first: int, num_steps: int, workdir: Path
 ) -> None:
-  """Logs data, network, devices and where the run begins.
+  """Logs data, model, devices and the step that the run starts from.
 
   Args:
     config: resolved.
-    data: of the run.
-    params: of the network, abstract or not.
-    first: steps that are done.
-    num_steps: of the whole run.
-    workdir: of the run.
+    data: data of the run.
+    params: parameters of the model, abstract or not.
+    first: number of steps that are done.
+    num_steps: number of steps of the whole run.
+    workdir: folder of the run.
   """
   sizes = {
     name: f"{len(np.unique(s.labels))} classes, {len(s)} images" for name, s in data.splits.items()
@@ -192,7 +190,7 @@ def describe_start(
     )
   count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
   _log.info(
-    "Network %s: %.2f million parameters, %s; on %s.",
+    "Model %s: %.2f million parameters, %s; on %s.",
     config.model.name,
     count / 1e6,
     config.model.dtype,
@@ -200,7 +198,7 @@ def describe_start(
   )
   if 0 < config.train.microbatch < config.train.batch_size:
     _log.info(
-      "Microbatches of %d images: each image is embedded twice a step.", config.train.microbatch
+      "Microbatches of %d images: each image is embedded twice per step.", config.train.microbatch
     )
   if config.model.freeze_bn and not config.model.init_from:
     _log.warning(
@@ -208,14 +206,18 @@ def describe_start(
       "or model.freeze_bn=False."
     )
   if first:
-    _log.info("Going on from step %d of %d in %s.", first, num_steps, workdir)
+    _log.info("Resuming from step %d of %d in %s.", first, num_steps, workdir)
   else:
     _log.info("Starting: %d steps into %s. The first step compiles.", num_steps, workdir)
 
 
 def is_due(step: int, every: int, config: ConfigDict) -> bool:
-  """Whether something that is done every so many steps, and after the last one, is done after a
-  step; 0 is the last one only.
+  """Returns whether a periodic action is due after a step.
+
+  Args:
+    step: number of the step, >= 1.
+    every: period in steps; 0 means only after the last step. The last step is always due.
+    config: resolved.
   """
   return step == config.warmup.steps + config.train.steps or (every > 0 and step % every == 0)
 
@@ -225,5 +227,5 @@ def _val_fields(val: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(values: Mapping[str, float]) -> dict[str, Any]:
-  """Numbers for JSON, which has no NaN."""
+  """Replaces non-finite numbers by None, since JSON has no NaN."""
   return {name: value if math.isfinite(value) else None for name, value in values.items()}

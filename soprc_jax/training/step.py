@@ -1,4 +1,4 @@
-"""One step of SOPRC (Alg. 1), and of any other objective, as a pure function."""
+"""A training step (Alg. 1) of SOPRC, or of any other objective, as a pure function."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -13,22 +13,24 @@ import optax
 from soprc_jax._internal import collectives
 from soprc_jax.training import gradients, objectives
 
-# What follows a step that is not finite: the run stops, its state as it was before that step; or
-# the step is left out.
+# What to do after a step that is not finite: stop the run with the state before that step, or skip
+# the step.
 NONFINITE_POLICIES = ("stop", "skip")
-# What is looked at, in this order: bit i of the code stands for the i-th.
+# Parts that are checked; bit i of the code stands for the i-th.
 NONFINITE_PARTS = ("loss", "embeddings", "gradient", "update", "carried state", "batch statistics")
 
 
 @struct.dataclass
 class TrainState:
-  """State of a run; v is in ``opt_state``, the position in the data is ``step``.
+  """State of a run. ``opt_state`` includes the auxiliary vectors v.
+
+  The position in the data follows from ``step``.
 
   Attributes:
-    step: int32, steps done.
-    params: parameters of the network.
+    step: int32, number of steps done.
+    params: parameters of the model.
     batch_stats: running statistics of batch norm.
-    opt_state: state of the optimizer chain, carried states of the loss included.
+    opt_state: state of the optimizer chain, including the carried state of the loss.
   """
 
   step: jax.Array
@@ -40,7 +42,7 @@ class TrainState:
 def init_state(
   model: nn.Module, tx: optax.GradientTransformation, *, key: jax.Array, image_size: int
 ) -> TrainState:
-  """State at step 0 with random weights drawn from ``key``."""
+  """Returns the state at step 0, with random weights drawn from ``key``."""
   images = jnp.zeros((1, image_size, image_size, 3), jnp.uint8)
   variables = jax.jit(model.init)(key, images)
   params = variables["params"]
@@ -66,30 +68,32 @@ def train_step(
   microbatch: int = 0,
   on_nonfinite: str = "stop",
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """One optimisation step (Alg. 1): scores, v_{t+1} (Eq. 10), loss (Eq. 8) plus L_var (Eq. 9),
-  descent.
+  """Computes one optimization step (Alg. 1).
+
+  It computes the scores, v_{t+1} (Eq. 10), the loss (Eq. 8) plus L_var (Eq. 9), and the descent.
 
   Args:
     state: state after t steps.
-    batch: ``image [B, H, W, 3]`` uint8, ``label [B]`` int32 rows, ``where [B]`` bool: this device's
-      part; ``broken [B]`` bool, if these are to be counted; and the scalar ``step``, the number of
-      this step from 1, if a state that another step has left standing is to be told.
-    model: network, see `soprc_jax.models.EmbeddingNet`.
+    batch: this device's part of the batch: ``image [B, H, W, 3]`` uint8, ``label [B]`` int32 rows
+      of v, ``where [B]`` bool. Optional: ``broken [B]`` bool, to count broken images; the scalar
+      ``step``, the number of this step from 1, to detect a state that an earlier step has stopped.
+    model: see `soprc_jax.models.EmbeddingNet`.
     tx: ``chain(carrier.tracker, optimizer)``.
-    objective: what is minimised.
-    carrier: the objective whose state ``tx`` carries; another one than ``objective`` in a warm-up,
-      where its state rests.
+    objective: objective that is minimized.
+    carrier: the objective whose state ``tx`` carries. In a warm-up it is not ``objective``, and its
+      state does not change.
     first_step: step at which the phase of ``objective`` begins.
-    masked: whether ``where`` may hold False, and masked images must stay out of batch statistics.
+    masked: whether ``where`` may contain False, and masked images are excluded from batch
+      statistics.
     axis_name: mapped axis; the lists are over the batch of all its devices.
-    microbatch: images of this device that the network takes at a time, see
+    microbatch: number of this device's images that the model takes at a time, see
       `gradients.by_microbatches`; 0 takes all at once. Batch norm must be frozen.
-    on_nonfinite: what follows a step with a NaN or an infinity in it, one of `NONFINITE_POLICIES`;
-      the state takes none of them.
+    on_nonfinite: what to do at a step with a NaN or an infinity, one of `NONFINITE_POLICIES`. The
+      state takes none of these numbers.
 
   Returns:
-    The new state and scalar metrics, equal on all devices; ``nonfinite`` among them, see
-    `nonfinite_names`.
+    The new state, and scalar metrics that are equal on all devices. The metric ``nonfinite`` is
+    explained at `nonfinite_names`.
   """
   where = batch["where"] if masked else None
   batch_stats = state.batch_stats
@@ -117,8 +121,8 @@ def train_step(
     return embeddings
 
   if microbatch:
-    # Batch norm is frozen here (the config makes sure of it): each image by itself, no statistics
-    # to move.
+    # Batch norm is frozen here (the config ensures it): images are independent, and no statistics
+    # are updated.
     (loss, (update_args, metrics, bad_embeddings)), grads = gradients.by_microbatches(
       embed, loss_fn, state.params, batch["image"], size=microbatch
     )
@@ -126,7 +130,7 @@ def train_step(
     (loss, (update_args, metrics, bad_embeddings, batch_stats)), grads = jax.value_and_grad(
       whole, has_aux=True
     )(state.params)
-  # Every device holds the same loss of the joined batch; the mean of the gradients is the gradient
+  # Every device has the same loss of the joined batch, so the mean of the gradients is the gradient
   # of that loss.
   if axis_name is not None:
     grads = jax.lax.pmean(grads, axis_name)
@@ -143,9 +147,9 @@ def train_step(
       "loss": any_nonfinite(loss),
       "embeddings": bad_embeddings,
       "gradient": any_nonfinite(grad_norm),
-      # Its norm also overflows where parameters are about to.
+      # The norm also overflows where parameters are about to overflow.
       "update": any_nonfinite(optax.tree.norm(updates)),
-      # The rest of the optimizer's state is made of finite gradients.
+      # The rest of the optimizer's state is computed from finite gradients.
       "carried state": any_nonfinite(opt_state[0]),
       "batch statistics": any_nonfinite(batch_stats),
     },
@@ -161,8 +165,10 @@ def train_step(
 def embed_step(
   variables: dict[str, Any], batch: dict[str, jax.Array], *, model: nn.Module, axis_name: str | None
 ) -> tuple[jax.Array, jax.Array]:
-  """Embeddings ``[B, D]`` and ``where [B]`` of the images of all devices, by the running
-  statistics.
+  """Computes the embeddings of a batch with the running statistics of batch norm.
+
+  Returns:
+    Embeddings ``[B, D]`` and ``where [B]`` of the images of all devices.
   """
   embeddings: Any = model.apply(variables, batch["image"], train=False)
   found = embeddings, batch["where"]
@@ -170,11 +176,11 @@ def embed_step(
 
 
 class DivergedError(ArithmeticError):
-  """Training has made a number that is not finite: the run cannot go on."""
+  """Raised when training produced a number that is not finite, and the run cannot continue."""
 
 
 def any_nonfinite(tree: Any) -> jax.Array:
-  """Whether any number of a tree is a NaN or infinite; scalar bool."""
+  """Returns whether any number of a tree is NaN or infinite, as a scalar bool."""
   leaves = [
     leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.inexact)
   ]
@@ -186,8 +192,14 @@ def any_nonfinite(tree: Any) -> jax.Array:
 
 
 def nonfinite_code(bad: Mapping[str, jax.Array], axis_name: str | None) -> jax.Array:
-  """The parts that are not finite on any device, as one int32 with a bit for each of
-  `NONFINITE_PARTS`; 0 if all are finite.
+  """Encodes which parts are not finite on any device, as an int32 with one bit per part.
+
+  Args:
+    bad: name of each of `NONFINITE_PARTS` -> scalar bool, whether it is not finite.
+    axis_name: mapped axis of the devices.
+
+  Returns:
+    Scalar int32, bit i for the i-th part; 0 if all are finite.
   """
   flags = jnp.stack([bad[name] for name in NONFINITE_PARTS]).astype(jnp.int32)
   flags = (collectives.psum(flags, axis_name) > 0).astype(jnp.int32)
@@ -195,7 +207,7 @@ def nonfinite_code(bad: Mapping[str, jax.Array], axis_name: str | None) -> jax.A
 
 
 def nonfinite_names(found: float) -> list[str]:
-  """The parts that a code of `nonfinite_code` stands for."""
+  """Returns the names of the parts in a code of `nonfinite_code`."""
   return [name for bit, name in enumerate(NONFINITE_PARTS) if int(found) >> bit & 1]
 
 
@@ -207,17 +219,16 @@ def guarded(
   policy: str,
   step: jax.Array | None = None,
 ) -> TrainState:
-  """``new`` if it may be kept, else ``old``; all leaves or none.
+  """Returns ``new`` if it is finite, else ``old``; all leaves or none.
 
   Args:
     old: state before the step.
-    new: state after it.
-    nonfinite: of `code`.
-    policy: ``"keep"``: ``new`` whatever it holds, for those who want to look at it; ``"skip"``: the
-      step is counted all the same, so that the next one gets the next batch; ``"stop"``: the count
-      stands still too.
-    step: number of the step. With ``"stop"`` a state that an earlier step has left standing takes
-      no later one: the steps that were under way before anybody knew change nothing.
+    new: state after the step.
+    nonfinite: code of `nonfinite_code`.
+    policy: ``"keep"``: always return ``new``, to inspect it. ``"skip"``: count the step even if it
+      is not finite, so that the next one gets the next batch. ``"stop"``: do not count it either.
+    step: number of the step. With ``"stop"``, a state that an earlier step has stopped rejects all
+      later steps, so steps that were dispatched before the host noticed change nothing.
   """
   if policy == "keep":
     return new

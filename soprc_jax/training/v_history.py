@@ -1,10 +1,9 @@
-"""v of some training classes over a run, beside the scores that it follows: ``v.jsonl``, one line
-an evaluation.
+"""History of v and its true value for some training classes: ``v.jsonl``, a line per evaluation.
 
 A line is ``{"step": 200, "classes": [{"class": name, "row": its row of v, "weight": its weight,
-"visits": steps of the main phase whose batch held a pair of it, "last_visit": the latest of them
-(0: none), "v": [M], "true": [M]}, ...]}``; ``true`` is what v would be if it were made anew of all
-images of the class by the network of that step.
+"visits": number of steps of the main phase whose batch had a pair of the class, "last_visit": the
+latest of these steps (0: none), "v": [M], "true": [M]}, ...]}``. ``true`` is the v that would be
+computed from scratch from all images of the class by the model of that step.
 """
 
 import copy
@@ -22,22 +21,22 @@ from soprc_jax.training import build, evaluation, parallel
 from soprc_jax.training import workdir as workdir_lib
 
 FILE = "v.jsonl"
-# A class of thousands of images would make every evaluation slow; so many give its scores closely
+# A class of thousands of images would slow every evaluation; this many estimate its scores closely
 # enough.
 _MAX_IMAGES = 200
 
 
 class VHistory:
-  """Keeps ``v.jsonl`` of a run; does nothing for losses without v.
+  """Writes ``v.jsonl`` of a run; does nothing for losses without v.
 
   Args:
-    workdir: of the run.
-    config: resolved; ``config.log.v_classes`` classes are followed, evenly spaced in the order of
+    workdir: folder of the run.
+    config: resolved; ``config.log.v_classes`` classes are recorded, evenly spaced in the order of
       their rows.
-    data: of the run.
-    last_step: step of the checkpoint that the run goes on from: later lines are dropped, since
-      those steps come again.
-    writes: whether this process keeps the file.
+    data: data of the run.
+    last_step: step of the checkpoint that the run resumes from. Later lines are dropped, since
+      those steps are repeated.
+    writes: whether this process writes the file.
   """
 
   def __init__(
@@ -52,7 +51,7 @@ class VHistory:
     self._config, self._train, self._rows = config, data.splits["train"], data.rows
     self._sampler = copy.copy(
       data.sampler
-    )  # has the plan of one epoch at a time; the loader may be at another one
+    )  # a copy caches the plan of one epoch; the loader may be at another epoch
     follows = config.loss.name == "soprc" and config.loss.v == "carried"
     self._classes = choose(self._train.labels, config.log.v_classes) if follows else []
     self._counted, self._visits = config.warmup.steps, np.zeros((2, len(self._classes)), int)
@@ -67,13 +66,13 @@ class VHistory:
   def measure(
     self, step: int, embed: evaluation.EmbedFn, variables: Any, opt_state: Any
   ) -> dict[str, Any] | None:
-    """The line of a step, None where nothing is followed.
+    """Returns the line of a step, None if no class is recorded.
 
     Args:
       step: >= 1.
-      embed: of `evaluation.make_embed`.
-      variables: of the network, on all devices.
-      opt_state: with the state of the tracker, on all devices.
+      embed: function of `evaluation.make_embed`.
+      variables: variables of the model, on all devices.
+      opt_state: optimizer state with the state of the tracker, on all devices.
     """
     if self._log is None:
       return None
@@ -87,12 +86,12 @@ class VHistory:
     return {"step": step, "classes": found}
 
   def write(self, line: dict[str, Any] | None) -> None:
-    """Keeps a line of `measure`."""
+    """Appends a line of `measure`."""
     if self._log is not None and line is not None:
       self._log.write(line)
 
   def sync(self) -> None:
-    """Puts all lines on disk."""
+    """Writes all lines to disk."""
     if self._log is not None:
       self._log.sync()
 
@@ -101,8 +100,9 @@ class VHistory:
       self._log.close()
 
   def _take_counts(self, lines: list[dict[str, Any]]) -> None:
-    """Goes on from the visits of the last line; if that follows other classes, or is damaged, they
-    are counted anew.
+    """Continues the visit counts of the last line.
+
+    If that line has other classes or is corrupt, visits are counted from the start.
     """
     rows = [self._rows[label] for label in self._classes]
     try:
@@ -116,7 +116,7 @@ class VHistory:
       return
 
   def _count_visits(self, step: int) -> None:
-    """Adds the batches up to ``step`` that nothing has counted yet."""
+    """Adds the batches up to ``step`` that are not counted yet."""
     for number in range(self._counted + 1, step + 1):
       plan = self._sampler(number - 1)
       labels, counts = np.unique(self._train.labels[plan.positions[plan.where]], return_counts=True)
@@ -144,7 +144,7 @@ class VHistory:
 
 
 def choose(labels: np.ndarray, count: int) -> list[int]:
-  """Labels of up to ``count`` classes that have a pair, evenly spaced in ascending order.
+  """Returns the labels of up to ``count`` classes that have a pair, evenly spaced and ascending.
 
   >>> choose(np.array([3, 3, 5, 7, 7, 8, 8, 9, 9]), 2)
   [3, 9]
@@ -156,7 +156,7 @@ def choose(labels: np.ndarray, count: int) -> list[int]:
 
 
 def images(labels: np.ndarray, label: int) -> np.ndarray:
-  """Positions of the images of a class, ascending; of a large class 200, evenly spaced."""
+  """Returns the positions of a class's images, ascending; of a large class 200, evenly spaced."""
   found = np.flatnonzero(labels == label)
   return found[np.linspace(0, len(found) - 1, min(len(found), _MAX_IMAGES)).astype(int)]
 
@@ -164,12 +164,13 @@ def images(labels: np.ndarray, label: int) -> np.ndarray:
 def true_scores(
   embeddings: np.ndarray, num_points: int, grid: interpolation.Grid = "midpoints"
 ) -> np.ndarray:
-  """``[M]``: the mean over the images of a class of phi of its similarities to all others of the
-  class.
+  """Computes the v that all images of a class give, ``[M]``.
+
+  It is the mean over the images of phi of their similarities to all other images of the class.
 
   Args:
     embeddings: ``[n, D]`` unit norm; fewer than two give zeros.
-    num_points: M.
+    num_points: M, the length of v.
     grid: see `soprc_jax.interpolate_scores`.
 
   >>> right_angle = np.array([[1.0, 0.0], [0.0, 1.0], [0.6, 0.8]])

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, its log lines and its result."""
+"""The folder of a run: its config and lock, its log lines and its results."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
@@ -21,10 +21,9 @@ CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 RESULTS = "results.json"
 PR_CURVE = "pr_curve.npz"
-# By which each program knows a folder that it has begun.
+# Files by which each program recognizes its own folders.
 MARKERS = (CONFIG, "comparison.json", "simulation.json", "stability.json", "benchmark.json")
-# What a training run writes into its folder, or reads as its own, and what the programs that read
-# it write there.
+# Files that a training run, or a program that reads its folder, writes there or reads as its own.
 WRITES = (
   CONFIG,
   METRICS,
@@ -47,16 +46,18 @@ is_full = file_io.is_full
 
 
 def check(workdir: Path, config: ConfigDict, writes: Sequence[str] = WRITES) -> bool:
-  """Whether the folder is free, changing nothing; False if it holds a run of the same config, to go
-  on with.
+  """Returns whether a folder is free for a new run, without changing it.
+
+  It is False if the folder has a run of the same config, which can be resumed.
 
   Args:
-    workdir: that exists or not.
+    workdir: folder; it need not exist.
     config: resolved.
     writes: see `check_files`.
 
   Raises:
-    ValueError: it holds a run of another config, what a run would overwrite, or a link there.
+    ValueError: the folder has a run of another config, files that a run would overwrite, or a link
+      in their place.
   """
   check_files(workdir, writes, own=CONFIG)
   if not (workdir / CONFIG).exists():
@@ -65,24 +66,23 @@ def check(workdir: Path, config: ConfigDict, writes: Sequence[str] = WRITES) -> 
   if lines:
     raise ValueError(
       f"--workdir={workdir} holds a run of another config; choose another folder, or the same "
-      "config to go on with it:\n" + "\n".join(f"  {line}" for line in lines)
+      "config to resume it:\n" + "\n".join(f"  {line}" for line in lines)
     )
   return False
 
 
 def check_files(folder: Path, writes: Sequence[str], *, own: str, name: str = "--workdir") -> None:
-  """Raises a ValueError if a program would overwrite what it finds in a folder, or write through a
-  link there.
+  """Raises a ValueError if a program would overwrite files of a folder, or write through a link.
 
-  Other files may lie in the folder, such as the log of a scheduler. A folder that holds ``own`` is
+  Other files are allowed in the folder, such as the log of a scheduler. A folder with ``own`` is
   one to resume.
 
   Args:
-    folder: that exists or not.
-    writes: names of what the program writes there, or patterns of `fnmatch`.
-    own: the file by which the program knows a folder that it has begun, one of `MARKERS`; empty
-      where it resumes none.
-    name: of the flag, for messages.
+    folder: folder; it need not exist.
+    writes: names of the files that the program writes there, or patterns of `fnmatch`.
+    own: the file by which the program recognizes its own folders, one of `MARKERS`; empty if it
+      resumes none.
+    name: name of the flag, for messages.
   """
   if not folder.is_dir():
     if folder.exists() or folder.is_symlink():
@@ -100,8 +100,9 @@ def check_files(folder: Path, writes: Sequence[str], *, own: str, name: str = "-
 
 
 def refuse_links(workdir: Path, writes: Sequence[str] = ("*",)) -> None:
-  """Raises a ValueError if there is a link in a folder that is to be written into: in somebody
-  else's it could lead to any file of this machine.
+  """Raises a ValueError if a folder that will be written to has a link.
+
+  A link in an untrusted folder could lead to any file of this machine.
 
   Args:
     workdir: the folder.
@@ -115,14 +116,13 @@ def refuse_links(workdir: Path, writes: Sequence[str] = ("*",)) -> None:
     for path in [str(top), *below]:
       if os.path.islink(path):
         raise ValueError(
-          f"{path} is a link, and a run does not write through links in its folder: put what it "
-          "stands for in its place "
-          "(--workdir itself may be a link)"
+          f"{path} is a link, and a run does not write through links in its folder: replace it by "
+          "the file or folder that it links to (--workdir itself may be a link)"
         )
 
 
 def _among(folder: Path, patterns: Sequence[str]) -> list[str]:
-  """Returns the names in a folder that fit any of some patterns, sorted."""
+  """Returns the names in a folder that match any of the patterns, sorted."""
   return sorted(
     name
     for name in os.listdir(folder)
@@ -131,10 +131,10 @@ def _among(folder: Path, patterns: Sequence[str]) -> list[str]:
 
 
 def claim(workdir: Path, config: ConfigDict, writes: Sequence[str] = WRITES) -> None:
-  """Makes the folder and writes the config into it, unless it holds a run of the same config.
+  """Creates a folder and writes the config into it, unless it has a run of the same config.
 
   Raises:
-    ValueError: as `check`.
+    ValueError: see `check`.
   """
   if check(workdir, config, writes):
     workdir.mkdir(parents=True, exist_ok=True)
@@ -142,10 +142,10 @@ def claim(workdir: Path, config: ConfigDict, writes: Sequence[str] = WRITES) -> 
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
-  """The resolved config of the run in ``workdir``.
+  """Reads the resolved config of the run in ``workdir``.
 
   Raises:
-    ValueError: there is none, or it is not JSON.
+    ValueError: there is no config, or it is not JSON.
   """
   path = workdir / CONFIG
   try:
@@ -155,27 +155,28 @@ def read_config(workdir: Path) -> dict[str, Any]:
 
 
 def config_differences(workdir: Path, config: ConfigDict) -> list[str]:
-  """Lines ``key: value there, value here`` for each key in which the run in ``workdir`` differs
-  from a config.
+  """Returns a line for each key in which the run in ``workdir`` differs from a config.
+
+  A line is ``key: VALUE there, VALUE here``, where "there" is the run.
 
   Raises:
-    ValueError: as `read_config`.
+    ValueError: see `read_config`.
   """
   there = config_lib.renewed(read_config(workdir))
-  # What an older version did not note takes its default; what is no config at all is told as it
-  # stands.
+  # Keys that an older version did not write take their defaults. What is not a config at all is
+  # compared as it is.
   with contextlib.suppress(ValueError):
     there = json.loads(config_lib.to_json(config_lib.from_json(there)))
   return config_lib.differences(json.loads(config_lib.to_json(config)), there)
 
 
 def find_config(workdir: Path) -> dict[str, Any] | None:
-  """The resolved config of the run in a folder, None if it holds no run."""
+  """Reads the resolved config of the run in a folder; None if there is no run."""
   return read_config(workdir) if (workdir / CONFIG).is_file() else None
 
 
 def write_atomically(path: Path, text: str) -> None:
-  """Writes a text file, see `soprc_jax._files.whole`."""
+  """Writes a text file atomically, see `soprc_jax._internal.file_io.whole`."""
   with file_io.whole(path) as file:
     file.write(text.encode())
 
@@ -186,16 +187,16 @@ def write_results(workdir: Path, results: dict[str, Any]) -> None:
 
 
 class JsonLines:
-  """A file of one JSON object a line, each with its step, that a run adds to and goes on with.
+  """A file of one JSON object per line, each with its step, that a run appends to and resumes.
 
   Args:
-    path: of the file; what it held before is replaced by ``lines``.
-    lines: those that it keeps, oldest first.
-    writes: whether this process keeps the file; another one of the same run has the lines in memory
-      only.
+    path: path of the file; its previous content is replaced by ``lines``.
+    lines: lines to keep, oldest first.
+    writes: whether this process writes the file. Other processes of the run only have the lines in
+      memory.
 
   Attributes:
-    lines: what is in the file, oldest first.
+    lines: lines of the file, oldest first.
   """
 
   def __init__(self, path: Path, lines: list[dict[str, Any]], *, writes: bool = True):
@@ -203,7 +204,7 @@ class JsonLines:
     self._open()
 
   def _open(self) -> None:
-    """Puts the lines into the file, and goes on at its end."""
+    """Writes the lines to the file, and opens it for appending."""
     if self._writes:
       write_atomically(self._path, "".join(_dump(line) for line in self.lines))
     self._file = (self._path if self._writes else Path(os.devnull)).open("a", encoding="utf-8")
@@ -215,17 +216,13 @@ class JsonLines:
       self._file.write(_dump(line))
 
   def replace_last(self, line: dict[str, Any]) -> None:
-    """Puts another line in the place of the last one; the file holds either of them whenever the
-    process is killed.
-    """
+    """Replaces the last line. After a kill the file has either the old line or the new one."""
     self.lines[-1] = line
     self._file.close()
     self._open()
 
   def sync(self) -> None:
-    """Puts all lines on disk; done before a checkpoint, so that none of its steps can be
-    missing.
-    """
+    """Writes all lines to disk, before a checkpoint, so that none of its steps is missing."""
     with file_io.naming(self._path):
       self._file.flush()
       if self._writes:
@@ -236,12 +233,12 @@ class JsonLines:
 
 
 class MetricsLog(JsonLines):
-  """``metrics.jsonl``: one line a step, in order, each step once, however often the run was killed.
+  """``metrics.jsonl``: one line per step, in order and without repeats, even if the run was killed.
 
   Args:
     workdir: folder of the run.
-    last_step: step of the checkpoint that the run goes on from: later lines are dropped, since
-      those steps come again.
+    last_step: step of the checkpoint that the run resumes from. Later lines are dropped, since
+      those steps are repeated.
     writes: see `JsonLines`.
 
   Raises:
@@ -256,21 +253,21 @@ class MetricsLog(JsonLines):
     if missing or len(there) > last_step:
       what = f"lacks step {missing[0]}" if missing else "has a step twice"
       raise ValueError(
-        f"{path} {what}, and the run goes on from step {last_step}: it is damaged. Restore it from "
-        "a copy, or remove the "
-        "checkpoints of later steps than those it still has"
+        f"{path} {what}, and the run resumes from step {last_step}: it is corrupt. Restore it from "
+        "a copy, or remove the checkpoints of later steps than those it still has"
       )
     super().__init__(path, lines, writes=writes)
 
 
 def read_metrics(workdir: Path) -> Iterator[dict[str, Any]]:
-  """The lines of ``metrics.jsonl``, as `read_lines`."""
+  """Reads the lines of ``metrics.jsonl``, see `read_lines`."""
   return read_lines(workdir / METRICS)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-  """The lines of a file of `JsonLines`; the first that is none, such as one that was cut off by a
-  kill, ends them. No file, no lines.
+  """Yields the lines of a file of `JsonLines`; none if there is no file.
+
+  It stops at the first invalid line, such as one that a kill truncated.
   """
   if not path.exists():
     return
@@ -278,7 +275,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     for text in file:
       try:
         line = json.loads(text)
-      except (ValueError, RecursionError):  # of JSON, of its encoding, of a million brackets
+      except (ValueError, RecursionError):  # invalid JSON, invalid encoding, or too deeply nested
         return
       if not (isinstance(line, dict) and isinstance(line.get("step"), int)):
         return
@@ -286,8 +283,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def data_wait_share(lines: Iterable[Mapping[str, Any]]) -> float:
-  """Share of the time of some steps, lines of ``metrics.jsonl``, in which the devices waited for
-  images; 0 without a step.
+  """Returns the share of the time of some steps in which the devices waited for images.
+
+  Args:
+    lines: lines of ``metrics.jsonl``; without any, the share is 0.
   """
   waits, seconds = 0.0, 0.0
   for line in lines:
@@ -302,18 +301,19 @@ def _dump(line: dict[str, Any]) -> str:
 _log = logging.getLogger(__name__)
 
 LOCK = ".lock"
-# Who holds it; a lock file itself is emptied by whoever asks for it.
+# Names the holder of the lock. The lock file itself is emptied by every process that tries to lock.
 HOLDER = ".lock_holder"
 
 
 @contextlib.contextmanager
 def hold(workdir: Path) -> Iterator[None]:
-  """Holds the lock of a folder that exists; the system releases it when the process ends, in
-  whatever way.
+  """Holds the lock of an existing folder.
+
+  The operating system releases the lock when the process ends, also by a kill.
 
   Raises:
-    ValueError: another process holds it; the message tells which one. Or the lock file is a link or
-      no regular file.
+    ValueError: another process holds the lock, which the message names; or the lock file is a link
+      or not a regular file.
   """
   path = workdir / LOCK
   for own in (path, workdir / HOLDER):
@@ -328,8 +328,8 @@ def hold(workdir: Path) -> Iterator[None]:
       f"--workdir={workdir} is in use by {_holder(workdir)}: wait for that run or stop it, or "
       "choose another folder"
     ) from None
-  except NotImplementedError as error:  # some network file systems know no locks
-    _log.warning("%s cannot be locked (%s): see to it that no other run uses it.", workdir, error)
+  except NotImplementedError as error:  # some network file systems do not support locks
+    _log.warning("%s cannot be locked (%s): make sure that no other run uses it.", workdir, error)
   try:
     now = datetime.datetime.now()
     with file_io.whole(workdir / HOLDER) as file:

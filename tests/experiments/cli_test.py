@@ -171,7 +171,7 @@ class TestMistakes:
       tmp_path / "new", steps=4, warmup_steps=0, **{"optim.learning_rate": 1e30, "eval.every": 0}
     )
     message = _fails_late(_TRAIN, *flags)
-    assert "training broke down at step" in message
+    assert "training diverged at step" in message
     assert "try a lower optim.learning_rate" in message
 
   def test_evaluation_of_a_folder_without_a_run(self, tmp_path):
@@ -182,7 +182,7 @@ class TestMistakes:
     [
       ("missing", "holds no checkpoint"),
       ("missing.pth", "there is no such file"),
-      ("notes.txt", "is a file of an unknown kind"),
+      ("notes.txt", "is a file of unknown type"),
       ("folder.pth", "it is a folder, not a file of weights"),
       ("empty", "holds no checkpoint"),
       ("gs://bucket/run", "remote folders are not supported"),

@@ -529,7 +529,7 @@ class TestCommand:
     done = runs.call(_COMPARE, *_flags(tmp_path / "runs"))
     assert done.returncode == 0, done.stderr
     assert "4 runs: 2 methods (soprc, xbm), learning rates 0.01, 1e+30 at seed 0" in done.stderr
-    assert "4/4 xbm-lr1e+30-seed0: training broke down" in done.stderr
+    assert "4/4 xbm-lr1e+30-seed0: training diverged" in done.stderr
     table = (tmp_path / "runs" / "table.md").read_text()
     assert table in done.stdout
     assert f"\nReport: soprc report --workdir={tmp_path / 'runs'}\n" in done.stdout

@@ -45,6 +45,6 @@ def test_the_config_is_that_of_the_run(made, loaded, tmp_path):
   (tmp_path / "config.json").write_text('{"model": {"width": "wide"}}')
   with pytest.raises(
     ValueError,
-    match=r"config\.json: this is no config of a run|config\.json: the config does not work",
+    match=r"config\.json: this is not the config of a run|config\.json: the config does not work",
   ):
     network.load(tmp_path)

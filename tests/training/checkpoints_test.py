@@ -266,7 +266,7 @@ class TestDamage:
       store.save(_state(step), {})
       _damage(tmp_path / "store" / str(step) / "meta" / "metadata", "cut")
     with pytest.raises(
-      checkpoints.DamagedError, match=r"step 6 in .*is damaged \(meta/metadata has"
+      checkpoints.DamagedError, match=r"step 6 in .*is corrupt \(meta/metadata has"
     ):
       store.restore_intact(_state(step=0))
     assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["3", "6"]
@@ -285,7 +285,7 @@ class TestDamage:
       ):
         read()
     store.close()
-    with pytest.raises(checkpoints.DamagedError, match="is damaged"):
+    with pytest.raises(checkpoints.DamagedError, match="is corrupt"):
       checkpoints.load_network(str(tmp_path), _network(0))
 
   def test_no_checkpoint_is_none(self, store):

@@ -193,7 +193,7 @@ class TestStarts:
     old = {"labels": [[0, 0]], "class_names": {"0": "class_000"}}  # of an older version
     start = _save(tmp_path / "run", old)
     assert build.check_unseen(_config(images / "IMGS", **{"model.init_from": start})) == {}
-    assert f"It is not known on which classes the network in {start} was trained" in caplog.text
+    assert f"The classes that the model in {start} was trained on are unknown" in caplog.text
     caplog.clear()
     assert build.check_unseen(_config(images / "IMGS", **{"model.init_from": "resnet18.pth"})) == {}
     assert caplog.text == ""
@@ -329,7 +329,7 @@ class TestChanges:
     first = old["class_names"][str(old["labels"][0][0])]
     (folder / first).rename(folder / f"{first}_other")
     (line,) = self._changes(old, _config(folder), tmp_path)
-    assert line.startswith("train: other classes than in the checkpoint")
+    assert line.startswith("train: classes differ from the checkpoint")
 
   def test_f44_the_metadata_stay_small(self, meta):
     text = json.dumps(meta["splits"])

@@ -130,7 +130,7 @@ class TestTable:
       assert {f"loss.{name}" for name, _ in config_keys.leaves(preset)} == open_keys
 
   def test_keys_name_losses_that_there_are(self):
-    named = {name for key in config_lib.KEYS for name in key.losses} - {"your own"}
+    named = {name for key in config_lib.KEYS for name in key.losses} - {"custom losses"}
     assert named == objectives.LOSSES.keys()
     named = {name for key in binary_config.KEYS for name in key.losses}
     assert named <= binary_losses.LABELS.keys()
@@ -197,7 +197,7 @@ _BAD = [
   ("optim.weight_decay", -1e-4, ">= 0"),
   ("optim.head_multiplier", -1.0, ">= 0"),
   ("warmup.steps", -1, ">= 0"),
-  ("warmup.loss", "soprc", "state of its own"),
+  ("warmup.loss", "soprc", "must have no carried state"),
   ("warmup.learning_rate", -1.0, ">= 0"),
   ("train.steps", -1, ">= 0"),
   ("train.steps", 0, "at least 1"),

@@ -86,7 +86,7 @@ def test_asked_to_stop(tmp_path, phase, number, status):
     in output.splitlines()[-1]
   )
   assert left["lines"] == left["checkpoints"][-1]
-  _finish(folder, message=f"Going on from step {left['checkpoints'][-1]} of 24")
+  _finish(folder, message=f"Resuming from step {left['checkpoints'][-1]} of 24")
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -124,8 +124,8 @@ def test_the_newest_checkpoint_is_damaged(tmp_path, how):
     path.unlink()
   else:
     path.write_bytes(content[: len(content) // 3] if how == "cut" else content)
-  done = _finish(folder, message=f"The checkpoint of step {newer} is damaged")
-  assert f"Going on from step {older} of 24" in done.stderr
+  done = _finish(folder, message=f"The checkpoint of step {newer} is corrupt")
+  assert f"Resuming from step {older} of 24" in done.stderr
 
 
 def test_the_second_run_in_a_folder_is_refused(tmp_path):

@@ -72,7 +72,7 @@ def test_a_run_that_stops_then_skips_then_stops_then_ends(tmp_path, caplog, monk
   with pytest.raises(loop.DivergedError) as stopped:
     loop.train(config, folder)
   message = str(stopped.value)
-  assert "training broke down at step 4 of 10: not finite: loss, gradient" in message
+  assert "training diverged at step 4 of 10: not finite: loss, gradient" in message
   assert f"soprc replay --workdir={folder} --own_loss=broken_losses:soprc; try" in message
 
   # The run keeps the batch and the state before the step. That state includes neither the step nor

@@ -61,7 +61,7 @@ def test_work_that_can_be_done_again_is_cut_short(capfd):
     assert requests.due(1)
     with pytest.raises(interrupts.CutShort), requests.may_cut():
       raise AssertionError("it begins no more")
-  assert "the evaluation is left for later" in capfd.readouterr().err
+  assert "the evaluation is postponed" in capfd.readouterr().err
 
 
 def test_nothing_is_cut_where_signals_are_not_taken():

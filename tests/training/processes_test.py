@@ -130,7 +130,7 @@ def test_goes_on_with_fewer_devices(alone, tmp_path):
   assert 12 <= newest() < 18
   done = runs.call("experiments.train", *_flags(folder))
   assert done.returncode == 0, done.stderr
-  assert "Going on from step" in done.stderr
+  assert "Resuming from step" in done.stderr
   _assert_alike(folder, alone)
 
 

@@ -59,7 +59,9 @@ def test_the_time_to_the_result_is_announced_after_the_first_steps(caplog, monke
     caplog, monkeypatch, lines, num_steps=106, start=40
   )  # the second one is the line of step 50
   at = time.strftime("%H:%M", time.localtime(60.0))
-  assert message == f"16 images/s: the last step in about 60 s, at {at}; evaluations come on top."
+  assert message == (
+    f"16 images/s: the last step in about 60 s, at {at}; evaluations take additional time."
+  )
 
 
 def test_a_bar_has_the_same(monkeypatch):

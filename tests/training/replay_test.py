@@ -6,7 +6,7 @@ from soprc_jax.training import replay
 
 
 def test_a_folder_without_a_kept_step_is_told(tmp_path):
-  with pytest.raises(ValueError, match="keeps no step that was not finite"):
+  with pytest.raises(ValueError, match="stores no step that was not finite"):
     replay.load(tmp_path)
 
 
@@ -21,7 +21,7 @@ def test_damaged_reproductions_are_told(tmp_path):
     '{"step": 3, "config": {"seed": "x"}}',
   ):
     (folder / "report.json").write_text(content)
-    with pytest.raises(ValueError, match=r"report\.json is damaged|report\.json"):
+    with pytest.raises(ValueError, match=r"report\.json is corrupt|report\.json"):
       replay.load(tmp_path)
-  with pytest.raises(ValueError, match=r"--step=4: .* keeps 3"):
+  with pytest.raises(ValueError, match=r"--step=4: .* stores only 3"):
     replay.load(tmp_path, step=4)

@@ -31,7 +31,7 @@ def test_f14_killed_twice(tmp_path):
   assert 8 <= _checkpoints(folder)[-1] < 24
   done = runs.call("experiments.train", *flags)
   assert done.returncode == 0, done.stderr
-  assert "Going on from step" in done.stderr
+  assert "Resuming from step" in done.stderr
   crashes.assert_same_run(folder, runs.finished().workdir)
 
 

@@ -204,6 +204,6 @@ class TestMetricsLog:
   def test_a_log_that_lacks_steps_of_the_checkpoint_is_told_and_left_alone(self, tmp_path, steps):
     _write(tmp_path, _lines(*steps))
     before = (tmp_path / workdir.METRICS).read_bytes()
-    with pytest.raises(ValueError, match=r"metrics\.jsonl .*it is damaged"):
+    with pytest.raises(ValueError, match=r"metrics\.jsonl .*it is corrupt"):
       workdir.MetricsLog(tmp_path, last_step=5)
     assert (tmp_path / workdir.METRICS).read_bytes() == before
