@@ -77,7 +77,7 @@ class TestConfigFiles:
   @pytest.mark.parametrize(("file", "argument"), _arguments())
   def test_docstring_tells_the_arguments(self, file, argument):
     text = runpy.run_path(str(file))["__doc__"]
-    assert f"--config=configs/{file.name}" in text
+    assert f"--config={file.stem}" in text
     name = argument.rstrip("0123456789")  # ablation1 .. ablation5
     assert name in text
 
