@@ -255,7 +255,7 @@ class TestConfig:
 
   def test_the_config_of_another_program(self):
     config = runpy.run_path(runs.GLYPHS)["get_config"]()
-    with pytest.raises(ValueError, match=r"experiments\.train_binary takes configs/imbalanced.py"):
+    with pytest.raises(ValueError, match=r"soprc train-binary takes configs/imbalanced.py"):
       binary_config.resolve(config)
 
 
