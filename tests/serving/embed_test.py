@@ -91,7 +91,7 @@ def test_a_list(made, loaded, of_test, tmp_path, kind):
 def test_broken_images(made, tmp_path):
   (tmp_path / "broken.png").write_bytes(b"x")
   shutil.copytree(made[0] / "class_000", tmp_path / "good")
-  with pytest.raises(decoding.BrokenImageError, match=r"broken\.png: this is no image"):
+  with pytest.raises(decoding.BrokenImageError, match=r"broken\.png: this is not a readable image"):
     _of_images(network.load(made[1]), str(tmp_path))
   skipping = network.load(made[1], on_broken="skip")
   found = _of_images(skipping, str(tmp_path))
@@ -136,7 +136,7 @@ def test_f63_a_split_with_links_that_lead_nowhere(made, tmp_path):
   found = embed.of_split(skipping, "all")
   assert found.broken_ids.tolist() == [whole.ids[3]]
   np.testing.assert_array_equal(found.embeddings, np.delete(whole.embeddings, 3, axis=0))
-  with pytest.raises(ValueError, match=rf"{gone.name} is no file that can be read"):
+  with pytest.raises(ValueError, match=rf"{gone.name} is not a readable file"):
     embed.of_split(network.load(made[1], networks.config(tmp_path / "data")), "all")
 
 

@@ -22,7 +22,7 @@ def made(tmp_path_factory):
   ("name", "content", "message"),
   [
     ("l.csv", "path,class\na.png,b\n", "the columns are"),
-    ("l.csv", "path,label\na.png\n", r"l\.csv:2: 2 fields wanted"),
+    ("l.csv", "path,label\na.png\n", r"l\.csv:2: expected 2 fields"),
     ("l.csv", "path\n", "lists no image"),
     ("l.csv", b"path\n\xff\n", "not UTF-8"),
     ("l.txt", "gone.png\n", r"l\.txt:1: there is no file 'gone\.png'"),
@@ -145,8 +145,8 @@ def test_f65_one_image_by_two_spellings(tmp_path, kind, other):
   (tmp_path / f"list.{kind}").write_text("\n".join([*head, "a.png", other]))
   line = len(head) + 2
   message = (
-    rf"{kind}:{line}: '{re.escape(other)}' is listed twice, first in line {line - 1}, as "
-    r"'a\.png' too"
+    rf"{kind}:{line}: '{re.escape(other)}' is listed twice, first in line {line - 1}, "
+    r"also as 'a\.png'"
   )
   with pytest.raises(ValueError, match=message):
     image_inputs.find(str(tmp_path / f"list.{kind}"), flag="--images")
@@ -174,7 +174,7 @@ def test_f43_labels_of_a_list_of_images(tmp_path, caplog):
     "caf\u00e9",
     "",
   ]
-  assert "4 names of classes are the same" in caplog.text
+  assert "4 class names differ only in" in caplog.text
 
 
 def test_queries_are_files_folders_and_patterns(tmp_path, monkeypatch):

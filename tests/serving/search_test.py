@@ -104,7 +104,7 @@ def test_a_broken_query_is_named(tmp_path):
   Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
   (tmp_path / "bad.png").write_bytes(b"x")
   search.check_queries([str(tmp_path / "good.png")])
-  with pytest.raises(ValueError, match=r"bad\.png: this is no image that can be read$"):
+  with pytest.raises(ValueError, match=r"bad\.png: this is not a readable image$"):
     search.check_queries([str(tmp_path / "good.png"), str(tmp_path / "bad.png")])
 
 
