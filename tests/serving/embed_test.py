@@ -183,7 +183,7 @@ def test_embed_search_and_export_from_the_command_line(made, tmp_path):
     "experiments.embed", f"--workdir={run}", f"--images={root}", f"--output={vectors}"
   )
   assert done.returncode == 0, done.stderr
-  assert done.stdout.startswith("40 images as vectors of 8 numbers, by step 3 of")
+  assert done.stdout.startswith("Embedded 40 images as vectors of width 8 with step 3 of")
   told = done.stdout.splitlines()[-1].split()
   assert told[:3] == ["python", "-m", "experiments.search"]
   query = root / "class_007" / "1.png"
@@ -210,6 +210,6 @@ def test_embed_search_and_export_from_the_command_line(made, tmp_path):
   )
   assert done.returncode == 1
   assert done.stderr.startswith(
-    "Error: this network is no ResNet of torchvision (model.name is resnet8"
+    "Error: this model is not a ResNet of torchvision (model.name is resnet8"
   )
   assert sorted(entry.name for entry in tmp_path.iterdir()) == ["s.png", "v.npz"]
