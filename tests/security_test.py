@@ -160,7 +160,7 @@ class TestArrays:
         np.testing.assert_array_equal(
           tfds_source._column([{"class_id": 7}], "class_id", tmp_path, "sop"), [7]
         )
-      assert f"{path} is damaged" in caplog.text
+      assert f"{path} is corrupt" in caplog.text
       np.testing.assert_array_equal(np.load(path), [7])
       caplog.clear()
     assert not (tmp_path / "executed").exists()
@@ -180,7 +180,7 @@ class TestArrays:
       np.testing.assert_array_equal(
         tfds_source._column([{"class_id": 7}], "class_id", tmp_path, "sop"), [7]
       )
-    assert f"{path} is damaged" in caplog.text
+    assert f"{path} is corrupt" in caplog.text
 
 
 class TestWeights:

@@ -98,7 +98,7 @@ def test_broken_images(made, tmp_path):
   assert found.broken_ids.tolist() == [str(tmp_path / "broken.png")]
   assert found.positions.tolist() == [1, 2]
   assert [pathlib.Path(one).name for one in found.ids] == ["0.png", "1.png"]
-  assert "left out: 1, e.g." in embed.summary(found, tmp_path / "x.npz")
+  assert "skipped: 1, e.g." in embed.summary(found, tmp_path / "x.npz")
   with pytest.raises(ValueError, match="none of the 1 images can be decoded"):
     _of_images(skipping, str(tmp_path / "broken.png"))
 
@@ -123,7 +123,7 @@ def test_f63_links_that_lead_nowhere_are_skipped_and_counted(made, tmp_path, kin
   found = _of_images(network.load(made[1], on_broken="skip"), given)
   assert [pathlib.Path(one).name for one in found.ids] == names[:2]
   assert [pathlib.Path(one).name for one in found.broken_ids] == names[2:]
-  assert "left out: 2, e.g." in embed.summary(found, tmp_path / "x.npz")
+  assert "skipped: 2, e.g." in embed.summary(found, tmp_path / "x.npz")
 
 
 def test_f63_a_split_with_links_that_lead_nowhere(made, tmp_path):

@@ -120,7 +120,7 @@ def test_an_index_of_another_network_is_refused(tmp_path):
     index.check_network(good._replace(digest="e"), here, path=tmp_path)
   with pytest.raises(ValueError, match=r"with eval\.image_size 32, but here it is 16"):
     index.check_network(good._replace(image_size=32), here, path=tmp_path)
-  with pytest.raises(ValueError, match=r"with eval\.resize 20, here it is 16"):
+  with pytest.raises(ValueError, match=r"with eval\.resize 20, but here it is 16"):
     index.check_network(good._replace(resize=20), here, path=tmp_path)
   with pytest.raises(ValueError, match="with model "):
     index.check_network(good._replace(model="{}"), here, path=tmp_path)
