@@ -203,7 +203,7 @@ def all_keys(own: Mapping[str, Any], changed: Collection[str]) -> Markup:
   ]
   return page.table(
     "Every key of the config, with its value",
-    ["key", "value", "against the default"],
+    ["key", "value", "compared with the default"],
     rows,
     own=marked,
   )
