@@ -1,1 +1,1 @@
-"""Data sets as random-access sources, and batches as pure functions of (seed, step)."""
+"""Provides data sets as random-access sources, and batches as pure functions of (seed, step)."""

@@ -1,4 +1,4 @@
-"""Batches with a chosen share of positives, each a pure function of (seed, step)."""
+"""Draws batches with a chosen share of positives, each a pure function of (seed, step)."""
 
 import numpy as np
 
@@ -8,26 +8,25 @@ _STREAM_KEY = 0xBA1A
 
 
 class BalancedSampler:
-  """Draws positives and negatives as two streams, each through its examples in a new order every
-  epoch.
+  """Draws positives and negatives as two streams, each shuffled again in every epoch.
 
-  Every positive is seen once in ``N+ / n+`` steps, every negative once in ``N- / n-``, whatever the
-  share; a batch in which an epoch ends may hold an example twice. With ``positive_share=0`` there
-  is one stream of all examples (uniform sampling without replacement): the number of positives then
-  varies, and may be 0.
+  Every positive is seen once in ``N+ / n+`` steps and every negative once in ``N- / n-`` steps, for
+  every share. A batch in which an epoch ends may contain an example twice. With
+  ``positive_share=0`` there is one stream of all examples (uniform sampling without replacement).
+  The number of positives then varies, and may be 0.
 
   Args:
-    labels: ``[N]``, > 0 is positive.
-    batch_size: B.
+    labels: ``[N]`` numbers; a label > 0 is positive.
+    batch_size: B, an integer >= 2.
     positive_share: share pi_0 of positives in a batch, in [0, 1); 0 for uniform sampling.
-    seed: >= 0.
+    seed: integer >= 0.
 
   Attributes:
-    num_positives: n+, the positives of each batch, which stand in front; B for uniform sampling,
-      where any may be one.
+    num_positives: n+, the number of positives in each batch. They come first. For uniform sampling
+      it is B, since any example may be positive.
 
   Raises:
-    ValueError: a batch would hold no positive or no negative, or more than there are.
+    ValueError: if a batch would contain no positive or no negative, or more than the data have.
 
   >>> sampler = BalancedSampler(np.array([0, 0, 1, 0, 1, 0]), batch_size=3, positive_share=0.33,
   ...   seed=0)
@@ -55,16 +54,16 @@ class BalancedSampler:
         raise ValueError(
           f"data.batch_size={batch_size} with data.positive_share={positive_share:g} needs {size} "
           f"{name} in a batch, and the training "
-          f"examples have {len(stream)}: change one of the two so that it is between 1 and "
-          f"{len(stream)}"
+          f"examples have {len(stream)}: change one of the two options so that the number is "
+          f"between 1 and {len(stream)}"
         )
 
   def __call__(self, step: int) -> np.ndarray:
-    """``[B]`` int32 positions of the examples of the batch ``step`` >= 0."""
+    """Returns the ``[B]`` int32 positions of the examples in the batch of ``step`` >= 0."""
     return self.batches(step, 1)[0]
 
   def batches(self, first: int, count: int) -> np.ndarray:
-    """``[count, B]`` int32, the batches from ``first`` on."""
+    """Returns ``count`` batches from step ``first`` as ``[count, B]`` int32 positions."""
     return np.concatenate(
       [self._draw(stream, first, count) for stream in range(len(self._streams))], axis=1
     )

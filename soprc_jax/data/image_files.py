@@ -1,6 +1,4 @@
-"""Sources of image files below a root folder, and what is checked of them before anything is
-trained.
-"""
+"""Reads image files below a root folder, and checks their lists before training starts."""
 
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,17 +19,19 @@ _log = logging.getLogger(__name__)
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _SHOWN = 5
-_LONG = 200  # characters of a name
+_LONG = 200  # maximum number of characters of a name
 
 
 class Files:
-  """Images in files, read when they are decoded; an example's id is its path below the root.
+  """Provides images in files, read when they are decoded.
+
+  The id of an example is its path below the root.
 
   Args:
     root: folder.
-    paths: ``[N]`` paths below it, with ``/``.
+    paths: ``[N]`` paths below the root, separated by ``/``.
     labels: ``[N]`` integers.
-    class_names: label -> what the data call the class.
+    class_names: label -> name of the class in the data.
   """
 
   def __init__(
@@ -64,33 +64,33 @@ class Files:
 
 
 def check_root(root: str, *, what: str, layout: str) -> Path:
-  """The folder of a data set.
+  """Returns the folder of a data set.
 
   Args:
-    root: ``data.root``.
+    root: value of ``data.root``.
     what: name of the data set and where it comes from.
-    layout: what must lie in the folder.
+    layout: the files that the folder must contain, for messages.
 
   Raises:
-    ValueError: not given.
-    FileNotFoundError: no such folder.
+    ValueError: if ``root`` is empty.
+    FileNotFoundError: if there is no such folder.
   """
   if not root:
     raise ValueError(f"data.root is empty: give the folder of {what}, with\n{layout}")
   folder = file_io.given(root, name="data.root").absolute()
   if not folder.is_dir():
     raise FileNotFoundError(
-      f"data.root={printable(root)}: there is no such folder. It must be that of {what}, "
+      f"data.root={printable(root)}: there is no such folder. It must be the folder of {what}, "
       f"with\n{layout}"
     )
   return folder
 
 
 def lines_of(text: str) -> list[tuple[int, str]]:
-  """Returns (number, text) of the lines that are not blank, as they stand.
+  """Returns (number, text) of each line that is not blank, unchanged.
 
-  Only a line feed ends a line, with or without a carriage return in front of it. Names may hold
-  any other character.
+  A line ends at a line feed, with or without a carriage return before it. Names may contain any
+  other character.
 
   >>> lines_of("a\\r\\n\\n b\\x0cc")
   [(1, 'a'), (3, ' b\\x0cc')]
@@ -100,11 +100,16 @@ def lines_of(text: str) -> list[tuple[int, str]]:
 
 
 def read_lines(path: Path, *, what: str, layout: str) -> list[tuple[int, str]]:
-  """Returns `lines_of` a list file.
+  """Reads `lines_of` a list file.
+
+  Args:
+    path: path of the file.
+    what: name of the data set, as in `check_root`.
+    layout: the files of the data set, as in `check_root`.
 
   Raises:
-    FileNotFoundError: with ``what`` and ``layout`` as in `check_root`.
-    ValueError: the list is empty, not UTF-8, or a web page.
+    FileNotFoundError: if the file is missing.
+    ValueError: if the list is empty, not UTF-8, or a web page.
   """
   try:
     text = file_io.read_regular(path).decode("utf-8-sig")
@@ -118,9 +123,9 @@ def read_lines(path: Path, *, what: str, layout: str) -> list[tuple[int, str]]:
   if not lines:
     raise ValueError(f"{path} is empty")
   if lines[0][1].strip().lower().startswith(("<!doctype", "<html", "<?xml")):
-    # What a server sends in place of the file: a quota, a login, a page that has moved.
+    # Servers send such a page instead of the file: a quota, a login, a page that has moved.
     raise ValueError(
-      f"{path} is a web page and no list: the download went wrong, fetch it again. data.root must "
+      f"{path} is a web page, not a list: the download failed, fetch it again. data.root must "
       f"be the folder of {what}, with\n{layout}"
     )
   return lines
@@ -129,18 +134,18 @@ def read_lines(path: Path, *, what: str, layout: str) -> list[tuple[int, str]]:
 def read_csv(
   path: Path, headers: Sequence[Sequence[str]], *, remedy: str, may_be_empty: Sequence[str] = ()
 ) -> list[tuple[int, dict[str, str]]]:
-  """Returns (line, column -> field) of the rows of a CSV file of images.
+  """Reads (line number, column -> field) of each row of a CSV file of images.
 
-  The column ``path`` is taken as `as_listed`, other fields as they stand.
+  The column ``path`` is read by `as_listed`; other fields stay unchanged.
 
   Args:
-    path: of the file; paths in it are relative to its folder.
-    headers: columns that it may have.
-    remedy: what to do about another header.
-    may_be_empty: columns whose fields may be empty.
+    path: path of the file; paths in it are relative to its folder.
+    headers: the allowed headers.
+    remedy: what to do about another header, for the message.
+    may_be_empty: columns whose fields may be empty; default: none.
 
   Raises:
-    ValueError: it is no UTF-8 text or no CSV, or a row or the header is wrong.
+    ValueError: if the file is not UTF-8 text or not CSV, or if a row or the header is wrong.
   """
   rows = []
   try:
@@ -155,7 +160,7 @@ def read_csv(
         if len(fields) != len(columns) or not set(blank) <= set(may_be_empty):
           wanted = "fields" if may_be_empty else "fields that are not empty"
           raise ValueError(
-            f"{path}:{reader.line_num}: {len(columns)} {wanted} wanted, got {shown(fields)}"
+            f"{path}:{reader.line_num}: expected {len(columns)} {wanted}, got {shown(fields)}"
           )
         found["path"] = as_listed(path.parent, found["path"])
         rows.append((reader.line_num, found))
@@ -164,26 +169,26 @@ def read_csv(
       f"{path} is not UTF-8 text ({error.reason} at byte {error.start}): save it as UTF-8"
     ) from error
   except csv.Error as error:
-    raise ValueError(f"{path} is no CSV file ({error})") from error
+    raise ValueError(f"{path} is not a valid CSV file ({error})") from error
   return rows
 
 
 def as_listed(root: Path, path: str) -> str:
-  """Returns a path of a list: as it is written if that exists, else without blanks at its ends."""
+  """Returns a listed path as written if it exists, else without blanks at its ends."""
   bare = strings.stripped(path)
   return path if path == bare or os.path.lexists(root / path) else bare
 
 
 def places(root: Path, paths: Iterable[str]) -> Iterator[str]:
-  """Yields for each path what all its spellings share: its real folder and its name.
+  """Yields for each path a key that all its spellings share: its real folder and its name.
 
-  Absolute and relative spellings, dots, and links among the folders make no difference. A file
-  that is a link is not followed: a link is another name, and so another image.
+  Absolute and relative spellings, dots, and links to folders give the same key. Links to files are
+  not followed: a link is another name, and so another image.
   """
   folders: dict[str, str] = {}
   for path in paths:
     folder, name = os.path.split(root / path)
-    if "\0" in folder:  # which no folder can be called, and `realpath` raises at
+    if "\0" in folder:  # no folder can have this name, and `realpath` raises
       yield path
       continue
     if folder not in folders:
@@ -192,7 +197,7 @@ def places(root: Path, paths: Iterable[str]) -> Iterator[str]:
 
 
 def is_regular(entry: "os.DirEntry[str]") -> bool:
-  """Returns whether an entry of a folder is a regular file, links followed."""
+  """Returns whether a folder entry is a regular file or a link to one."""
   try:
     return entry.is_file()
   except OSError:  # a circular link
@@ -202,27 +207,27 @@ def is_regular(entry: "os.DirEntry[str]") -> bool:
 def check_paths(
   root: Path, paths: Sequence[str], *, listed_in: str, on_broken: str = "error"
 ) -> None:
-  """Raises an error for a path that leaves the root, that stands twice, or that is no file.
+  """Raises an error for a path that leaves the root, is listed twice, or is not a file.
 
   Args:
     root: folder.
-    paths: below it.
-    listed_in: what names the list in messages.
-    on_broken: ``"skip"`` accepts links that lead nowhere. They are counted where images are read.
+    paths: paths below the root.
+    listed_in: name of the list in messages.
+    on_broken: ``"skip"`` accepts broken links. They are counted where images are read.
 
   Raises:
-    ValueError: a path is absolute, not in its plain form, leaves the root, or is listed twice.
-    FileNotFoundError: files are missing; the first few are named.
+    ValueError: if a path is absolute, not normalized, leaves the root, or is listed twice.
+    FileNotFoundError: if files are missing; the message names the first few.
   """
   seen: dict[str, str] = {}
   for path, place in zip(paths, places(root, paths)):
     parts = PurePosixPath(path)
     if parts.is_absolute() or ".." in parts.parts or "\\" in path or "\0" in path:
       raise ValueError(
-        f"{listed_in}: {shown(path)} must be a path relative to {root} that stays in it, with / "
+        f"{listed_in}: {shown(path)} must be a path relative to {root} and inside it, with / "
         "between folders"
       )
-    if str(parts) != path:  # else one file could be listed under two names
+    if str(parts) != path:  # otherwise one file could be listed under two names
       raise ValueError(f"{listed_in}: write {shown(str(parts))} instead of {shown(path)}")
     if place in seen:
       raise ValueError(
@@ -233,21 +238,21 @@ def check_paths(
   if missing:
     more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
     raise FileNotFoundError(
-      f"{listed_in}: there is no file {', '.join(missing[:_SHOWN])}{more} in {root}: put it there, "
-      "or take its line out of the list"
+      f"{listed_in}: there is no file {', '.join(missing[:_SHOWN])}{more} in {root}: add it, or "
+      "remove its line from the list"
     )
 
 
 def other_spelling(path: str, first: str) -> str:
-  """Returns the spelling of a path at its first place, for a message; empty if it is the same."""
-  return "" if path == first else f", as {shown(first)} too"
+  """Returns the first spelling of a repeated path for a message, or "" if it is the same."""
+  return "" if path == first else f", also as {shown(first)}"
 
 
 def check_lists(lists: Mapping[str, Mapping[str, int]]) -> None:
-  """Raises a ValueError if two lists give a file different labels.
+  """Raises a ValueError if two lists assign different labels to one file.
 
   Args:
-    lists: name of each list -> path -> label.
+    lists: name of the list -> path -> label.
   """
   found: dict[str, tuple[str, int]] = {}
   for name, labels in lists.items():
@@ -264,35 +269,35 @@ def check_disjoint(
   names: tuple[str, str],
   class_names: Mapping[int, str] | None = None,
 ) -> None:
-  """Raises a ValueError if a class is in both splits: test classes must be unseen.
+  """Raises a ValueError if a class is in both splits, since test classes must be unseen.
 
   Args:
-    train: labels.
-    test: labels.
-    names: of the two.
-    class_names: label -> what the data call the class; the label itself if missing.
+    train: labels of one split.
+    test: labels of the other split.
+    names: names of both splits in the message.
+    class_names: label -> name of the class in the data; the label itself if missing.
   """
   both = np.intersect1d(train, test).tolist()
   if both:
     shown = [(class_names or {}).get(label, label) for label in both]
     raise ValueError(
       f"{len(both)} of the classes are both in {names[0]} and in {names[1]}, e.g. {_few(shown)}: "
-      "give each class to one of them"
+      "keep each class in one of them"
     )
 
 
 def one_spelling(
   names: Iterable[str], *, where: object, spelling: Callable[[str], str] = strings.class_name
 ) -> dict[str, str]:
-  """Returns name of a class as written -> its one spelling, and warns of names that are the same.
+  """Returns class name as written -> its unified spelling, and warns if names are merged.
 
   Args:
-    names: as written, any number of times.
-    where: what names their place in messages.
-    spelling: a function of a name.
+    names: names as written; each may occur several times.
+    where: their place in messages.
+    spelling: maps a name to its unified spelling.
 
   Raises:
-    ValueError: a name is blank.
+    ValueError: if a name is blank.
   """
   spellings = {name: spelling(name) for name in names}
   written = collections.defaultdict(list)
@@ -302,13 +307,13 @@ def one_spelling(
     written[one].append(name)
   merged = {one: sorted(found) for one, found in written.items() if len(found) > 1}
   if merged:
-    # ascii(): blanks and accents that look the same are written out.
+    # ascii() shows the difference between blanks and accents that look the same.
     examples = [
       f"{', '.join(map(ascii, found))} as {one!a}" for one, found in sorted(merged.items())
     ]
     _log.warning(
-      "%s: %d names of classes are the same but for blanks at their ends or their form in Unicode "
-      "(or leading zeros of a number). "
+      "%s: %d class names differ only in blanks at their ends, in their Unicode form, or in "
+      "leading zeros of a number. "
       "They count as %d: %s.",
       printable(where),
       sum(map(len, merged.values())),
@@ -319,7 +324,7 @@ def one_spelling(
 
 
 def label_numbers(names: Iterable[str]) -> dict[str, int]:
-  """Returns class name -> label: the number where all are plain integers, else the sorted place."""
+  """Returns class name -> label: the name as a number if all are integers, else its sorted rank."""
   unique = sorted(set(names))
   if all(map(_is_integer, unique)):
     return {name: int(name) for name in unique}
@@ -327,19 +332,19 @@ def label_numbers(names: Iterable[str]) -> dict[str, int]:
 
 
 def is_number(field: str) -> bool:
-  """Returns whether a field of a list is an id: digits, so few that an int64 holds it."""
+  """Returns whether a list field is an id: digits only, few enough for an int64."""
   return field.isascii() and field.isdecimal() and len(field) < 18
 
 
 def _is_integer(name: str) -> bool:
-  """Returns whether a name is an integer in its plain form: not 007, -0, +1 or 1_000."""
+  """Returns whether a name is an integer in its canonical form: not 007, -0, +1 or 1_000."""
   return len(name) < 18 and re.fullmatch("0|-?[1-9][0-9]*", name) is not None
 
 
 def _missing(root: Path, paths: Sequence[str], *, on_broken: str) -> Iterator[tuple[str, str]]:
-  """Yields paths that are no regular files, and why where something else is there.
+  """Yields paths that are not regular files, with the reason if something else exists there.
 
-  Each folder is listed once, since asking for every file is slow on network disks.
+  Each folder is listed once, since a request for every file is slow on network disks.
   """
   folders: dict[str, set[str]] = {}
   for path in paths:

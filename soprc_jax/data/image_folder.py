@@ -1,4 +1,4 @@
-"""A folder of images, one subfolder a class."""
+"""Loads a folder of images with one subfolder per class."""
 
 import logging
 import os
@@ -11,27 +11,30 @@ from soprc_jax.data import image_files
 _log = logging.getLogger(__name__)
 
 _LAYOUT = (
-  "  CLASS/IMAGE   one subfolder a class, images (" + ", ".join(image_files.EXTENSIONS) + ") in it"
+  "  CLASS/IMAGE   one subfolder per class, with images ("
+  + ", ".join(image_files.EXTENSIONS)
+  + ") in it"
 )
 
 
 def load(root: str, *, on_broken: str = "error") -> image_files.Files:
-  """All images of a folder; labels are the places of the subfolders in sorted order (their names
-  where these are integers).
+  """Loads all images of a folder.
 
-  Hidden entries are skipped; other files that are no images are counted in a warning. Subfolders
-  whose names differ only in blanks at their ends or in their form in Unicode are one class, and a
-  warning names them.
+  The label of a class is the position of its subfolder in sorted order. If all names of subfolders
+  are integers, they are the labels. Hidden entries are skipped. A warning counts other files that
+  are not images. Subfolders whose names differ only in blanks at their ends or in their Unicode
+  form are one class, and a warning names them.
 
   Args:
     root: folder.
-    on_broken: ``"skip"`` keeps links that lead nowhere, which are counted where images are read,
-      and leaves out what else is no file.
+    on_broken: ``"skip"`` keeps broken links, which are counted where images are read, and skips
+      other entries that are not files.
 
   Raises:
-    ValueError: no subfolder, one without an image, one with folders or what cannot be read as a
-      file (a pipe, a broken link) in it, or two that are one folder.
-    FileNotFoundError: no such folder.
+    ValueError: if there is no subfolder, or if two subfolders are the same folder. Also if one has
+      no image, contains folders, or contains an entry that is not readable as a file (a pipe, a
+      broken link).
+    FileNotFoundError: if there is no such folder.
   """
   if file_io.given(root, name="data.root").is_file():
     raise ValueError(
@@ -59,7 +62,7 @@ def load(root: str, *, on_broken: str = "error") -> image_files.Files:
     labels += [numbers[spellings[entry.name]]] * len(images)
   if others:
     _log.warning(
-      "Left out of %s, no images by their names: %d, e.g. %s.",
+      "Skipped in %s: %d entries whose names are not those of images, e.g. %s.",
       printable(folder),
       len(others),
       printable(others[0]),
@@ -70,7 +73,7 @@ def load(root: str, *, on_broken: str = "error") -> image_files.Files:
 
 
 def _classes(folder: Path, others: list[str], on_broken: str) -> list[Path]:
-  """Folders of the classes; links that lead nowhere are added to the others, or raise."""
+  """Returns the folders of the classes; adds broken links to ``others``, or raises."""
   found = []
   for entry in sorted(folder.iterdir()):
     if entry.name.startswith("."):
@@ -84,22 +87,20 @@ def _classes(folder: Path, others: list[str], on_broken: str) -> list[Path]:
 
 
 def _check_folders(classes: list[Path]) -> None:
-  """Raises a ValueError if two classes are one folder, which would give each of its images two
-  labels.
-  """
+  """Raises a ValueError if two classes are one folder, since its images would have two labels."""
   first: dict[str, Path] = {}
   for entry in classes:
     other = first.setdefault(os.path.realpath(entry), entry)
     if other is not entry:
       raise ValueError(
-        f"{printable(entry)} and {printable(other)} are one folder, so each image in it would have "
-        "two classes: "
+        f"{printable(entry)} and {printable(other)} are the same folder, so each image in it would "
+        "have two classes: "
         "remove the link"
       )
 
 
 def _images(folder: Path, others: list[str], on_broken: str) -> list[str]:
-  """Names of the images of a class, sorted; its other files are added to the others."""
+  """Returns the names of the images of a class, sorted; adds its other files to ``others``."""
   images = []
   with os.scandir(folder) as entries:
     for entry in sorted(entries, key=lambda entry: entry.name):
@@ -108,7 +109,8 @@ def _images(folder: Path, others: list[str], on_broken: str) -> list[str]:
       path, regular = folder / entry.name, image_files.is_regular(entry)
       if not regular and path.is_dir():
         raise ValueError(
-          f"{printable(path)} is a folder in the folder of a class. data.root must have\n{_LAYOUT}"
+          f"{printable(path)} is a folder inside the folder of a class. data.root must "
+          f"have\n{_LAYOUT}"
         )
       is_image = path.suffix.lower() in image_files.EXTENSIONS
       if is_image and not regular:
@@ -121,9 +123,9 @@ def _images(folder: Path, others: list[str], on_broken: str) -> list[str]:
 
 
 def _check_skipped(path: Path, on_broken: str) -> None:
-  """Raises a ValueError for what is no file, unless it may be left out."""
+  """Raises a ValueError for an entry that is not a file, unless it may be skipped."""
   if on_broken != "skip":
     raise ValueError(
-      f"{printable(path)} is no file that can be read ({file_io.why_no_file(path)}): take it out; "
-      "data.on_broken=skip leaves it out and counts it"
+      f"{printable(path)} is not a readable file ({file_io.why_no_file(path)}): remove it, or set "
+      "data.on_broken=skip, which skips and counts such entries"
     )

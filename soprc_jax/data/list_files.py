@@ -1,8 +1,7 @@
-"""The list files that the retrieval benchmarks publish, over a folder of their images: train
-classes and test classes.
+"""Reads the training and test classes of retrieval benchmarks from their published list files.
 
-Nothing is downloaded: the error for a missing root says what to fetch from where, and how to lay it
-out.
+Nothing is downloaded. The error for a missing root says what to download from where, and how to
+arrange the files.
 """
 
 from collections.abc import Callable
@@ -19,11 +18,11 @@ TEST = "test"
 
 
 class Benchmark(NamedTuple):
-  """A data set with an official test split.
+  """Holds a data set with an official test split.
 
   Attributes:
     train: images of the training classes.
-    tests: name -> images of test classes, the main one under ``"test"``.
+    tests: name -> images of test classes; the main test split is ``"test"``.
   """
 
   train: image_files.Files
@@ -31,18 +30,18 @@ class Benchmark(NamedTuple):
 
 
 class _Layout(NamedTuple):
-  """What a benchmark looks like on disk."""
+  """Describes the files of a benchmark."""
 
   what: str
   layout: str
   lists: dict[str, str]
   # (list, its lines, root) -> {image: class}
   parse: Callable[[Path, list[tuple[int, str]], Path], dict[str, str]]
-  spelling: Callable[[str], str]  # of a class
+  spelling: Callable[[str], str]  # class name as written -> its unified spelling
 
 
 def _sop_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str, str]:
-  """``image_id class_id super_class_id path`` under a header."""
+  """Parses lines ``image_id class_id super_class_id path`` below a header."""
   header = lines[0][1].split()
   if header != ["image_id", "class_id", "super_class_id", "path"]:
     raise ValueError(
@@ -51,10 +50,10 @@ def _sop_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str,
     )
   rows: dict[str, str] = {}
   for number, line in lines[1:]:
-    fields = re.split("[ \t]+", line.lstrip(" \t"), maxsplit=3)  # the path may have blanks
+    fields = re.split("[ \t]+", line.lstrip(" \t"), maxsplit=3)  # the path may contain blanks
     if len(fields) != 4 or not image_files.is_number(fields[1]) or not strings.stripped(fields[3]):
       raise ValueError(
-        f"{path}:{number}: four fields 'image_id class_id super_class_id path' wanted, got "
+        f"{path}:{number}: expected four fields 'image_id class_id super_class_id path', got "
         f"{shown(line)}"
       )
     _put(rows, image_files.as_listed(root, fields[3]), fields[1], path, number)
@@ -62,28 +61,30 @@ def _sop_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str,
 
 
 def _inaturalist_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str, str]:
-  """One image a line; its class is the two folders that it lies in, e.g. ``Aves/2820``."""
+  """Parses lines of one image path; the class is its two inner folders, e.g. ``Aves/2820``."""
   rows: dict[str, str] = {}
   for number, line in lines:
     image = image_files.as_listed(root, line)
     parts = image.split("/")
     if len(parts) < 3:
       raise ValueError(
-        f"{path}:{number}: a path like train_val2018/Aves/2820/IMAGE.jpg wanted, got {shown(line)}"
+        f"{path}:{number}: expected a path like train_val2018/Aves/2820/IMAGE.jpg, got "
+        f"{shown(line)}"
       )
     _put(rows, image, "/".join(parts[-3:-1]), path, number)
   return rows
 
 
 def _vehicle_id_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str, str]:
-  """``image vehicle``, both numbers; the image is ``image/0000001.jpg``."""
+  """Parses lines ``image vehicle`` of two numbers; image 1 is ``image/0000001.jpg``."""
   del root
   rows: dict[str, str] = {}
   for number, line in lines:
     fields = line.split()
-    # Python reads no integer of more than 4300 digits, and no image or vehicle has as many as 18.
+    # Python parses no integer of more than 4300 digits. Ids of images and vehicles have fewer than
+    # 18 digits.
     if len(fields) != 2 or not all(map(image_files.is_number, fields)):
-      raise ValueError(f"{path}:{number}: two numbers 'image vehicle' wanted, got {shown(line)}")
+      raise ValueError(f"{path}:{number}: expected two numbers 'image vehicle', got {shown(line)}")
     _put(rows, f"image/{int(fields[0]):07d}.jpg", fields[1], path, number)
   return rows
 
@@ -125,7 +126,7 @@ BENCHMARKS = {
     _inaturalist_rows,
     _names,
   ),
-  # The paper's tables show the large list; the smaller ones lie in it.
+  # The paper's Table 1 shows the large list, which includes the smaller ones.
   "vehicle_id": _Layout(
     "PKU VehicleID (on request from https://www.pkuml.org/resources/pku-vehicleid.html)",
     "  train_test_split/train_list.txt, test_list_800.txt (small), test_list_1600.txt (medium), "
@@ -144,7 +145,7 @@ BENCHMARKS = {
 
 
 def load(name: str, root: str, *, on_broken: str = "error") -> Benchmark:
-  """A benchmark from its list files.
+  """Loads a benchmark from its list files.
 
   Args:
     name: key of `BENCHMARKS`.
@@ -152,9 +153,9 @@ def load(name: str, root: str, *, on_broken: str = "error") -> Benchmark:
     on_broken: see `image_files.check_paths`.
 
   Raises:
-    ValueError: a line of a list is wrong, an image is listed twice or under two labels, or a test
+    ValueError: if a line of a list is wrong, an image is listed twice or with two labels, or a test
       class is among the training classes.
-    FileNotFoundError: the folder, a list or an image is missing.
+    FileNotFoundError: if the folder, a list or an image is missing.
   """
   folder = image_files.check_root(root, what=BENCHMARKS[name].what, layout=BENCHMARKS[name].layout)
   (labels, class_names), listed_in = read_lists(name, folder), BENCHMARKS[name].lists
@@ -173,17 +174,18 @@ def load(name: str, root: str, *, on_broken: str = "error") -> Benchmark:
 def read_lists(
   name: str, folder: Path, *, layout: str = ""
 ) -> tuple[dict[str, dict[str, int]], dict[int, str]]:
-  """Reads split -> image -> label, and label -> class name, from the list files of a benchmark; the
-  images themselves are not looked for.
+  """Reads split -> image -> label, and label -> class name, from the lists of a benchmark.
+
+  The images themselves may be missing.
 
   Args:
     name: key of `BENCHMARKS`.
-    folder: where the lists are.
-    layout: what must lie there, for messages; the benchmark's own if empty.
+    folder: folder of the lists.
+    layout: files that it must contain, for messages; if empty, those of the benchmark.
 
   Raises:
-    ValueError: as `load`, but for missing images.
-    FileNotFoundError: a list is missing.
+    ValueError: as `load`.
+    FileNotFoundError: if a list is missing.
   """
   benchmark, rows = BENCHMARKS[name], {}
   for split, file in benchmark.lists.items():
@@ -204,28 +206,28 @@ def read_lists(
 
 
 _CSV_LAYOUT = (
-  "  a header 'path,label' or 'path,label,split' and no other column, commas between, UTF-8; paths "
-  "relative to the folder of the CSV; "
+  "  a header 'path,label' or 'path,label,split' and no other column, separated by commas, UTF-8; "
+  "paths relative to the folder of the CSV; "
   "split one of train, val, test"
 )
 CSV_SPLITS = ("train", "val", "test")
 
 
 def load_csv(path: str, *, on_broken: str = "error") -> dict[str, image_files.Files]:
-  """The images of a CSV: by split where it has that column, else all under ``"all"``.
+  """Loads the images of a CSV file by split, or all under ``"all"`` without a column ``split``.
 
   Args:
-    path: of the file.
+    path: path of the file.
     on_broken: see `image_files.check_paths`.
 
   Raises:
-    ValueError: a wrong header, row or split, an image that is listed twice, a class in two splits,
-      no training or test image.
-    FileNotFoundError: the file or an image is missing.
+    ValueError: if the header, a row or a split is wrong, an image is listed twice, a class is in
+      two splits, or there is no training or no test image.
+    FileNotFoundError: if the file or an image is missing.
   """
   file = file_io.given(path, name="data.root").absolute()
   if not path or not file.is_file():
-    hint = "; for a folder of images leave :csv out" if file.is_dir() and path else ""
+    hint = "; for a folder of images omit :csv" if file.is_dir() and path else ""
     raise FileNotFoundError(f"data.root={path!r} must be a CSV file{hint}, with\n{_CSV_LAYOUT}")
   rows = _csv_rows(file)
   paths = [path for found in rows.values() for path in found]
@@ -250,7 +252,7 @@ def load_csv(path: str, *, on_broken: str = "error") -> dict[str, image_files.Fi
 
 
 def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
-  """Split (or ``"all"``) -> image -> class, each row checked by itself."""
+  """Reads split (or ``"all"``) -> image -> class, and checks each row separately."""
   headers = [["path", "label"], ["path", "label", "split"]]
   listed = image_files.read_csv(file, headers, remedy=f"the file must have\n{_CSV_LAYOUT}")
   rows: dict[str, dict[str, str]] = {}
@@ -267,11 +269,11 @@ def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
       raise ValueError(
         f"{place}: {shown(path)} is listed twice, first in line "
         f"{line}{image_files.other_spelling(path, other)}: "
-        "take one of the lines out"
+        "remove one of the lines"
       )
     if Path(path).suffix.lower() not in image_files.EXTENSIONS:
       raise ValueError(
-        f"{place}: {shown(path)} is no image by its name ({', '.join(image_files.EXTENSIONS)})"
+        f"{place}: the name {shown(path)} must end in one of {', '.join(image_files.EXTENSIONS)}"
       )
     first[key] = number, path
     rows.setdefault(split, {})[path] = row["label"]

@@ -1,6 +1,4 @@
-"""From plans to arrays: batches loaded and prefetched by Grain, each a function of (seed, step)
-only.
-"""
+"""Loads and prefetches batches with Grain, each a function of (seed, step) only."""
 
 from collections.abc import Iterator, Mapping
 import os
@@ -20,24 +18,24 @@ _REPLACE_KEY = 0xB40
 
 
 class TrainBatches:
-  """Random access to training batches: ``batches[step]`` is a pure function of (seed, step).
+  """Gives random access to training batches: ``batches[step]`` is a pure function of (seed, step).
 
   Args:
     source: training images.
-    plan: which images make up the batch of a step.
+    plan: assigns images to the batch of a step.
     rows: row of each label, see `sources.label_rows`.
     augmentation: name in `transforms.AUGMENTATIONS`.
     image_size: side of the images in pixels.
-    resize_to: shorter side before the crop, for the augmentation ``crop``.
-    on_broken: what happens at an image that cannot be decoded. ``"error"``: a BrokenImageError that
-      names it; ``"skip"``: another image of its class stands in, drawn by (seed, t, i); a slot
-      whose class has no good image is masked out.
+    resize_to: shorter side in pixels before the crop, for the augmentation ``crop``.
+    on_broken: treatment of images that cannot be decoded. ``"error"`` raises a BrokenImageError
+      that names the image. ``"skip"`` takes another image of its class, drawn from (seed, t, i), or
+      masks the slot out if the class has no readable image.
     seed: the augmentation of slot i at step t is drawn from (seed, t, i).
     num_steps: number of steps.
-    shard: (index, count): the part of every batch that this process loads.
+    shard: (index, count), the part of every batch that this process loads.
 
   A batch is ``{"image": [B, H, W, 3] uint8, "label": [B] int32 rows, "where": [B] bool, "position":
-  [B] int64, "broken": [B] bool}``, ``broken`` where the planned image could not be decoded.
+  [B] int64, "broken": [B] bool}``. ``broken`` is True if the planned image could not be decoded.
   """
 
   def __init__(
@@ -73,7 +71,7 @@ class TrainBatches:
     index, count = self._shard
     size = len(plan.positions) // count
     slots = range(index * size, (index + 1) * size)
-    # Made here and not in __init__, since a closure cannot be sent to a worker process.
+    # Made here instead of in __init__, since a closure cannot be sent to a worker process.
     augment = transforms.make_augmentation(
       self._augmentation, self._image_size, resize_to=self._resize_to
     )
@@ -101,8 +99,8 @@ class TrainBatches:
   def _image(
     self, augment: transforms.Transform, position: int, step: int, slot: int
   ) -> np.ndarray | None:
-    """The augmented image of a slot; None if it is broken and may be."""
-    # One generator a slot: workers, processes and resuming change nothing.
+    """Returns the augmented image of a slot; None if it is unreadable and may be skipped."""
+    # One generator per slot: workers, processes and resuming do not change the result.
     rng = np.random.default_rng([_AUGMENT_KEY, self._seed, step, slot])
     try:
       return augment(self._source[position].image, rng)
@@ -116,7 +114,7 @@ class TrainBatches:
   def _replacement(
     self, augment: transforms.Transform, position: int, step: int, slot: int
   ) -> np.ndarray | None:
-    """A good image of the same class, None if it has none."""
+    """Returns a readable image of the same class, or None if there is none."""
     label = self._source.labels[position]
     others = np.flatnonzero(self._source.labels == label)
     for other in np.random.default_rng([_REPLACE_KEY, self._seed, step, slot]).permutation(
@@ -131,19 +129,19 @@ class TrainBatches:
 def iterate(
   batches: TrainBatches, *, start: int, workers: int = 0, prefetch: int = 4
 ) -> Iterator[Batch]:
-  """Batches from step ``start`` on, loaded ahead by Grain.
+  """Iterates over the batches from step ``start``, prefetched by Grain.
 
   Args:
-    batches: what to load.
-    start: first step; the position in the data is the step, so there is no iterator to save.
-    workers: worker processes (spawned, never forked); 0 loads in threads of this process. Any
-      number gives the same batches.
-    prefetch: batches loaded ahead.
+    batches: the batches to load.
+    start: first step. The position in the data is the step, so no iterator state is saved.
+    workers: number of worker processes (spawned, never forked); 0 loads in threads of this process.
+      Any number gives the same batches.
+    prefetch: number of batches to prefetch.
   """
   steps: Any = grain.MapDataset.range(start, len(batches)).map(batches.__getitem__)
   data = steps.to_iter_dataset(_read_options(prefetch, processes=max(workers, 1)))
   if workers:
-    # Grain's workers read absl flags, which only an absl program has parsed.
+    # Grain's workers read absl flags, which are parsed only in absl programs.
     if not flags.FLAGS.is_parsed():
       flags.FLAGS.mark_as_parsed()
     options = grain.MultiprocessingOptions(num_workers=workers, per_worker_buffer_size=prefetch)
@@ -152,14 +150,16 @@ def iterate(
 
 
 def _ignore_interrupts(worker: int, count: int) -> None:
-  """Ctrl-C goes to all processes of a terminal: it is for the one that trains, which ends these."""
+  """Ignores Ctrl-C in a worker: the training process receives it too, and ends its workers."""
   del worker, count
   signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _read_options(prefetch: int, *, processes: int = 1) -> grain.ReadOptions:
-  """Threads of each of so many processes: together one a core, since more only take turns; a
-  process of 16 is busy with itself.
+  """Returns the options of each of ``processes`` processes.
+
+  Together they have one thread per core, since more threads would only wait for each other. A
+  process has at most 16 threads, since with more the overhead dominates.
   """
   threads = min(max((os.cpu_count() or 1) // processes, 1), 16)
   return grain.ReadOptions(num_threads=threads, prefetch_buffer_size=max(prefetch, threads))
@@ -174,19 +174,19 @@ def eval_batches(
   on_broken: str = "error",
   shard: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-  """All images in order, each the middle of the picture, in batches of one shape.
+  """Yields the center crops of all images in order, in batches of one shape.
 
   Args:
     source: images.
     batch_size: B.
     image_size: side in pixels.
-    resize_to: shorter side before the crop; 0: ``image_size``.
-    on_broken: ``"error"``, or ``"skip"`` to leave out images that cannot be decoded.
-    shard: (index, count): the part of every batch that this process loads; count divides B.
+    resize_to: shorter side in pixels before the crop; 0: ``image_size``.
+    on_broken: ``"error"`` raises for images that cannot be decoded, ``"skip"`` leaves them out.
+    shard: (index, count), the part of every batch that this process loads; count divides B.
 
   Yields:
-    ``{"image": [B / count, H, W, 3] uint8, "where": [B / count] bool}``; ``where`` is False for the
-    padding of the last batch and for broken images.
+    ``{"image": [B / count, H, W, 3] uint8, "where": [B / count] bool}``. ``where`` is False for the
+    padding of the last batch and for unreadable images.
   """
   index, count = shard
   size = batch_size // count
@@ -203,7 +203,7 @@ def eval_batches(
         )
       except decoding.BrokenImageError as error:
         if on_broken != "skip":
-          raise decoding.BrokenImageError(f"{error} (data.on_broken=skip leaves it out)") from error
+          raise decoding.BrokenImageError(f"{error} (data.on_broken=skip skips it)") from error
         where[slot] = False
     return {"image": batch, "where": where}
 

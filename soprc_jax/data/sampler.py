@@ -1,4 +1,4 @@
-"""Batches of P classes x K images, each a pure function of (seed, step)."""
+"""Draws batches of P classes x K images, each a pure function of (seed, step)."""
 
 from typing import NamedTuple
 
@@ -9,12 +9,12 @@ _EPOCH_KEY = 0x5EED
 
 
 class BatchPlan(NamedTuple):
-  """Which images make up a batch.
+  """Lists the images of a batch.
 
   Attributes:
-    positions: ``[B]`` positions in the source; classes in blocks of K.
-    where: ``[B]`` False for slots that a small class leaves empty (they repeat an image of the
-      class).
+    positions: ``[B]`` positions in the source, in blocks of K images per class.
+    where: ``[B]`` bool, False for slots that a small class leaves empty. Such slots repeat an image
+      of the class.
   """
 
   positions: np.ndarray
@@ -22,29 +22,28 @@ class BatchPlan(NamedTuple):
 
 
 class ClassSampler:
-  """Batches of ``batch_size / per_class`` distinct classes with ``per_class`` images each.
+  """Draws batches of ``batch_size / per_class`` distinct classes with ``per_class`` images each.
 
-  An epoch deals the images of every class into groups of K, and the groups into batches so that no
-  class stands twice in a batch: every image of every class is seen at least once an epoch. A last
-  group that is not full takes other images of its class again; a batch that is not full takes
-  further classes. Which classes meet is drawn anew each epoch.
+  Each epoch divides the images of every class into groups of K, and assigns the groups to batches.
+  No class occurs twice in a batch, and every image is seen at least once per epoch. An incomplete
+  last group is filled with images of its class. An incomplete batch is filled with other classes.
+  Every epoch draws a new assignment.
 
   Args:
     labels: ``[N]`` labels of the source, any integers.
-    batch_size: B, images in a batch over all devices.
+    batch_size: B, number of images in a batch over all devices.
     per_class: K >= 2.
     seed: batch ``step`` is a pure function of (labels, these settings, seed, step).
-    small_classes: what happens to a class of fewer than K images: ``"mask"``: its missing slots are
-      masked out; ``"repeat"``: its images are used several times in a batch; ``"drop"``: it is left
-      out.
+    small_classes: treatment of classes with fewer than K images. ``"mask"`` masks the missing
+      slots out, ``"repeat"`` repeats images within a batch, ``"drop"`` leaves the class out.
 
   Attributes:
-    num_small: number of classes that have fewer than K images.
-    num_classes: number of classes that take part.
-    batches_per_epoch: batches after which each image has been seen.
+    num_small: number of classes with fewer than K images.
+    num_classes: number of classes that are drawn.
+    batches_per_epoch: number of batches after which each image has been seen.
 
   Raises:
-    ValueError: the sizes do not fit each other or the data.
+    ValueError: if the sizes do not match each other or the data.
   """
 
   def __init__(
@@ -77,7 +76,7 @@ class ClassSampler:
     if len(members) < self._classes_per_batch:
       raise ValueError(
         f"train.batch_size={batch_size} with train.per_class={per_class} needs "
-        f"{self._classes_per_batch} classes to train on, "
+        f"{self._classes_per_batch} training classes, "
         f"the training split has {len(members)}: {_smaller_batch(len(members), per_class)}"
       )
     self._members = members
@@ -86,15 +85,14 @@ class ClassSampler:
     self._mask_small = small_classes == "mask"
     self._groups = np.array([-(-len(images) // per_class) for images in members])
     self.num_classes = len(members)
-    # At least as many batches as the largest class has groups, since a class stands in a batch
-    # once.
+    # At least the number of groups of the largest class, since a class occurs once in a batch.
     self.batches_per_epoch = max(
       -(-int(self._groups.sum()) // self._classes_per_batch), int(self._groups.max())
     )
     self._cache: tuple[int, list[list[tuple[int, int]]], list[np.ndarray]] | None = None
 
   def __call__(self, step: int) -> BatchPlan:
-    """The batch of ``step`` >= 0."""
+    """Returns the batch of ``step`` >= 0."""
     epoch, index = divmod(step, self.batches_per_epoch)
     batches, orders = self._epoch(epoch)
     slots = [self._images(orders[row], group) for row, group in batches[index]]
@@ -102,7 +100,7 @@ class ClassSampler:
     return BatchPlan(np.concatenate(positions), np.concatenate(where))
 
   def _epoch(self, epoch: int) -> tuple[list[list[tuple[int, int]]], list[np.ndarray]]:
-    """The (class, group) pairs of each batch, and the order of the images of each class."""
+    """Returns the (class, group) pairs of each batch, and the image order of each class."""
     cached = self._cache
     if cached is not None and cached[0] == epoch:
       return cached[1], cached[2]
@@ -110,8 +108,8 @@ class ClassSampler:
     orders = [rng.permutation(images) for images in self._members]
     batches: list[list[tuple[int, int]]] = [[] for _ in range(self.batches_per_epoch)]
     load = np.zeros(self.batches_per_epoch, np.int64)
-    # Large classes first; each takes the emptiest batches, ties broken at random. Loads then differ
-    # by at most one.
+    # Large classes come first. Each goes to the least filled batches, with ties broken at random.
+    # The loads then differ by at most one.
     for row in sorted(rng.permutation(self.num_classes), key=lambda row: -self._groups[row]):
       chosen = np.lexsort((rng.random(len(load)), load))[: self._groups[row]]
       load[chosen] += 1
@@ -123,7 +121,7 @@ class ClassSampler:
     return batches, orders
 
   def _fill(self, batch: list[tuple[int, int]], rng: np.random.Generator) -> None:
-    """Adds classes that are not in the batch until it is full."""
+    """Fills the batch with classes that are not yet in it."""
     missing = self._classes_per_batch - len(batch)
     if missing:
       others = np.setdiff1d(np.arange(self.num_classes), [row for row, _ in batch])
@@ -131,7 +129,7 @@ class ClassSampler:
         batch.append((int(row), int(rng.integers(self._groups[row]))))
 
   def _images(self, order: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
-    """K images of a class: the group's own, then those that follow in its order, cyclically."""
+    """Returns K images of a class: those of the group, then the following ones, cyclically."""
     slots = group * self._per_class + np.arange(self._per_class)
     where = np.ones(self._per_class, bool)
     if self._mask_small:
@@ -140,7 +138,7 @@ class ClassSampler:
 
 
 def _smaller_batch(num_classes: int, per_class: int) -> str:
-  """What to do where there are too few classes for a batch."""
+  """Returns the remedy for too few classes in the training split."""
   if num_classes < 2:
     return "more classes are needed"
   return f"set train.batch_size={num_classes * per_class} or less"

@@ -1,4 +1,4 @@
-"""What a data set is here: a random-access source of labelled images, and views of it."""
+"""Defines data sets as random-access sources of labeled images, and views of them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -9,14 +9,14 @@ from soprc_jax.data import decoding
 
 
 class Example(NamedTuple):
-  """One image.
+  """Holds one image and its class.
 
   Attributes:
-    image: ``[H, W, 3]`` uint8 RGB, upright; or an image file, or its content: see
+    image: ``[H, W, 3]`` uint8 RGB, upright; or an image file, or its content, see
       `decoding.as_picture`.
     label: class, any integer.
-    id: what names the image in messages and lists, unique in its source.
-    class_name: what names the class for people; empty where that is the label.
+    id: name of the image in messages and lists, unique in its source.
+    class_name: displayed name of the class; empty if the label is displayed.
   """
 
   image: np.ndarray | decoding.Encoded | decoding.Stored
@@ -26,16 +26,16 @@ class Example(NamedTuple):
 
   @property
   def shown_class(self) -> str:
-    """What names the class for people, its label where it has no name."""
+    """The displayed name of the class, or its label if it has no name."""
     return self.class_name or str(self.label)
 
 
 class Source(Protocol):
-  """Random access to examples, with all labels known without reading an image."""
+  """Gives random access to examples, with all labels known without reading an image."""
 
   @property
   def labels(self) -> np.ndarray:
-    """``[N]`` int64 labels, in the order of the source."""
+    """The ``[N]`` int64 labels, in the order of the source."""
 
   def __len__(self) -> int: ...
 
@@ -43,7 +43,7 @@ class Source(Protocol):
 
 
 class Subset:
-  """The examples of a source at the given positions, in that order."""
+  """Selects the examples of a source at the given positions, in that order."""
 
   def __init__(self, source: Source, positions: Sequence[int] | np.ndarray):
     self._source = source
@@ -74,7 +74,7 @@ class Subset:
 
 
 class Joined:
-  """The examples of several sources, one behind the other."""
+  """Concatenates the examples of several sources."""
 
   def __init__(self, parts: Sequence[Source]):
     self._parts = list(parts)
@@ -99,27 +99,26 @@ class Joined:
 
 
 def ids(source: Source) -> Sequence[str]:
-  """Returns the id of every image. A source says so by an attribute ``ids``; without it every image
-  is read.
+  """Returns the id of every image.
+
+  They are the source's attribute ``ids``. Without that attribute every image is read.
   """
   found: Sequence[str] | None = getattr(source, "ids", None)
   return [source[index].id for index in range(len(source))] if found is None else found
 
 
 def shown_classes(source: Source) -> list[str]:
-  """Returns what names the class of every image for people: its name, or its label where it has
-  none.
-  """
+  """Returns the displayed class of every image: its name, or its label if it has no name."""
   names = class_names(source)
   return [names.get(label, str(label)) for label in source.labels.tolist()]
 
 
 def class_names(source: Source) -> dict[int, str]:
-  """Label -> what the data call the class, for the classes of a source whose labels are places in a
-  list of names and not ids of their own.
+  """Returns label -> class name for the classes whose labels are positions in a list of names.
 
-  A folder more or less and such a label means another class: what is kept by label has to be
-  compared by name. A source says so by an attribute ``class_names``; empty for the others.
+  Such a label means another class if a folder is added or removed, so stored results must be
+  compared by name. The names are the source's attribute ``class_names``. Labels that are
+  themselves ids of the data are left out.
   """
   names: dict[int, str] = getattr(source, "class_names", {})
   present = set(np.unique(source.labels).tolist())
@@ -129,18 +128,18 @@ def class_names(source: Source) -> dict[int, str]:
 def split_by_class(
   labels: np.ndarray, shares: dict[str, float], seed: int
 ) -> dict[str, np.ndarray]:
-  """Positions of disjoint splits that share no class.
+  """Returns the positions of disjoint splits that share no class.
 
   Args:
     labels: ``[N]`` labels.
-    shares: name of each split and its share of the classes; the shares sum to 1.
-    seed: the split is a pure function of (labels, shares, seed).
+    shares: split name -> its share of the classes, > 0; the shares sum to 1.
+    seed: the result is a pure function of (labels, shares, seed).
 
   Returns:
-    name -> positions, ascending. Every class is in exactly one split.
+    Split name -> positions, ascending. Every class is in exactly one split.
 
   Raises:
-    ValueError: the shares do not sum to 1, or a split would be empty.
+    ValueError: if the shares are not positive or do not sum to 1, or if a split would be empty.
 
   >>> splits = split_by_class(np.array([5, 5, 8, 8, 9, 9]), {"train": 2 / 3, "test": 1 / 3}, seed=0)
   >>> print({name: len(positions) for name, positions in splits.items()})
@@ -159,7 +158,7 @@ def split_by_class(
 
 
 def label_rows(labels: np.ndarray) -> dict[int, int]:
-  """Row of each label in v: labels need not be contiguous, rows are.
+  """Returns label -> row of the auxiliary vectors v: labels may have gaps, rows have none.
 
   >>> label_rows(np.array([11320, 11318, 11320]))
   {11318: 0, 11320: 1}

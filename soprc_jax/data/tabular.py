@@ -1,9 +1,8 @@
-"""Tables of numbers and categories with a rare positive class: loading, thinning, splitting,
-standardising.
+"""Loads, subsamples, splits and standardizes tables with a rare positive class.
 
-A missing number is NaN in a `Table`. In a split it is the mean of the training examples, which is 0
-after standardising, and each column in which any number of the table is missing has a companion
-``NAME is missing`` of 0 and 1.
+A missing number is NaN in a `Table`. In a split it becomes the mean of the training examples, which
+is 0 after standardization. Each column with a missing number anywhere in the table gets an
+indicator column ``NAME is missing`` of 0 and 1.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,12 +20,12 @@ _SPLIT_KEY = 0x7AB1E
 
 
 class Table(NamedTuple):
-  """A data set for binary classification.
+  """Holds a data set for binary classification.
 
   Attributes:
     numbers: ``[N, F]`` float32, NaN where missing.
-    number_names: F names.
-    categories: name -> ``[N]`` values of any type that sorts.
+    number_names: names of the F columns.
+    categories: name -> ``[N]`` values of any sortable type.
     labels: ``[N]`` bool, True is positive.
   """
 
@@ -37,12 +36,12 @@ class Table(NamedTuple):
 
 
 class Part(NamedTuple):
-  """Examples of one split.
+  """Holds the examples of one split.
 
   Attributes:
     features: ``[n, D]`` float32.
     labels: ``[n]`` int32, 0 or 1.
-    rows: ``[n]`` their rows in the table.
+    rows: ``[n]`` rows of the examples in the table.
   """
 
   features: np.ndarray
@@ -51,13 +50,13 @@ class Part(NamedTuple):
 
 
 class Splits(NamedTuple):
-  """A table in three parts, ready for a network.
+  """Holds the three splits of a table as inputs of a model.
 
   Attributes:
-    train: what standardising and the prior are taken from.
-    val: for choices.
-    test: for results.
-    feature_names: D names.
+    train: training split, which determines the standardization and the prior.
+    val: validation split, for model selection.
+    test: test split, for results.
+    feature_names: names of the D features.
   """
 
   train: Part
@@ -67,20 +66,20 @@ class Splits(NamedTuple):
 
   @property
   def prior(self) -> float:
-    """Share pi of positives in the training examples."""
+    """The share pi of positives in the training examples."""
     return float(self.train.labels.mean())
 
 
 def load(name: str, *, positive: int) -> Table:
-  """A data set by its name.
+  """Loads a data set by its name.
 
   Args:
     name: key of `DATA_SETS`.
-    positive: the class that is positive, of ``digits`` and ``breast_cancer`` (0 malignant, 1
-      benign).
+    positive: the positive class of ``digits`` or ``breast_cancer`` (0 malignant, 1 benign); other
+      data sets ignore it.
 
   Raises:
-    ValueError: unknown name or class; a package is missing.
+    ValueError: if the name or the class is unknown, or if a package is missing.
   """
   if name not in DATA_SETS:
     raise ValueError(f"data.name must be one of {', '.join(DATA_SETS)}; got {name!r}")
@@ -88,29 +87,28 @@ def load(name: str, *, positive: int) -> Table:
 
 
 def split(table: Table, *, share: float, val_share: float, test_share: float, seed: int) -> Splits:
-  """Splits a table at random, each class by itself, after thinning its positives.
+  """Splits a table at random, separately for each class, after subsampling its positives.
 
-  The sizes of the parts do not depend on the seed. Numbers are standardised by mean and deviation
-  of the training examples (a column that is constant there becomes 0), categories are one-hot, 0 or
-  1.
+  The sizes of the splits do not depend on the seed. Numbers are standardized by the mean and the
+  standard deviation of the training examples. A column that is constant there becomes 0. Categories
+  become one-hot columns of 0 and 1.
 
   Args:
     table: data set.
-    share: share of positives to which they are thinned, by the seed; 0 keeps all.
-    val_share: share of the examples of each class for val, in (0, 1).
-    test_share: for test; the rest is for training.
-    seed: >= 0.
+    share: share of positives after subsampling them with the seed; 0 keeps all.
+    val_share: share of the examples of each class in the validation split, in (0, 1).
+    test_share: the same for the test split; the rest is the training split.
+    seed: integer >= 0.
 
   Raises:
-    ValueError: the table or a part cannot be used, with what to change.
+    ValueError: if the table or a split cannot be used; the message says what to change.
   """
   check(table)
   shares = (val_share, test_share)
   if min(shares) <= 0 or sum(shares) >= 1:
     raise ValueError(
-      "data.val_share and data.test_share must be > 0 with a sum below 1, the rest is for "
-      "training; "
-      f"got {val_share:g} and {test_share:g}"
+      "data.val_share and data.test_share must be > 0 with a sum below 1 (the rest is for "
+      f"training), got {val_share:g} and {test_share:g}"
     )
   rng = np.random.default_rng([_SPLIT_KEY, seed])
   negatives = rng.permutation(np.flatnonzero(~table.labels))
@@ -122,7 +120,7 @@ def split(table: Table, *, share: float, val_share: float, test_share: float, se
       raise ValueError(
         f"{name} would have {len(classes[0])} positives and {len(classes[1])} negatives of "
         f"{len(positives)} and {len(negatives)}, "
-        "and needs 2 of each: raise data.share, or change data.val_share and data.test_share"
+        "but needs 2 of each: raise data.share, or change data.val_share and data.test_share"
       )
     parts[name] = np.sort(np.concatenate(classes))
   numbers, names = _standardised(table, parts["train"])
@@ -138,9 +136,7 @@ def split(table: Table, *, share: float, val_share: float, test_share: float, se
 
 
 def check(table: Table) -> None:
-  """Raises a ValueError for a table that nothing can be learned from, or whose columns do
-  not fit.
-  """
+  """Raises a ValueError for a table with only one class, or with inconsistent columns."""
   count = len(table.labels)
   if table.labels.dtype != bool or table.labels.ndim != 1:
     raise ValueError(
@@ -160,22 +156,22 @@ def check(table: Table) -> None:
   for name, column in zip(table.number_names, table.numbers.T):
     if np.isinf(column).any():
       raise ValueError(
-        f"column {name!r} is infinite in row {int(np.argmax(np.isinf(column)))}: make it NaN if it "
-        "is missing"
+        f"column {name!r} is infinite in row {int(np.argmax(np.isinf(column)))}: use NaN if the "
+        "value is missing"
       )
     if np.isnan(column).all():
-      raise ValueError(f"column {name!r} has no number at all: leave it out")
+      raise ValueError(f"column {name!r} is NaN in every row: remove the column")
 
 
 def _thinned(positives: np.ndarray, num_negatives: int, share: float) -> np.ndarray:
-  """The first of the positives, as many as make up the share."""
+  """Returns the first positives, as many as give the share."""
   checks.check_range("data.share", share, low=0.0, high=1.0)
   if not share:
     return positives
   own = len(positives) / (len(positives) + num_negatives)
   if share > own:
     raise ValueError(
-      f"data.share must be at most {own:.4f}, the share of positives that the data have, or 0; got "
+      f"data.share must be at most {own:.4f}, the share of positives in the data, or 0; got "
       f"{share:g}"
     )
   return positives[: round(num_negatives * share / (1 - share))]
@@ -184,19 +180,19 @@ def _thinned(positives: np.ndarray, num_negatives: int, share: float) -> np.ndar
 def _cut(
   rows: np.ndarray, shares: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Rows for train, val and test."""
+  """Returns the rows of train, val and test."""
   val, test = (round(len(rows) * share) for share in shares)
   return rows[val + test :], rows[:val], rows[val : val + test]
 
 
 def _standardised(table: Table, train: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-  """``[N, F + companions]`` standardised numbers without NaN, and names."""
+  """Returns standardized numbers without NaN, ``[N, F + indicator columns]``, and their names."""
   seen = table.numbers[train].astype(np.float64)
   known = ~np.isnan(seen)
   count = np.maximum(known.sum(axis=0), 1)
   mean = np.where(known, seen, 0).sum(axis=0) / count
   deviation = np.sqrt((np.where(known, seen - mean, 0) ** 2).sum(axis=0) / count)
-  # Rounding leaves a constant column a deviation near 0, by which nothing should be divided.
+  # Rounding gives a constant column a deviation near 0 instead of 0. It must not be a divisor.
   constant = deviation <= 1e-6 * np.maximum(np.abs(mean), 1e-30)
   scale = np.where(constant, 0, 1 / np.where(constant, 1, deviation))
   standardised = (table.numbers - mean.astype(np.float32)) * scale.astype(np.float32)
@@ -210,7 +206,7 @@ def _standardised(table: Table, train: np.ndarray) -> tuple[np.ndarray, tuple[st
 
 
 def _one_hot(table: Table) -> tuple[np.ndarray, tuple[str, ...]]:
-  """``[N, K]`` bool, a column for each value of each category, and names."""
+  """Returns ``[N, K]`` bool, one column for each value of each category, and their names."""
   blocks, names = [np.zeros((len(table.labels), 0), bool)], list[str]()
   for name, values in table.categories.items():
     known, codes = np.unique(values, return_inverse=True)
@@ -220,13 +216,13 @@ def _one_hot(table: Table) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def _from_sklearn(loader: str, positive: int) -> Table:
-  """A data set that comes with scikit-learn, one class against the others."""
+  """Loads a data set of scikit-learn, with one class against the others."""
   try:
-    # One module of it only: the others take seconds to import.
+    # Only this module is imported: the others take seconds.
     module = importlib.import_module("sklearn.datasets")
   except ImportError:
     raise ValueError(
-      f"the data sets digits and breast_cancer are in the package scikit-learn: {PIP}"
+      f"the data sets digits and breast_cancer need the package scikit-learn: {PIP}"
     ) from None
   bunch: Any = getattr(module, loader)()
   classes = np.unique(bunch.target)
@@ -245,7 +241,7 @@ def _flights(positive: int) -> Table:
   return Table(np.stack(list(numbers.values()), axis=1), tuple(numbers), categories, labels)
 
 
-# name -> function of the positive class
+# Name -> function of the positive class.
 DATA_SETS: Mapping[str, Callable[[int], Table]] = {
   "digits": functools.partial(_from_sklearn, "load_digits"),
   "breast_cancer": functools.partial(_from_sklearn, "load_breast_cancer"),

@@ -1,7 +1,6 @@
-"""Data sets that TensorFlow Datasets has prepared as array_record: read without TensorFlow, one
-record at a time.
+"""Reads array_record data sets of TensorFlow Datasets, without TensorFlow, record by record.
 
-Preparing needs the ``[tfds]`` extra, once: ``tfds build stanford_online_products
+Preparing a data set needs the ``[tfds]`` extra, once: ``tfds build stanford_online_products
 --file_format=array_record --data_dir=ROOT``.
 """
 
@@ -19,7 +18,7 @@ _log = logging.getLogger(__name__)
 # Name here -> name in TFDS.
 DATA_SETS = {"tfds_sop": "stanford_online_products", "tfds_inaturalist": "i_naturalist2018"}
 _LAYOUT = (
-  "  what this command writes: tfds build {name} --file_format=array_record "
+  "  the output of this command: tfds build {name} --file_format=array_record "
   "--data_dir=ROOT   (needs pip install -e '.[tfds]')"
 )
 _INATURALIST_LISTS = (
@@ -29,13 +28,13 @@ _INATURALIST_LISTS = (
 
 
 class Records:
-  """The images of a TFDS data source; files stay encoded until they are needed.
+  """Provides the images of a TFDS data source, encoded until they are needed.
 
   Args:
     records: random access to records with the encoded file under ``"image"``.
     labels: ``[N]`` integers.
     ids: ``[N]`` names of the images.
-    class_names: label -> what the data call the class.
+    class_names: label -> name of the class in the data.
   """
 
   def __init__(
@@ -64,15 +63,15 @@ class Records:
 
 
 def load(name: str, root: str) -> tuple[sources.Source, sources.Source]:
-  """Training and test classes of a data set.
+  """Loads the training classes and the test classes of a data set.
 
   Args:
     name: key of `DATA_SETS`.
     root: ``data_dir`` of the command that prepared it.
 
   Raises:
-    FileNotFoundError: it is not there; the message has the command.
-    ValueError: a class is in both splits; an image of the retrieval lists is not in the data.
+    FileNotFoundError: if the data set is missing; the message gives the command.
+    ValueError: if a class is in both splits, or an image of the retrieval lists is not in the data.
   """
   tfds_name = DATA_SETS[name]
   layout = _LAYOUT.format(name=tfds_name) + (
@@ -102,8 +101,10 @@ def _sop(builder: Any, folder: Path) -> tuple[sources.Source, sources.Source]:
 
 
 def _inaturalist(builder: Any, folder: Path, layout: str) -> tuple[sources.Source, sources.Source]:
-  """The lists name files of TFDS's splits ``train`` and ``validation``; an id is the name of the
-  file without its ending.
+  """Loads the classes of iNaturalist by its retrieval lists.
+
+  The lists name files of the TFDS splits ``train`` and ``validation``. An id is the name of the
+  file without its extension.
   """
   rows, class_names = list_files.read_lists("inaturalist", folder, layout=layout)
   label_of = {Path(path).stem: label for found in rows.values() for path, label in found.items()}
@@ -116,7 +117,7 @@ def _inaturalist(builder: Any, folder: Path, layout: str) -> tuple[sources.Sourc
       for name in _column(records, "id", folder, f"{builder.name}-{builder.version}-{split}")
     ]
     positions |= {name: len(positions) + i for i, name in enumerate(ids)}
-    # Images that are in no list are never asked for.
+    # Images that are in no list are never read; their label is -1.
     parts.append(
       Records(records, np.array([label_of.get(name, -1) for name in ids]), ids, class_names)
     )
@@ -144,11 +145,11 @@ def _builder(name: str, folder: Path, layout: str) -> Any:
     prepared = builder.is_prepared() and builder.info.file_format.file_suffix == "array_record"
   except (ValueError, OSError, ImportError) as error:
     raise FileNotFoundError(
-      f"{folder} holds no {name} that can be read ({error}). It must hold\n{layout}"
+      f"{folder} contains no readable {name} ({error}). It must contain\n{layout}"
     ) from error
   if not prepared:
     raise FileNotFoundError(
-      f"{folder} holds no {name} in array_record format. It must hold\n{layout}"
+      f"{folder} contains no {name} in array_record format. It must contain\n{layout}"
     )
   return builder
 
@@ -160,9 +161,7 @@ def _data_source(builder: Any, split: str) -> Any:
 
 
 def _column(part: Any, key: str, folder: Path, name: str) -> np.ndarray:
-  """A feature of all records; read once, since that reads the whole data set, and kept
-  beside it.
-  """
+  """Returns a feature of all records, cached next to the data since it reads the whole data set."""
   path = folder / f".soprc_jax-{name}-{key}-{len(part)}.npy"
   if path.exists():
     try:
@@ -171,15 +170,15 @@ def _column(part: Any, key: str, folder: Path, name: str) -> np.ndarray:
         return values
       raise ValueError(f"it has the shape {list(values.shape)}")
     except (OSError, ValueError, EOFError, MemoryError) as error:
-      _log.warning("%s is damaged (%s): reading the records again.", path, error)
-  _log.info("Reading %s of %d records, once.", key, len(part))
+      _log.warning("%s is corrupt (%s): reading the records again.", path, error)
+  _log.info("Reading %s of %d records; the result is cached.", key, len(part))
   values = np.array([_plain(part[i][key]) for i in range(len(part))])
-  aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.npy")  # several processes may be at it
+  aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.npy")  # several processes may write it
   try:
     np.save(aside, values)
     aside.replace(path)
   except OSError as error:
-    _log.warning("Cannot keep %s (%s): the records will be read at every start.", path, error)
+    _log.warning("Cannot write %s (%s): the records will be read at every start.", path, error)
   return values
 
 

@@ -1,4 +1,4 @@
-"""Image transforms on the host: pixels or files in, uint8 out, randomness by generator."""
+"""Transforms images on the host: pixels or files to uint8, with an explicit random generator."""
 
 from collections.abc import Callable
 import math
@@ -14,18 +14,23 @@ AUGMENTATIONS = ("none", "affine", "resized_crop", "crop")
 
 
 def make_augmentation(name: str, size: int, *, resize_to: int = 256) -> Transform:
-  """The training transform ``name``, from pixels ``[H, W, 3]`` or a file to ``[size, size, 3]``.
+  """Returns a training transform from pixels ``[H, W, 3]`` or a file to ``[size, size, 3]`` uint8.
 
-  * ``none``: resize only, whatever the aspect;
-  * ``affine``: a small rotation (15 degrees at most), scale (0.8 to 1.2), shear and shift, for
-    glyphs (never a flip: b is not d);
-  * ``resized_crop``: a random crop of 20 to 100 % of the area at an aspect of 3:4 to 4:3, and a
-    flip in half of the cases: the authors' code;
-  * ``crop``: the shorter side resized to ``resize_to``, a random crop of ``size``, and a flip in
-    half of the cases: the paper's text.
+  * ``none``: resizes only, without keeping the aspect ratio.
+  * ``affine``: a small rotation (at most 15 degrees), scale (0.8 to 1.2), shear and shift, for
+    glyphs. It never flips, since b is not d.
+  * ``resized_crop``: a random crop of 20 to 100 % of the area at an aspect ratio of 3:4 to 4:3, and
+    a flip with probability 0.5, as in the authors' code.
+  * ``crop``: the shorter side resized to ``resize_to``, a random crop of ``size``, and a flip with
+    probability 0.5, as in the paper's text.
+
+  Args:
+    name: one of `AUGMENTATIONS`.
+    size: side of the result in pixels.
+    resize_to: shorter side in pixels before the crop, for ``crop``.
 
   Raises:
-    ValueError: unknown name, or ``resize_to`` smaller than ``size`` for ``crop``.
+    ValueError: if the name is unknown, or ``resize_to`` is smaller than ``size`` for ``crop``.
   """
   if name == "none":
     return lambda image, rng: _squeezed(decoding.as_picture(image), size)
@@ -42,11 +47,15 @@ def make_augmentation(name: str, size: int, *, resize_to: int = 256) -> Transfor
 
 
 def centre_crop(image: Image, size: int, *, resize_to: int = 0) -> np.ndarray:
-  """The transform of evaluation: the shorter side resized to ``resize_to`` (0: ``size``), then the
-  middle ``[size, size, 3]``.
+  """Returns the center crop ``[size, size, 3]`` uint8 of an image, the transform of evaluation.
+
+  Args:
+    image: pixels or a file.
+    size: side of the crop in pixels.
+    resize_to: shorter side in pixels before the crop; 0: ``size``.
 
   Raises:
-    ValueError: ``resize_to`` is smaller than ``size``; the image is broken.
+    ValueError: if ``resize_to`` is smaller than ``size``, or if the image is unreadable.
   """
   resize_to = resize_to or size
   _check_sides(size, resize_to)
@@ -56,7 +65,8 @@ def centre_crop(image: Image, size: int, *, resize_to: int = 0) -> np.ndarray:
 def _check_sides(size: int, resize_to: int) -> None:
   if resize_to < size:
     raise ValueError(
-      f"the side of {resize_to} pixels before the crop is smaller than the crop of {size}"
+      f"the shorter side before the crop must be at least the size of the crop, {size} pixels; got "
+      f"{resize_to}"
     )
 
 
@@ -65,7 +75,7 @@ def _squeezed(picture: decoding.Picture, size: int) -> np.ndarray:
 
 
 def _crop(picture: decoding.Picture, size: int, resize_to: int, where: np.ndarray) -> np.ndarray:
-  """A square whose place is ``where`` in [0, 1] from the top and from the left, in one resize."""
+  """Crops a square at ``where`` in [0, 1] from the top and from the left, in one resize."""
   height, width = picture.size
   side = min(height, width) * size / resize_to
   top, left = where * (np.array([height, width]) - side)
@@ -82,7 +92,7 @@ def _affine(image: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarra
   shear = rng.uniform(-0.15, 0.15)
   shift = rng.uniform(-0.06, 0.06, 2) * image.shape[1::-1]
   turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-  # PIL maps output pixels to input pixels, about the centres of both.
+  # PIL maps output pixels to input pixels, relative to the centers of both.
   matrix = turn @ np.array([[1.0, shear], [0.0, 1.0]]) @ np.diag([1 / scale_x, 1 / scale_y])
   matrix = matrix * (image.shape[0] / size)
   centre_in = np.array(image.shape[1::-1]) / 2
@@ -97,7 +107,7 @@ def _affine(image: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarra
 def _resized_crop(picture: decoding.Picture, size: int, rng: np.random.Generator) -> np.ndarray:
   height, width = picture.size
   box = decoding.whole(picture)
-  for _ in range(10):  # as torchvision: a few tries, then the whole image
+  for _ in range(10):  # as in torchvision: a few attempts, then the whole image
     area = height * width * rng.uniform(0.2, 1.0)
     aspect = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
     crop_width, crop_height = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))

@@ -1,1 +1,1 @@
-"""Reports for people: one HTML page on a training run, which needs nothing but itself."""
+"""Makes reports on training runs, each one self-contained HTML page."""

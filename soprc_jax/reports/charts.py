@@ -1,7 +1,7 @@
-"""Charts as inline SVG: lines and histograms, whose colours follow the scheme of the page.
+"""Draws line charts and histograms as inline SVG, whose colors follow the scheme of the page.
 
-A chart is drawn for a width of 400 pixels and grows and shrinks with its place, so that its letters
-stay legible on a phone; the legend stands below, as HTML, and cannot cover a curve.
+A chart is drawn for a width of 400 pixels and scales with its container, so that its text stays
+legible on a phone. The legend is HTML below the chart and cannot cover a curve.
 """
 
 from collections.abc import Sequence
@@ -15,24 +15,24 @@ import numpy as np
 from soprc_jax.reports import page
 
 WIDTH, HEIGHT = 400, 250
-# Plot area: left, right, top, bottom.
+# Edges of the plot area: left, right, top, bottom.
 LEFT, RIGHT, TOP, BOTTOM = 52, 388, 30, 206
 _COLOURS, _DASHES = 6, 3
 _MAX_POINTS = 400
 
 
 class Series(NamedTuple):
-  """A curve.
+  """Holds a curve.
 
   Attributes:
-    name: in the legend.
-    x: ``[N]``.
-    y: ``[N]``; a value that is not finite leaves a gap.
-    style: number that picks colour and dashes; None: the colour of the text, thick.
-    dash: 0 solid, 1 dashed, 2 dotted; None: by the style, so that curves differ without their
-      colours too.
+    name: name in the legend.
+    x: ``[N]`` values.
+    y: ``[N]`` values; a value that is not finite leaves a gap.
+    style: number >= 0 that selects color and dashes; None: thick, in the color of the text.
+    dash: 0 solid, 1 dashed, 2 dotted; None: by the style, so that curves can be distinguished
+      without color.
     marks: whether each point is marked.
-    faint: thin and pale, behind the others.
+    faint: whether the curve is thin and pale.
   """
 
   name: str
@@ -45,7 +45,7 @@ class Series(NamedTuple):
 
 
 class Scale(NamedTuple):
-  """A linear map from values to pixels.
+  """Maps values linearly to pixels.
 
   >>> Scale(0.0, 10.0, 52, 388).at(5.0)
   220.0
@@ -57,7 +57,7 @@ class Scale(NamedTuple):
   end: float
 
   def at(self, value: float) -> float:
-    """Pixel of a value."""
+    """Returns the pixel of a value."""
     return self.start + (self.end - self.start) * (value - self.low) / (self.high - self.low)
 
 
@@ -72,17 +72,17 @@ def line_chart(
   marked: tuple[float, str] | None = None,
   note: str = "",
 ) -> Markup:
-  """Curves with axes, and a legend if there are several.
+  """Draws curves with axes, and a legend if there are several.
 
   Args:
-    title: what is shown.
-    series: curves; those without a finite value are named in the legend as having none.
-    x_label: of the axis, with its unit.
-    y_label: likewise.
-    x_range: of the axis; None: that of the values.
-    y_range: likewise.
-    marked: an x with a vertical line, and its name in the legend.
-    note: what a reader must know.
+    title: what the chart shows.
+    series: curves. The legend marks those without a finite value as having no values.
+    x_label: label of the x axis, with its unit.
+    y_label: label of the y axis, with its unit.
+    x_range: range of the x axis; None: the range of the values.
+    y_range: range of the y axis; None: the range of the values.
+    marked: an x value with a vertical line, and its name in the legend.
+    note: text below the chart; default: none.
   """
   drawn = [(one, _finite(one)) for one in series]
   points = [found for _, found in drawn if found[0].size]
@@ -110,7 +110,7 @@ def line_chart(
 def histogram(
   title: str, values: np.ndarray, *, edges: np.ndarray, x_label: str, y_label: str
 ) -> Markup:
-  """Draws bars of how many values lie between ascending edges ``[B + 1]``."""
+  """Draws a histogram of the number of values between ascending edges ``[B + 1]``."""
   values = values[np.isfinite(values)]
   counts, _ = np.histogram(values, edges)
   if not counts.any():
@@ -134,9 +134,12 @@ def empty(title: str, reason: str) -> Markup:
 def thinned(
   x: np.ndarray, y: np.ndarray, most: int = _MAX_POINTS
 ) -> tuple[np.ndarray, np.ndarray, int]:
-  """Averages neighboring points to at most ``most``; returns x, y and the points of each mean.
+  """Averages groups of neighboring points, so that at most ``most`` points remain.
 
-  NaN is left out of a mean.
+  The means ignore NaN.
+
+  Returns:
+    x and y of the means, and the number of points per mean.
 
   >>> thinned(np.arange(4.0), np.array([1.0, 3.0, np.nan, 5.0]), most=2)
   (array([0.5, 2.5]), array([2., 5.]), 2)
@@ -158,10 +161,10 @@ def _finite(one: Series) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _range(values: Sequence[np.ndarray], room: float = 0.0) -> tuple[float, float]:
-  """From the least to the largest value, with some room; never empty."""
+  """Returns the range from the least to the largest value, with some room; never empty."""
   low, high = min(float(one.min()) for one in values), max(float(one.max()) for one in values)
   if 0 <= low < 0.6 * high:
-    low = 0.0  # a scale from 0 exaggerates nothing
+    low = 0.0  # an axis from 0 does not exaggerate differences
   if high - low <= 1e-9 * max(abs(high), abs(low)):
     low, high = (0.0, high * 1.5) if high > 0 else (low * 1.5, 0.0) if low < 0 else (0.0, 1.0)
   return low - (room * (high - low) if low else 0.0), high + room * (high - low)
@@ -212,8 +215,9 @@ def _draw(
 
 
 def _x_tick(at: str, value: float) -> tuple[str, str, str, str]:
-  """Place of a tick, its label, and the label's place and anchor: the outermost one must not leave
-  the picture.
+  """Returns the place of a tick, its label, and the label's place and anchor.
+
+  The label of the last tick must stay inside the chart.
   """
   is_last = float(at) > RIGHT - 12
   return (
@@ -242,7 +246,7 @@ def _curve(one: Series, x: Scale, y: Scale) -> dict[str, object]:
       gap = True
       continue
     place = (_px(x.at(float(a))), _px(y.at(float(b))))
-    # A point between two gaps has a length of 0, which round ends show as a dot.
+    # A point between two gaps is a line of length 0, which round line ends show as a dot.
     pieces.append(f"M{' '.join(place)}h0" if gap else f"L{' '.join(place)}")
     places.append(place)
     gap = False

@@ -1,4 +1,4 @@
-"""Fills the templates of the reports, and writes what their tables are made of."""
+"""Fills the templates of the reports, and formats the cells of their tables."""
 
 from collections.abc import Collection, Sequence
 import datetime
@@ -8,12 +8,12 @@ from markupsafe import Markup
 
 from soprc_jax._internal.strings import printable
 
-# By this a program knows a page that it may replace.
+# Marks pages that a program may overwrite.
 GENERATOR = "soprc_jax soprc report"
 
 
 class Number(str):
-  """A cell that holds a number as text: it is aligned to the right."""
+  """Marks the text of a cell as a number, which is aligned to the right."""
 
   __slots__ = ()
 
@@ -22,19 +22,19 @@ Cell = str | float | None
 
 
 def render(template: str, **values: object) -> Markup:
-  """Fills values, escaped unless they are `Markup`, into a file of the folder ``templates``."""
+  """Fills values into a file of the folder ``templates``, escaped unless they are `Markup`."""
   return Markup(_ENVIRONMENT.get_template(template).render(values))
 
 
 def document(template: str, **values: object) -> str:
-  """Fills a template that extends ``page.html``: the page needs no other file and no network."""
+  """Fills a template that extends ``page.html``: the page needs no other file and no internet."""
   return str(
     render(template, generator=GENERATOR, made=datetime.datetime.now().astimezone(), **values)
   )
 
 
 def markup(html: str, *values: object) -> Markup:
-  """Fills values, escaped unless they are `Markup`, into a piece of HTML.
+  """Fills values into a piece of HTML, escaped unless they are `Markup`.
 
   >>> print(markup("<b>{}</b>", "< & \\x07"))
   <b>&lt; &amp; \\x07</b>
@@ -43,7 +43,12 @@ def markup(html: str, *values: object) -> Markup:
 
 
 def name(value: object, most: int = 60) -> Markup:
-  """Returns a name from outside; a long one loses its middle and has the whole as its tooltip."""
+  """Returns a name as HTML; a long name loses its middle and has the full name as its tooltip.
+
+  Args:
+    value: the name, from outside this package.
+    most: maximum number of shown characters.
+  """
   whole = printable(value)
   short = shorten(whole, most)
   return markup(
@@ -52,7 +57,7 @@ def name(value: object, most: int = 60) -> Markup:
 
 
 def shorten(value: str, most: int) -> str:
-  """Returns a text of at most ``most`` characters, its middle left out.
+  """Shortens a text to at most ``most`` characters by leaving out its middle.
 
   >>> shorten("abcdefghij", 7)
   'abc...j'
@@ -64,7 +69,7 @@ def shorten(value: str, most: int) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> Number:
-  """Returns a cell: a float with ``digits`` digits, an integer with commas, a dash for None."""
+  """Formats a cell: a float with ``digits`` decimals, an integer with commas, a dash for None."""
   if value is None:
     return Number("-")
   return Number(f"{value:.{digits}f}" if isinstance(value, float) else f"{value:,}")
@@ -73,25 +78,25 @@ def number(value: float | None, digits: int = 4) -> Number:
 def table(
   caption: str, header: Sequence[str], rows: Sequence[Sequence[Cell]], *, own: Collection[int] = ()
 ) -> Markup:
-  """Returns a table in a box that scrolls by itself where it is too wide.
+  """Returns a table in a box, which scrolls separately from the page if the table is too wide.
 
   Args:
-    caption: what it shows.
-    header: one text a column.
-    rows: cells; the first of each row is its heading. `number` writes numbers and None.
-    own: numbers of rows that stand out.
+    caption: what the table shows.
+    header: one text per column.
+    rows: cells; the first of each row is its heading. `number` formats numbers and None.
+    own: indices of highlighted rows; default: none.
   """
   cells = [[cell if isinstance(cell, str) else number(cell) for cell in row] for row in rows]
   return render("table.html", caption=caption, header=header, rows=cells, own=own)
 
 
 def is_own(text: str) -> bool:
-  """Returns whether a page was made here."""
+  """Returns whether a page was made by this program."""
   return f'<meta name="generator" content="{GENERATOR}"/>' in text[:2000]
 
 
 def _clean(value: object) -> object:
-  """Escapes what no HTML document may hold: control characters, bytes that are no UTF-8."""
+  """Escapes what HTML does not allow: control characters, and bytes that are not UTF-8."""
   return value if hasattr(value, "__html__") else "\n".join(map(printable, str(value).split("\n")))
 
 

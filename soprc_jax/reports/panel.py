@@ -1,6 +1,4 @@
-"""Pictures of queries and of what was found for them, of classes, and of classes that are taken for
-each other.
-"""
+"""Shows images: queries with their nearest images, classes, and pairs of confusable classes."""
 
 import base64
 from collections.abc import Iterable
@@ -18,22 +16,23 @@ from soprc_jax.reports.tested import Tested
 # Longer side of a thumbnail in pixels.
 SIDE = 80
 _QUALITY = 80
-# Characters of a name below a picture.
+# Maximum number of characters of a name below an image.
 _SHORT = 32
-# Images of a class in a table, and in a pair of classes.
+# Number of images of a class in a table, and in a pair of classes.
 _IN_TABLE, _IN_PAIR = 3, 5
-# Errors of a pair of classes whose images are shown.
+# Number of errors of a pair of classes whose images are shown.
 EXAMPLES = 2
 SHOWN_CLASSES = 8
 SOME, WORST, PAIRS = 6, 6, 8
 
 
 def thumbnail(image: np.ndarray | decoding.Encoded | decoding.Stored) -> str:
-  """Returns a small copy of a whole picture as a ``data:`` address, JPEG or PNG, whichever is
-  shorter; small pictures keep their size.
+  """Returns a small copy of a whole image as a ``data:`` URL, as JPEG or PNG, the shorter one.
+
+  Small images keep their size.
 
   Raises:
-    BrokenImageError: it cannot be decoded.
+    BrokenImageError: if the image cannot be decoded.
   """
   picture = decoding.as_picture(image)
   height, width = picture.size
@@ -51,7 +50,7 @@ def thumbnail(image: np.ndarray | decoding.Encoded | decoding.Stored) -> str:
 
 
 def query(tested: Tested, position: int) -> dict[str, object]:
-  """Returns what the page shows of a query and its nearest images, marked right or wrong."""
+  """Returns what the page shows of a query: its nearest images, marked right or wrong."""
   example = tested.source[position]
   found, scores = tested.nearest.positions[position], tested.nearest.scores[position]
   right = tested.labels[found] == tested.labels[position]
@@ -59,7 +58,7 @@ def query(tested: Tested, position: int) -> dict[str, object]:
   for rank, (other, score, is_right) in enumerate(zip(found, scores, right, strict=True), start=1):
     kind, badge = ("is-right", f"{rank} ✓ right") if is_right else ("is-wrong", f"{rank} ✗ wrong")
     there = tested.source[int(other)]
-    # The others are of the class that is named above.
+    # Right images are of the class that is named above.
     name = "" if is_right else page.name(there.shown_class, _SHORT)
     tile = {"kind": kind, "badge": badge, "image": _thumbnail(there, f"{badge}: ")}
     tiles.append(tile | {"score": f"cosine {score:.3f}", "name": name})
@@ -75,7 +74,7 @@ def query(tested: Tested, position: int) -> dict[str, object]:
 
 
 def pair_rows(tested: Tested, pair: ranking.Pair) -> list[tuple[str, Markup]]:
-  """Returns name and images of both classes of a pair; images that were mistaken come first."""
+  """Returns the name and images of both classes of a pair; confused images come first."""
   examples = dict.fromkeys(position for example in pair.examples for position in example)
   rows = []
   for label in pair.labels:
@@ -90,14 +89,14 @@ def pair_rows(tested: Tested, pair: ranking.Pair) -> list[tuple[str, Markup]]:
 
 
 def class_table(tested: Tested, found: ranking.Classes, order: np.ndarray, caption: str) -> Markup:
-  """Returns a table of classes with their AP, size and some images."""
+  """Tabulates classes with their mean AP, size and some images, in the given order."""
   rows: list[list[page.Cell]] = []
   for i in order:
     label = int(found.labels[i])
     shown = np.flatnonzero(tested.labels == label)[:_IN_TABLE]
     name = page.name(tested.class_name(label))
     rows.append([name, float(found.ap[i]), int(found.sizes[i]), _strip(tested, shown)])
-  return page.table(caption, ["class", "mean AP", "images", "some of them"], rows)
+  return page.table(caption, ["class", "mean AP", "images", "examples"], rows)
 
 
 def _strip(tested: Tested, positions: Iterable[int]) -> Markup:

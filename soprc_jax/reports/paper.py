@@ -1,4 +1,4 @@
-"""What the paper reports: Table 1 and the full tables of its appendix, in percent."""
+"""Lists the paper's results: Table 1 and the full tables of its appendix, in percent."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -87,23 +87,23 @@ _ROWS = {
   ("vehicle_id", False): _VEHICLE_ID,
   ("vehicle_id", True): _VEHICLE_ID_TRAINVAL,
 }
-# Which of the nine columns of VehicleID's tables: small, medium and large follow one another.
+# First column of each test list in VehicleID's nine columns: small, medium, large.
 _VEHICLE_ID_COLUMNS = {"test_small": 0, "test_medium": 3, "test": 6}
 ERRATUM_11 = (
-  "The paper prints its own row of the large list of VehicleID twice: 74.92 / 92.56 / 96.43 in "
-  "Table 1, which stands here, and 74.95 / 92.50 / 96.44 "
+  "The paper has two values for its method on the large list of VehicleID: 74.92 / 92.56 / 96.43 "
+  "in Table 1, which are shown here, and 74.95 / 92.50 / 96.44 "
   "in the appendix (erratum 11)."
 )
 
 
 class Reported(NamedTuple):
-  """One table of the paper.
+  """Holds one table of the paper.
 
   Attributes:
     title: data, test list and training split.
-    metrics: names as in ``results.json``, one a column.
+    metrics: names as in ``results.json``, one per column.
     rows: key of `soprc_jax.training.methods.METHODS` -> percentages.
-    note: what a reader must know; may be empty.
+    note: a note for the reader; may be empty.
   """
 
   title: str
@@ -113,12 +113,17 @@ class Reported(NamedTuple):
 
 
 def has(source: str) -> bool:
-  """Whether the paper has numbers for ``config.data.source``."""
+  """Returns whether the paper has results for ``config.data.source``."""
   return source in _SOURCES
 
 
 def reported(source: str, *, trainval: bool, split: str = "test") -> Reported | None:
-  """The paper's table for some data and a split of ``results.json``; None if it has none.
+  """Returns the paper's table for a data source and a split; None if there is none.
+
+  Args:
+    source: ``config.data.source``.
+    trainval: whether the model was trained on train and val.
+    split: name of the split in ``results.json``.
 
   >>> reported("sop", trainval=False).rows["soprc"][0]
   62.75

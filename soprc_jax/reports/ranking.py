@@ -1,6 +1,4 @@
-"""What the rankings of a split show: the nearest images of each query, AP by class, classes that
-are taken for each other.
-"""
+"""Analyzes the rankings of a split: nearest images, AP by class, and confusable classes."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,15 +7,15 @@ import numpy as np
 
 from soprc_jax.metrics import similarities
 
-# Memory of a block of scores and of what picks the best of them.
+# Memory of a block of scores and of the selection of the best scores.
 _BLOCK_BYTES = 64 * 2**20
 
 
 class Nearest(NamedTuple):
-  """The best-ranked candidates of each query.
+  """Holds the best-ranked candidates of each query.
 
   Attributes:
-    positions: ``[N, k]``, the nearest first; equal scores in the order of the positions.
+    positions: ``[N, k]`` positions, the nearest first; equal scores in the order of positions.
     scores: ``[N, k]`` float32, cosine similarities of unit vectors.
   """
 
@@ -26,12 +24,12 @@ class Nearest(NamedTuple):
 
 
 class Classes(NamedTuple):
-  """Results by class, in the order of the labels.
+  """Holds results by class, in the order of the labels.
 
   Attributes:
-    labels: ``[C]``.
-    sizes: ``[C]`` images.
-    ap: ``[C]`` mean AP of the class's queries; NaN where it has none, being one image.
+    labels: ``[C]`` labels of the classes, ascending.
+    sizes: ``[C]`` number of images of the class.
+    ap: ``[C]`` mean AP of the queries of the class; NaN for a class of one image, which has none.
   """
 
   labels: np.ndarray
@@ -40,12 +38,12 @@ class Classes(NamedTuple):
 
 
 class Pair(NamedTuple):
-  """Two classes whose images are taken for each other.
+  """Holds a pair of classes whose images are confused.
 
   Attributes:
-    labels: of both, the lower first.
-    errors: places of the rankings that an image of the other class takes.
-    places: places of the rankings of all queries of both classes.
+    labels: labels of both classes, the lower one first.
+    errors: number of ranks that an image of the other class takes.
+    places: number of ranks that are counted over all queries of both classes.
     examples: positions (query, wrong image) of some errors, the most similar first.
   """
 
@@ -62,13 +60,14 @@ def nearest(
   k: int,
   on_block: Callable[[int], None] = lambda count: None,
 ) -> Nearest:
-  """The ``k`` nearest images of each image, itself left out; by exact scores, block by block, so
-  that memory stays bounded.
+  """Finds the ``k`` nearest images of each image by exact scores, without the image itself.
+
+  It works block by block, so that memory stays bounded.
 
   Args:
     embeddings: ``[N, D]``, N >= 2.
-    labels: ``[N]``.
-    k: number of images >= 1; all others if there are fewer.
+    labels: ``[N]`` labels.
+    k: number of images, >= 1; all others if there are fewer.
     on_block: called with the number of queries of each block.
   """
   k = min(k, len(embeddings) - 1)
@@ -85,7 +84,7 @@ def nearest(
 
 
 def by_class(labels: np.ndarray, ap: np.ndarray) -> Classes:
-  """Mean AP of the queries of each class.
+  """Computes the mean AP of the queries of each class.
 
   >>> by_class(np.array([7, 7, 9]), np.array([0.5, 1.0, np.nan])).ap
   array([0.75,  nan])
@@ -100,16 +99,16 @@ def by_class(labels: np.ndarray, ap: np.ndarray) -> Classes:
 
 
 def look_alikes(labels: np.ndarray, found: Nearest, *, count: int, examples: int) -> list[Pair]:
-  """The pairs of classes that are taken for each other most often.
+  """Finds the pairs of classes that are confused most often.
 
-  A query with P images of its class should have them in its first P places; each place of these,
-  among the first k, that an image of another class takes is an error.
+  A query with P other images of its class should have them at its first P ranks. If an image of
+  another class takes one of these ranks, and the rank is among the first k, that is an error.
 
   Args:
-    labels: ``[N]``.
-    found: of `nearest`.
-    count: number of pairs; those with most errors, of equal ones the lowest labels first.
-    examples: errors of each pair to keep, at most one of each query and of each wrong image.
+    labels: ``[N]`` labels.
+    found: result of `nearest`.
+    count: number of pairs, those with most errors; ties are broken by the lowest labels.
+    examples: number of errors to keep per pair, at most one of each query and of each wrong image.
   """
   names, rows, sizes = np.unique(labels, return_inverse=True, return_counts=True)
   k = found.positions.shape[1]
@@ -137,8 +136,9 @@ def look_alikes(labels: np.ndarray, found: Nearest, *, count: int, examples: int
 
 
 def worst_queries(labels: np.ndarray, ap: np.ndarray, count: int) -> np.ndarray:
-  """Positions of the queries with the lowest AP, at most one of each class; of equal ones the
-  first.
+  """Returns the positions of the queries with the lowest AP, at most one per class.
+
+  Of queries with equal AP the first one is taken.
   """
   order = np.argsort(ap, kind="stable")  # NaN last
   order = order[~np.isnan(ap[order])]
@@ -147,27 +147,26 @@ def worst_queries(labels: np.ndarray, ap: np.ndarray, count: int) -> np.ndarray:
 
 
 def some_queries(ap: np.ndarray, count: int, *, seed: int = 0) -> np.ndarray:
-  """Positions of queries drawn by chance, ascending."""
+  """Returns the positions of random queries, ascending."""
   there = np.flatnonzero(~np.isnan(ap))
   return np.sort(np.random.default_rng(seed).choice(there, min(count, len(there)), replace=False))
 
 
 def _best(scores: np.ndarray, k: int) -> np.ndarray:
-  """``[n, k]`` columns of the largest scores ``[n, G]`` of each row, descending, of equal ones the
-  first.
+  """Returns the ``[n, k]`` columns of the largest scores of each row of ``[n, G]``, descending.
+
+  Of equal scores the first ones are taken.
   """
   last = scores.shape[1] - k
   limit = np.partition(scores, last, axis=1)[:, last]
-  rows, columns = np.nonzero(
-    scores >= limit[:, None]
-  )  # k of each row or, where some are equal, more
+  rows, columns = np.nonzero(scores >= limit[:, None])  # k per row, or more if some are equal
   order = np.lexsort((columns, -scores[rows, columns], rows))
   starts = np.searchsorted(rows, np.arange(len(scores)))
   return columns[order][starts[:, None] + np.arange(k)]
 
 
 def _distinct(pairs: Sequence[tuple[int, int]], count: int) -> tuple[tuple[int, int], ...]:
-  """The first pairs in which no image comes a second time."""
+  """Returns the first ``count`` pairs in which no image repeats."""
   kept: list[tuple[int, int]] = []
   seen: set[int] = set()
   for pair in pairs:

@@ -1,4 +1,4 @@
-"""The files of a finished run, read and checked."""
+"""Reads and checks the files of a finished run."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from soprc_jax.training import workdir as workdir_lib
 
 _METRICS = {"mAUPRC": float}
 _RESULTS = {"steps": int, "val": dict, "test": _METRICS}
-# What older versions did not note.
+# Keys that runs of older versions lack.
 _NOTED = {
   "seen_classes": classes.SEEN,
   "tested_step": int,
@@ -37,17 +37,17 @@ _REMEDY = "restore it from a copy, or train again in a new --workdir"
 
 
 class Run(NamedTuple):
-  """What a run has left.
+  """Holds the files of a run.
 
   Attributes:
-    workdir: its folder.
-    config: resolved.
-    results: of ``results.json``.
-    lines: of ``metrics.jsonl``, one a step.
-    curve: recall and precision ``[T]``, mean over the queries of test; None without
+    workdir: folder of the run.
+    config: resolved config.
+    results: content of ``results.json``.
+    lines: lines of ``metrics.jsonl``, one per step.
+    curve: recall ``[T]`` and precision ``[T]``, means over the test queries; None without
       ``pr_curve.npz``.
-    v: lines of ``v.jsonl``, see `read_v`; None without.
-    kept_steps: steps that were not finite and are kept.
+    v: lines of ``v.jsonl``, see `read_v`; None without the file.
+    kept_steps: steps that were not finite and are kept in ``diverged/``.
   """
 
   workdir: Path
@@ -59,18 +59,18 @@ class Run(NamedTuple):
   kept_steps: list[int]
 
   def column(self, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps whose line has a key, and its values; NaN where a value was not finite."""
+    """Returns the steps whose line has a key, and its values; NaN where a value was not finite."""
     found = [(line["step"], line[key]) for line in self.lines if key in line]
     table = np.array(found, float).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 
 def read(workdir: Path) -> Run:
-  """The files of a finished run.
+  """Reads the files of a finished run.
 
   Raises:
-    ValueError: there is no run, it has not finished, or a file is damaged.
-    OSError: a file may not be read.
+    ValueError: if there is no run, it has not finished, or a file is corrupt.
+    OSError: if a file cannot be read.
   """
   config = network.stored_config(workdir)
   path = workdir / workdir_lib.RESULTS
@@ -79,11 +79,11 @@ def read(workdir: Path) -> Run:
     total = config.warmup.steps + config.train.steps
     raise ValueError(
       f"the run in {workdir} has not finished ({workdir_lib.RESULTS} is missing; its log has "
-      f"{len(lines)} of {total} steps): go on with the "
-      "command of soprc train that began it, and make the report then"
+      f"{len(lines)} of {total} steps): resume it with the same soprc train command, then make the "
+      "report"
     )
   results = stored.read_json(
-    path, _RESULTS, remedy="remove it, and the command of soprc train writes it again"
+    path, _RESULTS, remedy="remove it, and the same soprc train command writes it again"
   )
   for key, shape in _NOTED.items():
     if key in results:
@@ -105,7 +105,7 @@ def _metric_problem(name: str, value: Any, place: str) -> str:
 
 
 def splits(results: dict[str, Any]) -> list[str]:
-  """Names of the evaluations in ``results.json``: val, if there was one, then those of test."""
+  """Returns the evaluations in ``results.json``: val if there was one, then those of test."""
   names = [
     name for name, value in results.items() if name.startswith("test") and isinstance(value, dict)
   ]
@@ -113,11 +113,13 @@ def splits(results: dict[str, Any]) -> list[str]:
 
 
 def read_v(workdir: Path) -> list[dict[str, Any]] | None:
-  """The lines of ``v.jsonl``: v of some classes at each evaluation, and the true scores; None
-  without the file.
+  """Reads ``v.jsonl``: v of some classes at each evaluation, and the true scores.
+
+  Returns:
+    The lines of the file; None without the file.
 
   Raises:
-    ValueError: a line is not what it should be.
+    ValueError: if a line is invalid.
   """
   path = workdir / v_history.FILE
   if not path.exists():
@@ -134,8 +136,8 @@ def _v_problem(line: dict[str, Any]) -> str:
     problem = problem or stored.problem(entry, _V_ENTRY, f"classes[{i}]")
     if not problem and len(entry["v"]) != len(entry["true"]):
       problem = (
-        f"class {shown(entry['class'])} has {len(entry['v'])} points in v and "
-        f"{len(entry['true'])} true ones"
+        f"class {shown(entry['class'])} has {len(entry['v'])} points in v but "
+        f"{len(entry['true'])} true scores"
       )
   return f"step {line['step']}: {problem}" if problem else ""
 
@@ -148,10 +150,10 @@ def _curve(workdir: Path) -> tuple[np.ndarray, np.ndarray] | None:
     found = stored.read_arrays(path, ("recall", "precision"))
     recall, precision = (np.asarray(found[key], float) for key in ("recall", "precision"))
   except (TypeError, ValueError) as error:
-    raise ValueError(f"{error}: remove it, and the report goes without the curve") from error
+    raise ValueError(f"{error}: remove it to make the report without the curve") from error
   if recall.ndim != 1 or recall.shape != precision.shape:
     raise ValueError(
-      f"{path} is damaged (no curve): remove it, and the report goes without the curve"
+      f"{path} is corrupt (it has no curve): remove it to make the report without the curve"
     )
   return recall, precision
 
@@ -167,4 +169,4 @@ def _lines_problem(lines: list[dict[str, Any]]) -> str:
 
 def _raise_if(path: Path, problem: str) -> None:
   if problem:
-    raise ValueError(f"{path} is damaged ({problem}): {_REMEDY}")
+    raise ValueError(f"{path} is corrupt ({problem}): {_REMEDY}")

@@ -1,4 +1,4 @@
-"""The report on one training run."""
+"""Makes the report on one training run."""
 
 import logging
 from pathlib import Path
@@ -9,22 +9,23 @@ from soprc_jax.reports import page, panel, paper, ranking, reading, run_charts, 
 from soprc_jax.training import classes, methods
 
 _log = logging.getLogger(__name__)
-# Recomputed on other devices, the last digits may differ.
+# Tolerance of mAUPRC, since the last digits may differ on other devices.
 _SAME = 1e-3
 
 
 def make(workdir: Path, *, data_root: Path | None = None) -> str:
-  """Makes the page on a finished run.
+  """Makes the HTML page on a finished run.
 
-  What needs the images is left out where the data or the checkpoint are gone; the page says so.
+  If the data or the checkpoint are missing, the parts that need the images are left out, and the
+  page says so.
 
   Args:
-    workdir: of the run.
-    data_root: where its data are now; None: where they were.
+    workdir: workdir of the run.
+    data_root: current place of its data; None: the place at the time of the run.
 
   Raises:
-    ValueError: there is no run, it has not finished, or a file is damaged.
-    OSError: a file may not be read.
+    ValueError: if there is no run, it has not finished, or a file is corrupt.
+    OSError: if a file cannot be read.
   """
   run = reading.read(workdir)
   config, results, own = run.config, run.results, run_tables.flat(run.config.to_dict())
@@ -57,16 +58,16 @@ def make(workdir: Path, *, data_root: Path | None = None) -> str:
 
 
 def _rank(run: reading.Run, data_root: Path | None) -> tuple[tested.Tested | None, str]:
-  """The rankings of the test images, or why there are none."""
+  """Returns the rankings of the test images, or the reason why there are none."""
   try:
     return tested.rank(run, data_root=data_root), ""
   except (ArithmeticError, OSError, ValueError) as error:
-    _log.warning("The report goes without pictures and results by class: %s", error)
+    _log.warning("The report has no images and no results by class: %s", error)
     return None, str(error)
 
 
 def _of_images(run: reading.Run, found: tested.Tested) -> dict[str, object]:
-  """What the page shows of the ranked test images."""
+  """Returns what the page shows of the ranked test images."""
   by_class = ranking.by_class(found.labels, found.ap)
   there = np.flatnonzero(~np.isnan(by_class.ap))
   count = min(panel.SHOWN_CLASSES, len(there))

@@ -1,4 +1,4 @@
-"""Charts of a run: over steps, recall and classes, and of v against the scores it tracks."""
+"""Draws the charts of a run: over steps, recall and classes, and of v against the true scores."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,19 +9,19 @@ import numpy as np
 from soprc_jax._internal.strings import printable
 from soprc_jax.reports import charts, page, ranking, reading
 
-# Class -> its lines of v.jsonl, each with its step.
+# Class -> its entries in v.jsonl, each with its step.
 History = dict[str, list[dict[str, Any]]]
 
 _BINS = 20
 _VAL = "Validation (classes not seen in training)"
-# Classes whose v is drawn, and characters of their names in a title.
+# Number of classes whose v is drawn, and maximum number of characters of their names in a title.
 V_CLASSES = 6
 _NAME = 40
 _QUANTILES = {"10 %": 0.1, "median": 0.5, "90 %": 0.9}
 
 
 def convergence(run: reading.Run) -> list[Markup]:
-  """Draws loss, val metrics, learning rate and prior against the step."""
+  """Draws loss, validation metrics, learning rate and prior against the step."""
   warmup = run.config.warmup.steps
   marked = (float(warmup), "end of the warm-up") if warmup else None
   steps, losses = run.column("loss")
@@ -39,7 +39,7 @@ def convergence(run: reading.Run) -> list[Markup]:
     _scalar(run, "learning_rate", "Learning rate", "learning rate", marked),
   ]
   if run.column("prior")[0].size:
-    parts.append(_scalar(run, "prior", "Prior in the loss", "positive rate π", marked))
+    parts.append(_scalar(run, "prior", "Prior in the loss", "share of positives π", marked))
   return parts
 
 
@@ -69,22 +69,22 @@ def by_class(found: ranking.Classes) -> Markup:
 
 
 def time(run: reading.Run) -> list[Markup]:
-  """Draws the seconds of each step; empty if none was logged."""
+  """Draws the seconds of each step; returns an empty list if none was logged."""
   steps, seconds = run.column("seconds")
   kept = seconds[np.isfinite(seconds)]
   if not kept.size:
     return []
   x, y, size = charts.thinned(steps, seconds)
   waits = charts.thinned(*run.column("data_wait"))
-  # One slow step, the first, would press all others flat.
+  # Without this limit one slow step, the first, would hide the differences of the others.
   top = float(np.quantile(kept, 0.99)) * 1.15
-  title = "Seconds of a step" + (f", means of {size} steps" if size > 1 else "")
+  title = "Seconds per step" + (f", means of {size} steps" if size > 1 else "")
   series = [
     charts.Series("whole step", x, np.where(y <= top, y, np.nan)),
     charts.Series("waiting for images", waits[0], np.where(waits[1] <= top, waits[1], np.nan), 1),
   ]
   above = int((y > top).sum())
-  note = f"{above} slower point{'s' * (above > 1)} left out of the picture." if above else ""
+  note = f"{above} slower point{'s' * (above > 1)} outside the plot." if above else ""
   return [
     charts.line_chart(
       title,
@@ -102,8 +102,8 @@ def v(run: reading.Run, history: History) -> tuple[Markup, list[Markup]]:
   """Draws the distance of v to the true scores, and v of each class over time and at the end.
 
   Args:
-    run: of the report.
-    history: of `v_by_class`; its first classes are drawn.
+    run: the run of the report.
+    history: result of `v_by_class`; its first `V_CLASSES` classes are drawn.
   """
   last = _axis(run)[1]
   drawn = dict(list(history.items())[:V_CLASSES])
@@ -114,7 +114,7 @@ def v(run: reading.Run, history: History) -> tuple[Markup, list[Markup]]:
 
 
 def v_by_class(lines: Sequence[Mapping[str, Any]]) -> History:
-  """Groups the lines of ``v.jsonl`` by class; classes with the same name get their row added."""
+  """Groups the lines of ``v.jsonl`` by class; adds the row to names that occur several times."""
   rows: dict[int, list[dict[str, Any]]] = {}
   for line in lines:
     for entry in line["classes"]:
@@ -127,7 +127,7 @@ def v_by_class(lines: Sequence[Mapping[str, Any]]) -> History:
 
 
 def v_distance(entry: Mapping[str, Any]) -> float:
-  """Returns the mean over the points of ``|v - true|``; NaN for a class that was not seen yet.
+  """Returns the mean of ``|v - true|`` over the points; NaN for a class that was not seen yet.
 
   >>> v_distance({"weight": 1.0, "v": [0.0, 0.5], "true": [0.25, 0.75]})
   0.25
@@ -145,10 +145,10 @@ def _val(run: reading.Run, marked: tuple[float, str] | None) -> Markup:
       series.append(charts.Series(key, steps, values, style, marks=len(steps) <= 60))
   if not series:
     return charts.empty(
-      _VAL, "This run has no val, so that nothing was evaluated while it trained."
+      _VAL, "This run has no validation split, so nothing was evaluated during training."
     )
   return charts.line_chart(
-    _VAL, series, x_label="step", y_label="value on val", x_range=_axis(run), marked=marked
+    _VAL, series, x_label="step", y_label="value on validation", x_range=_axis(run), marked=marked
   )
 
 
@@ -168,7 +168,7 @@ def _scalar(
 
 
 def _axis(run: reading.Run) -> tuple[float, float]:
-  """The axis of all charts over the steps."""
+  """Returns the range of the x axis of all charts over the steps."""
   return 0.0, float(max(run.results["steps"], 1))
 
 

@@ -1,4 +1,4 @@
-"""Tables of a run: results next to the paper's, tracked scores, time, config, software."""
+"""Makes the tables of a run: results next to the paper's, state of v, time, config, software."""
 
 from collections.abc import Collection, Mapping
 import json
@@ -18,7 +18,7 @@ from soprc_jax.training import results as results_lib
 _COUNTS = {
   "num_queries": "queries",
   "num_skipped": "queries without a positive, skipped",
-  "num_broken": "broken images, left out",
+  "num_broken": "unreadable images, skipped",
   "num_repeats": "random galleries",
 }
 
@@ -57,8 +57,8 @@ def beside(run: reading.Run) -> list[tuple[Markup, str, list[str]]]:
   """Tabulates the paper's results on the same data, with the run in the first row.
 
   Returns:
-    Tables, each with its note (may be empty) and the names of the metrics that the run lacks; none
-    for other data.
+    Tables, each with its note (may be empty) and the names of the metrics that the run lacks. Empty
+    if the paper has no results on the data.
   """
   source = run.config.data.source
   if not paper.has(source):
@@ -92,18 +92,18 @@ def _beside(table: paper.Reported, run: reading.Run, split: str) -> tuple[Markup
 
 
 def percent(value: float | None) -> page.Number:
-  """Returns a share as a cell in percent."""
+  """Formats a share as a cell in percent."""
   return page.number(None if value is None else 100.0 * value, 2)
 
 
 def _title(metric: str) -> str:
-  """A metric's name that may break after its @, so that the table fits a phone."""
+  """Returns a metric's name with a possible line break after its @, so that tables fit a phone."""
   name, at, k = metric.partition("@")
   return page.markup("{}<wbr/>{}", name + at, k) if at else name
 
 
 def v(history: run_charts.History) -> Markup:
-  """Tabulates the last state of v of the logged classes."""
+  """Tabulates the last state of the auxiliary vectors v of the logged classes."""
   rows = []
   for name, entries in history.items():
     last = entries[-1]
@@ -117,8 +117,8 @@ def v(history: run_charts.History) -> Markup:
     rows.append([page.name(name), *cells])
   header = [
     "class",
-    "batches that held a pair of it",
-    "the last of them at step",
+    "batches with a positive pair",
+    "step of the last such batch",
     "weight of v",
     "mean of |v - true|",
   ]
@@ -126,7 +126,7 @@ def v(history: run_charts.History) -> Markup:
 
 
 def time(run: reading.Run, found: Tested | None) -> Markup:
-  """Tabulates the speed of training, of loading, and of the evaluation if there was one."""
+  """Tabulates the speed of training and loading, and of the evaluation if there was one."""
   seconds = run.column("seconds")[1]
   kept = seconds[np.isfinite(seconds)]
   speed = float(run.results.get("images_per_second", np.nan))
@@ -137,22 +137,22 @@ def time(run: reading.Run, found: Tested | None) -> Markup:
     )
   if kept.size:
     rows += [
-      ["seconds of a step, median", float(np.median(kept))],
-      ["seconds of a step, 95th percentile", float(np.quantile(kept, 0.95))],
-      ["seconds of the slowest step (the first compiles)", float(kept.max())],
+      ["seconds per step, median", float(np.median(kept))],
+      ["seconds per step, 95th percentile", float(np.quantile(kept, 0.95))],
+      ["seconds of the slowest step (the first step compiles)", float(kept.max())],
       [
-        "minutes of all steps together, without evaluation and checkpoints",
+        "total minutes of all steps, without evaluation and checkpoints",
         page.number(float(kept.sum() / 60), 1),
       ],
     ]
   if found is not None:
     embedding = (
-      f"seconds to embed {len(found.labels):,} test images, for this report, with start-up"
+      f"seconds to embed {len(found.labels):,} test images for this report, including start-up"
     )
     rows += [
       [embedding, page.number(found.embedding_seconds, 1)],
       [
-        f"seconds to rank them, for this report on {found.device}",
+        f"seconds to rank them for this report, on {found.device}",
         page.number(found.ranking_seconds, 1),
       ],
     ]
@@ -160,16 +160,15 @@ def time(run: reading.Run, found: Tested | None) -> Markup:
 
 
 def data_name(config: ConfigDict) -> str:
-  """Returns what names the data for people: the folder or file of the user's own images, else the
-  data source.
-  """
+  """Returns the displayed name of the data: the user's folder or file, else the data source."""
   own = config.data.source in ("folder", "csv") and config.data.root
   return Path(config.data.root).name or config.data.source if own else config.data.source
 
 
 def changed(run: reading.Run, own: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the keys that were set beside the config file; of older runs, those that differ from
-  the defaults.
+  """Returns the keys set in addition to the config file, with their values.
+
+  For runs of older versions, they are the keys that differ from the defaults.
   """
   command = run.results.get("command")
   if command is None:
@@ -178,7 +177,7 @@ def changed(run: reading.Run, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_keys(run: reading.Run) -> Markup:
-  """Tabulates the keys of `changed`, with the defaults of the preset."""
+  """Tabulates the keys of `changed` next to the defaults of the preset."""
   preset = run.config.loss.preset
   own, default = flat(run.config.to_dict()), flat(defaults(preset))
   found = changed(run, own)
@@ -190,33 +189,33 @@ def changed_keys(run: reading.Run) -> Markup:
   what = (
     "differ from the defaults"
     if command is None
-    else f"were set beside the config {command['config']}"
+    else f"were set in addition to the config {command['config']}"
   )
-  caption = f"The {len(found)} of {len(own)} keys that {what} (defaults: of the preset {preset})"
+  caption = f"The {len(found)} of {len(own)} keys that {what} (defaults of the preset {preset})"
   return page.table(caption, ["key", "value", "default"], rows)
 
 
 def all_keys(own: Mapping[str, Any], changed: Collection[str]) -> Markup:
-  """Tabulates all keys of a flat config, the changed ones marked."""
+  """Tabulates all keys of a flat config, with the changed ones highlighted."""
   marked = [i for i, key in enumerate(own) if key in changed]
   rows = [
     [_key(key), _value(value), "changed" if key in changed else ""] for key, value in own.items()
   ]
   return page.table(
     "Every key of the config, with its value",
-    ["key", "value", "from the default"],
+    ["key", "value", "compared with the default"],
     rows,
     own=marked,
   )
 
 
 def changes(own: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the keys of a flat config whose values are not the defaults."""
+  """Returns the keys of a flat config whose values differ from the defaults."""
   return {key: value for key, value in own.items() if default.get(key, object()) != value}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Flattens a config: keys with dots -> values, in order, tuples as lists.
+  """Flattens a config to dotted keys -> values, sorted by key, with tuples as lists.
 
   >>> flat({"b": {"c": (1, 2)}, "a": 0})
   {'a': 0, 'b.c': [1, 2]}
@@ -232,7 +231,7 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def defaults(preset: str) -> dict[str, Any]:
-  """Returns the resolved default config with a preset."""
+  """Returns the resolved default config of a preset."""
   config = config_lib.default_config()
   config.loss.preset = preset
   found: dict[str, Any] = config_lib.resolve(config).to_dict()
@@ -240,7 +239,7 @@ def defaults(preset: str) -> dict[str, Any]:
 
 
 def versions(then: Mapping[str, str] | None) -> Markup:
-  """Tabulates the software of the run (None: not noted) and of this report."""
+  """Tabulates the software versions of the run (None: not recorded) and of this report."""
   before, now = then or {}, results_lib.software()
   names = dict.fromkeys([*before, *now])
   rows = [[name, page.name(before.get(name, "-")), page.name(now.get(name, "-"))] for name in names]

@@ -1,4 +1,4 @@
-"""The test images of a run, embedded and ranked once more, so that a report can show them."""
+"""Embeds and ranks the test images of a run again, so that a report can show them."""
 
 import logging
 from pathlib import Path
@@ -17,18 +17,18 @@ TOP = 10
 
 
 class Tested(NamedTuple):
-  """The rankings of the test images.
+  """Holds the rankings of the test images.
 
   Attributes:
     source: the images that could be decoded, in the order of all arrays.
-    labels: ``[N]``.
-    ap: ``[N]`` average precision of each query; NaN where its class has no other image.
-    nearest: of each query.
-    metrics: of all.
-    step: of the checkpoint.
-    embedding_seconds: for all images.
-    ranking_seconds: for all metrics of this split.
-    device: what has computed.
+    labels: ``[N]`` labels of the images.
+    ap: ``[N]`` average precision of each query; NaN if its class has no other image.
+    nearest: nearest images of each query.
+    metrics: metrics over all queries.
+    step: step of the checkpoint.
+    embedding_seconds: time to embed all images.
+    ranking_seconds: time to compute all metrics of this split.
+    device: the device that was used.
   """
 
   source: sources.Source
@@ -42,36 +42,36 @@ class Tested(NamedTuple):
   device: str
 
   def class_name(self, label: int) -> str:
-    """What the data call a class."""
+    """Returns the displayed name of a class."""
     return self.source[int(np.flatnonzero(self.labels == label)[0])].shown_class
 
 
 def rank(run: reading.Run, *, data_root: Path | None = None) -> Tested:
-  """Embeds and ranks the split ``test`` of a run by the network that was tested.
+  """Embeds and ranks the split ``test`` of a run with the model that was tested.
 
   Args:
-    run: finished.
-    data_root: where its data are now; None: where they were.
+    run: a finished run.
+    data_root: current place of its data; None: the place at the time of the run.
 
   Raises:
-    ValueError: the data are other ones, or damaged; there is no checkpoint of this config.
-    OSError: the data or the checkpoint are not there.
-    ArithmeticError: embeddings are not finite.
+    ValueError: if the data differ or are corrupt, or if there is no checkpoint of this config.
+    OSError: if the data or the checkpoint are missing.
+    ArithmeticError: if embeddings are not finite.
   """
-  config = run.config.copy_and_resolve_references()  # the page shows that of the run
+  config = run.config.copy_and_resolve_references()  # the page shows the config of the run
   if data_root is not None:
     with config.unlocked():
       config.data.root = str(data_root)
   trained = evaluation.load(config, run.workdir)
   lines = evaluation.changes(trained, config, run.workdir)
   if lines:
-    raise ValueError(f"the data are not those that the run was trained on ({'; '.join(lines)})")
+    raise ValueError(f"the data differ from those the run was trained on ({'; '.join(lines)})")
   source = trained.splits["test"]
-  _log.info("Embedding %d test images with the network of step %d.", len(source), trained.step)
+  _log.info("Embedding %d test images with the model of step %d.", len(source), trained.step)
   began = time.perf_counter()
   embedded = trained.embed(trained.variables, source)
   ranked = time.perf_counter()
-  _log.info("Ranking them.")
+  _log.info("Ranking the test images.")
   with progress.bar(config, total=2 * len(embedded.labels), desc="ranking", unit="query") as bar:
     found = metrics.retrieval_metrics(
       embedded.embeddings,

@@ -1,1 +1,1 @@
-"""What is done with a trained network: embedding images, searching among them, exporting it."""
+"""Uses a trained model: embeds images, searches among them, and exports the model."""

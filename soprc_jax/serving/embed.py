@@ -1,4 +1,4 @@
-"""From images to an index of their embeddings."""
+"""Embeds images and makes an index of them."""
 
 from pathlib import Path
 
@@ -20,17 +20,17 @@ def make_index(
   root: str = "",
   embed: network_lib.EmbedFn | None = None,
 ) -> index_lib.Index:
-  """Embeds all images of a source, each file read once.
+  """Embeds all images of a source and makes their index; each file is read once.
 
   Args:
-    network: that embeds.
-    source: images; the labels of a split are kept, those of `image_inputs.Named` mean nothing.
-    split: name of the split of the data set that the source is; empty for images of one's own.
+    network: the model that embeds.
+    source: images. The labels of a split are kept; those of `image_inputs.Named` have no meaning.
+    split: name of the split of the data set; empty for the user's own images.
     root: see `soprc_jax.serving.index.Index`.
-    embed: compiled for this network, see `network.make_embed`.
+    embed: function compiled for this model, see `network.make_embed`; None compiles one.
 
   Raises:
-    ValueError: an image is broken and may not be, or all of them are.
+    ValueError: if an image is unreadable and must not be skipped, or if all are unreadable.
   """
   noted = _Noted(source)
   embedded = (embed or network_lib.make_embed(network, at_most=len(source)))(noted)
@@ -59,11 +59,15 @@ def make_index(
 
 
 def of_split(network: network_lib.Network, split: str) -> index_lib.Index:
-  """The index of a split of the data of a run, by its name.
+  """Makes the index of a split of the data of a run.
+
+  Args:
+    network: model of the run.
+    split: name of the split.
 
   Raises:
-    ValueError: as `make_index`, or there is no such split, or the data are not what they should be.
-    FileNotFoundError: the data are not there.
+    ValueError: as `make_index`, or if there is no such split, or if the data are invalid.
+    FileNotFoundError: if the data are missing.
   """
   return make_index(
     network, split_source(network, split), split=split, root=network.config.data.root
@@ -71,7 +75,7 @@ def of_split(network: network_lib.Network, split: str) -> index_lib.Index:
 
 
 def split_source(network: network_lib.Network, split: str) -> sources.Source:
-  """Returns a split of the data of a run, by its name.
+  """Returns the source of a split of the data of a run.
 
   Raises:
     ValueError, FileNotFoundError: as `of_split`.
@@ -80,11 +84,10 @@ def split_source(network: network_lib.Network, split: str) -> sources.Source:
 
 
 def of_images(network: network_lib.Network, source: image_inputs.Named) -> index_lib.Index:
-  """Returns the index of the images of a folder or a list, see
-  `soprc_jax.serving.image_inputs.find`.
+  """Makes the index of the user's images, see `soprc_jax.serving.image_inputs.find`.
 
   Raises:
-    ValueError: as `make_index`; a link leads nowhere and may not.
+    ValueError: as `make_index`, or if a link is broken and must not be skipped.
   """
   if network.config.data.on_broken != "skip":  # before the first image is embedded
     image_inputs.check_links(source)
@@ -92,19 +95,22 @@ def of_images(network: network_lib.Network, source: image_inputs.Named) -> index
 
 
 def summary(index: index_lib.Index, path: Path) -> str:
-  """What was embedded, for people."""
+  """Returns a readable summary of what was embedded."""
   count, width = index.embeddings.shape
   line = (
-    f"{count} images as vectors of {width} numbers, by step {index.step} of "
+    f"Embedded {count} images as vectors of width {width} with step {index.step} of "
     f"{printable(index.workdir)}."
   )
   if len(index.broken_ids):
-    line += f" Broken and left out: {len(index.broken_ids)}, e.g. {printable(index.broken_ids[0])}."
+    line += (
+      f" Unreadable images, skipped: {len(index.broken_ids)}, e.g. "
+      f"{printable(index.broken_ids[0])}."
+    )
   return f"{line}\nWritten to {printable(path)}"
 
 
 class _Noted:
-  """A source that notes what it is asked for: names are told with the images only."""
+  """Records ids and class names while the images are read, since they are known only then."""
 
   def __init__(self, source: sources.Source):
     self._source = source

@@ -1,6 +1,4 @@
-"""The network of a run as a file for other programs: StableHLO, ONNX, or weights under
-torchvision's names.
-"""
+"""Exports the model of a run for other programs: StableHLO, ONNX, or torchvision weights."""
 
 from collections.abc import Callable
 import json
@@ -24,7 +22,7 @@ from soprc_jax.training import config as config_lib
 FORMATS = ("stablehlo", "safetensors", "onnx")
 PLATFORMS = ("cpu", "cuda", "tpu")
 _TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101")
-# Flax's names of what a layer has -> torch's.
+# Name of a parameter in Flax -> its name in torch.
 _LEAVES = {
   "kernel": "weight",
   "scale": "weight",
@@ -35,19 +33,19 @@ _LEAVES = {
 
 
 def write(path: Path, network: network_lib.Network, kind: str) -> Path:
-  """Writes a network, and a description beside it.
+  """Writes a model, and a description next to it.
 
   Args:
     path: new file.
-    network: of a run.
+    network: model of a run.
     kind: one of `FORMATS`.
 
   Returns:
-    The file of the description, JSON: ``path`` with ``.json`` appended.
+    The path of the description, a JSON file: ``path`` with ``.json`` appended.
 
   Raises:
-    ValueError: the network has no such form, or a package is missing.
-    OSError: the file or its description exists, or cannot be written.
+    ValueError: if the model cannot be written in this format, or a package is missing.
+    OSError: if the file or its description exists, or cannot be written.
   """
   described = path.with_name(path.name + ".json")
   for output in (path, described):
@@ -66,8 +64,9 @@ def write(path: Path, network: network_lib.Network, kind: str) -> Path:
 
 
 def to_torchvision(variables: dict[str, Any]) -> dict[str, np.ndarray]:
-  """The state dict of torchvision's ResNet: the inverse of `soprc_jax.models.pretrained.to_flax`;
-  the head is ``fc``.
+  """Converts variables to the state dict of a torchvision ResNet, with the head as ``fc``.
+
+  This is the inverse of `soprc_jax.models.pretrained.to_flax`.
 
   Args:
     variables: ``{"params", "batch_stats"}`` of an `EmbeddingNet` around a `ResNet`.
@@ -83,12 +82,12 @@ def to_torchvision(variables: dict[str, Any]) -> dict[str, np.ndarray]:
     if name == "mean":
       weights[f"{module}.num_batches_tracked"] = np.zeros(
         [], np.int64
-      )  # torch wants it; nothing depends on it
+      )  # torch requires it; nothing depends on its value
   return weights
 
 
 def _torch_module(modules: list[str]) -> str:
-  """torchvision's name of a layer, e.g. ``layer1.0.bn2`` of ``backbone/layer1_0/bn2/bn``."""
+  """Returns torchvision's name of a layer: ``layer1.0.bn2`` for ``backbone/layer1_0/bn2/bn``."""
   if modules == ["head"]:
     return "fc"
   names = modules[1:-1] if modules[-1] == "bn" else modules[1:]
@@ -97,12 +96,13 @@ def _torch_module(modules: list[str]) -> str:
 
 
 def _embedder(network: network_lib.Network, *, dtype: str = "") -> Callable[[Any], Any]:
-  """Images ``[b, S, S, 3]`` uint8 to embeddings ``[b, D]``, of operations that any device and
-  converter knows.
+  """Returns a function from images ``[b, S, S, 3]`` uint8 to embeddings ``[b, D]``.
+
+  It uses only operations that every device and converter supports.
 
   Args:
-    network: of a run.
-    dtype: that is computed in, instead of ``model.dtype``.
+    network: model of a run.
+    dtype: dtype of the computation; empty: ``model.dtype``.
   """
   config = config_lib.ConfigDict(network.config.to_dict())
   config.model.dtype = dtype or config.model.dtype
@@ -135,10 +135,10 @@ def _onnx(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
     ) from None
   size = network.image_size
   images = jax.ShapeDtypeStruct(("b", size, size, 3), jnp.uint8)  # type: ignore[arg-type]
-  # Runtimes have few operations in bfloat16.
+  # Runtimes support few operations in bfloat16.
   embed = _embedder(network, dtype="float32")
-  # It logs, with a traceback, each plugin of its own that does not know this jax; what the network
-  # needs and does not find raises.
+  # jax2onnx logs a traceback for each of its plugins that does not support this jax version. An
+  # operation of the model without a plugin still raises.
   logger = logging.getLogger("jax2onnx")
   level = logger.level
   logger.setLevel(logging.CRITICAL)
@@ -172,21 +172,21 @@ def _safetensors(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
     wrong.insert(0, f"model.name is {model.name}, none of {', '.join(_TORCHVISION)}")
   if wrong:
     raise ValueError(
-      f"this network is no ResNet of torchvision ({'; '.join(wrong)}): --format=stablehlo takes "
-      "any network"
+      f"this model is not a ResNet of torchvision ({'; '.join(wrong)}): use --format=stablehlo, "
+      "which takes any model"
     )
   more = {
     "input": _input(network)
     | {"dtype": "float32", "shape": ["b", 3, network.image_size, network.image_size]},
     "normalisation": {
-      "where": "to be done by the caller: (pixels / 255 - mean) / std, then channels first",
+      "where": "by the caller: (pixels / 255 - mean) / std, then channels first",
       "mean": list(embedding.IMAGE_MEAN),
       "std": list(embedding.IMAGE_STD),
     },
     "output": {
       "shape": ["b", int(model.embedding_dim)],
       "dtype": "float32",
-      "norm": "none yet: divide by it, torch.nn.functional.normalize(model(images))",
+      "norm": "not normalized: use torch.nn.functional.normalize(model(images))",
     },
     "head": "fc.weight [D, F] and fc.bias [D] in the same file: torchvision's last layer, with "
     "num_classes = D",
@@ -205,14 +205,13 @@ def _description(network: network_lib.Network) -> dict[str, Any]:
   return {
     "input": _input(network),
     "preprocessing": [
-      "turn the picture upright by its EXIF orientation; what is transparent becomes white; 8-bit "
-      "RGB",
+      "turn the image upright by its EXIF orientation; transparent pixels become white; 8-bit RGB",
       f"resize the shorter side to {network.resize} pixels, bilinear with antialiasing (Pillow's "
       "BILINEAR)",
-      f"take the middle {network.image_size} x {network.image_size} pixels",
+      f"crop the center, {network.image_size} x {network.image_size} pixels",
     ],
     "normalisation": {
-      "where": "inside",
+      "where": "inside the model",
       "mean": list(embedding.IMAGE_MEAN),
       "std": list(embedding.IMAGE_STD),
     },

@@ -1,4 +1,4 @@
-"""Images that somebody names: files, folders, patterns, lists. No classes are needed."""
+"""Finds the user's images by files, folders, patterns or lists. They need no classes."""
 
 from collections.abc import Sequence
 import glob
@@ -16,24 +16,24 @@ _log = logging.getLogger(__name__)
 
 _LIST = (
   "a folder of images, a CSV file with a header 'path' or 'path,label', or a text file with "
-  "one path a line"
+  "one path per line"
 )
 
 
 class Named:
-  """A source of image files by their paths; an example's id is its path as given.
+  """Provides image files by their paths; the id of an example is its path as given.
 
   Args:
-    root: folder that paths are relative to.
-    paths: ``[N]`` files.
-    class_names: ``[N]`` what the classes are called; empty where that is not known.
+    root: folder that the paths are relative to.
+    paths: ``[N]`` paths of files.
+    class_names: ``[N]`` names of the classes, empty where unknown; default: all unknown.
   """
 
   def __init__(self, root: Path, paths: Sequence[str], class_names: Sequence[str] | None = None):
     self.root = root
     self.paths = list(paths)
     self.names = list(class_names) if class_names is not None else [""] * len(self.paths)
-    # Without a number of its own a class cannot be a label; nothing here ranks by labels.
+    # A class has no number here, so all labels are 0. They are never used for ranking.
     self._labels = np.zeros(len(self.paths), np.int64)
 
   @property
@@ -49,22 +49,22 @@ class Named:
 
 
 def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
-  """The images that a path stands for: those of a folder and the folders in it, or those in a list.
+  """Finds the images of a folder and its subfolders, of a list, or one image file.
 
-  A name in a list is taken as it stands if there is such a file, else without blanks at its ends.
+  A path in a list is used as written if there is such a file, else without blanks at its ends.
 
   Args:
-    path: folder, ``.csv`` file, text file, or one image. Paths in a list are relative to the
-      list's folder, or absolute.
-    flag: what names the path in messages.
-    on_broken: ``"skip"`` keeps links that lead nowhere in folders and lists. They are counted
-      where images are read.
+    path: folder, ``.csv`` file, text file, or one image. Paths in a list are absolute or relative
+      to the folder of the list.
+    flag: name of the path in messages.
+    on_broken: ``"skip"`` keeps broken links in folders and lists. They are counted where images
+      are read.
 
   Raises:
-    FileNotFoundError: there is no such folder or list, or an image of the list is missing or no
-      regular file.
-    ValueError: there is no image, the list is none, an image stands in it twice, or a link in a
-      folder leads nowhere.
+    FileNotFoundError: if there is no such folder or list, if a folder has no image, or if an image
+      of the list is missing or not a regular file.
+    ValueError: if the list is invalid or empty, lists an image twice, or a link in a folder is
+      broken.
   """
   place = file_io.given(path, name=flag)
   if place.is_dir():
@@ -75,7 +75,9 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
   why = file_io.why_no_file(place)
   if why:
     reason = (
-      "there is no such file or folder" if why == "missing" else f"this is no regular file ({why})"
+      "there is no such file or folder"
+      if why == "missing"
+      else f"this is not a regular file ({why})"
     )
     raise FileNotFoundError(f"{flag}={printable(path)}: {reason}; give {_LIST}")
   if _is_image(place.name):
@@ -93,7 +95,7 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
     first[key] = number, name
     why = file_io.why_no_file(root / name)
     if why and not (on_broken == "skip" and file_io.is_dead_link(root / name)):
-      reason = "" if why == "missing" else f" (this is no regular file: {why})"
+      reason = "" if why == "missing" else f" (this is not a regular file: {why})"
       raise FileNotFoundError(f"{place}:{number}: there is no file {shown(name)} in {root}{reason}")
   spellings = image_files.one_spelling(
     (label for _, _, label in rows if strings.stripped(label)), where=place
@@ -104,31 +106,37 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
 
 
 def check_links(source: Named) -> None:
-  """Raises a `BrokenImageError` if an image is a link that leads nowhere."""
+  """Raises a `BrokenImageError` if an image is a broken link."""
   dead = [path for path in source.paths if file_io.is_dead_link(source.root / path)]
   if dead:
     raise decoding.BrokenImageError(
       f"{len(dead)} images cannot be read, e.g. {printable(dead[0])} "
       f"({file_io.why_no_file(source.root / dead[0])}): "
-      "take them out; --on_broken=skip leaves them out and counts them"
+      "remove them, or set --on_broken=skip, which skips and counts them"
     )
 
 
 def queries(given: Sequence[str], *, flag: str) -> list[str]:
-  """The files that some paths stand for, in their order: files, folders with all that is in them,
-  patterns with ``*``, ``?`` or ``[...]``.
+  """Returns the image files of the given files, folders and patterns, in their order.
 
-  A file that several of them name is taken once, by its first spelling.
+  Folders include their subfolders. Patterns contain ``*``, ``?`` or ``[...]``. A file that is given
+  several times is returned once, in its first spelling.
+
+  Args:
+    given: the paths and patterns.
+    flag: name of the paths in messages.
 
   Raises:
-    FileNotFoundError: there is no such file, or it is no regular one.
-    ValueError: nothing is given, or a folder or pattern has no image.
+    FileNotFoundError: if a path is empty, there is no such file, it is not a regular file, or a
+      folder or pattern has no image.
+    ValueError: if a path is not local.
   """
   found: list[str] = []
   for path in given:
     if not path:
       raise FileNotFoundError(
-        f"{flag}=: an image file is wanted, a folder of images, or a pattern like 'photos/*.jpg'"
+        f"{flag}= is empty: give an image file, a folder of images, or a pattern like "
+        "'photos/*.jpg'"
       )
     place = file_io.given(path, name=flag)
     why = file_io.why_no_file(place)
@@ -139,7 +147,9 @@ def queries(given: Sequence[str], *, flag: str) -> list[str]:
     elif why == "missing" and glob.has_magic(path):
       found += _matching(place, f"{flag}={printable(path)}")
     else:
-      reason = "there is no such file" if why == "missing" else f"this is no regular file ({why})"
+      reason = (
+        "there is no such file" if why == "missing" else f"this is not a regular file ({why})"
+      )
       raise FileNotFoundError(f"{flag}={printable(path)}: {reason}")
   first: dict[str, str] = {}
   for path, key in zip(found, image_files.places(Path.cwd(), found)):
@@ -148,10 +158,10 @@ def queries(given: Sequence[str], *, flag: str) -> list[str]:
 
 
 def _below(folder: Path, flag: str) -> list[str]:
-  """Images of a folder and of the folders in it, sorted; links that lead nowhere are among them.
+  """Returns the images of a folder and its subfolders, sorted; broken links are included.
 
-  What is hidden is skipped. What else is left out is reported: a link to a folder above it would
-  never end, and a pipe would never be read.
+  Hidden entries are skipped. A warning counts the other skipped entries, such as linked folders
+  (they could form a cycle) and pipes (reading them would block).
   """
   found: list[str] = []
   others: list[str] = []
@@ -179,7 +189,7 @@ def _below(folder: Path, flag: str) -> list[str]:
 
 
 def _matching(pattern: Path, given: str) -> list[str]:
-  """Images whose paths match a pattern, sorted; what else has the name of one is reported."""
+  """Returns the images that match a pattern, sorted; warns of matches that are not files."""
   named = sorted(match for match in glob.glob(str(pattern), recursive=True) if _is_image(match))
   matches = [
     match for match in named if not file_io.why_no_file(match) or file_io.is_dead_link(match)
@@ -187,13 +197,14 @@ def _matching(pattern: Path, given: str) -> list[str]:
   if len(matches) < len(named):
     _warn_left_out(str(pattern), sorted({*named} - {*matches}))
   if not matches:
-    raise FileNotFoundError(f"{given}: no image has such a name")
+    raise FileNotFoundError(f"{given}: no image matches the pattern")
   return matches
 
 
 def _warn_left_out(where: str, others: Sequence[str]) -> None:
   _log.warning(
-    "Left out of %s, no images by their names, no regular files or linked folders: %d, e.g. %s.",
+    "Skipped in %s: %d entries that are linked folders, not regular files, or not images by their "
+    "names, e.g. %s.",
     printable(where),
     len(others),
     printable(min(others)),
@@ -205,7 +216,7 @@ def _is_image(name: str) -> bool:
 
 
 def _csv_rows(path: Path) -> list[tuple[int, str, str]]:
-  """(line, image, class) of a CSV file."""
+  """Reads (line, image, class) of each row of a CSV file."""
   headers = [["path"], ["path", "label"], ["path", "label", "split"]]
   listed = image_files.read_csv(
     path, headers, remedy=f"give {_LIST}", may_be_empty=("label", "split")
@@ -214,12 +225,12 @@ def _csv_rows(path: Path) -> list[tuple[int, str, str]]:
 
 
 def _text_rows(path: Path) -> list[tuple[int, str, str]]:
-  """(line, image, no class) of a list of one path a line."""
+  """Reads (line, image, "") of each line of a list with one path per line."""
   try:
     text = file_io.read_regular(path).decode("utf-8-sig")
   except UnicodeDecodeError as error:
     raise ValueError(
-      f"{path} is no list that can be read ({error.reason} at byte {error.start}); give {_LIST}"
+      f"{path} is not a readable list ({error.reason} at byte {error.start}); give {_LIST}"
     ) from error
   root = path.absolute().parent
   return _not_empty(

@@ -1,6 +1,4 @@
-"""Embeddings of many images with all that a search among them needs, in one ``.npz`` file that
-numpy reads without pickle.
-"""
+"""Stores embeddings and image names in one ``.npz`` file, which numpy reads without pickle."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,8 +11,8 @@ from soprc_jax._internal.strings import shown
 from soprc_jax.serving import network as network_lib
 
 FORMAT = "soprc_jax embeddings 1"
-_REMEDY = "make it again with soprc embed"
-# Name of an array -> kind of its dtype (U text, i integers, f float32) and number of axes.
+_REMEDY = "recreate it with soprc embed"
+# Name of an array -> kind of its dtype (U: text, i: integers, f: float32) and number of axes.
 _ARRAYS = {
   "format": ("U", 0),
   "embeddings": ("f", 2),
@@ -38,25 +36,25 @@ _KINDS = {"U": "text", "i": "integers", "f": "float32"}
 
 
 class Index(NamedTuple):
-  """Images as vectors, and what made these.
+  """Holds embeddings of images, and the model that computed them.
 
   Attributes:
     embeddings: ``[N, D]`` float32, of norm 1 (or 0).
-    ids: ``[N]`` texts: paths as they were given, or what the data set calls the images.
-    class_names: ``[N]`` texts, empty where no class is known.
-    labels: ``[N]`` int64, those of the data set; ``[0]`` where there are none.
-    positions: ``[N]`` int64, places of the images in what was embedded.
-    broken_ids: texts, images that could not be decoded and were left out.
-    split: of the data set, empty for images of one's own.
-    root: folder that ids of images of one's own are relative to; of a data set, what ``data.root``
-      was.
-    workdir: of the run of the network.
-    step: of its checkpoint.
-    digest: of its variables.
-    model: its architecture, JSON.
-    image_size: side of its images.
-    resize: shorter side of a picture before the middle is taken.
-    soprc_jax_version: that embedded.
+    ids: ``[N]`` text: paths as given, or the ids of the images in the data set.
+    class_names: ``[N]`` text, empty where no class is known.
+    labels: ``[N]`` int64 labels of the data set; ``[0]`` if there are none.
+    positions: ``[N]`` int64 positions of the images in the embedded source.
+    broken_ids: ids of images that could not be decoded and were skipped.
+    split: split of the data set; empty for the user's own images.
+    root: folder that the ids of the user's own images are relative to; for a data set, the value of
+      ``data.root``.
+    workdir: workdir of the model's run.
+    step: step of its checkpoint.
+    digest: digest of its variables.
+    model: its architecture as JSON.
+    image_size: side of its input images in pixels.
+    resize: shorter side in pixels before the center crop.
+    soprc_jax_version: version that computed the embeddings.
   """
 
   embeddings: np.ndarray
@@ -82,13 +80,17 @@ class Index(NamedTuple):
 
 
 def check_output(path: Path, *, flag: str = "--output", suffix: str = "") -> None:
-  """Raises an error if a file cannot be written because of its name, its folder, or another file in
-  its place.
+  """Raises an error if a new file cannot be written because of its name, its folder or a file.
+
+  Args:
+    path: the new file.
+    flag: its flag, for messages.
+    suffix: required suffix; empty: any.
 
   Raises:
-    ValueError: not this suffix.
-    FileExistsError: it exists.
-    FileNotFoundError: its folder does not.
+    ValueError: if the name has another suffix.
+    FileExistsError: if the file exists.
+    FileNotFoundError: if its folder does not exist.
   """
   if suffix and path.suffix.lower() != suffix:
     raise ValueError(f"{flag}={path}: the name must end in {suffix}")
@@ -99,7 +101,7 @@ def check_output(path: Path, *, flag: str = "--output", suffix: str = "") -> Non
 
 
 def write(path: Path, index: Index) -> None:
-  """Writes a new file, whole or not at all.
+  """Writes an index to a new file atomically.
 
   Raises:
     ValueError, OSError: as `check_output`.
@@ -111,12 +113,13 @@ def write(path: Path, index: Index) -> None:
 
 
 def read(path: Path) -> Index:
-  """What `write` has written; nothing in the file is executed, and its shapes and types are
-  checked.
+  """Reads an index that `write` has written, and checks its shapes and types.
+
+  Nothing in the file is executed.
 
   Raises:
-    FileNotFoundError: there is no such file.
-    ValueError: it is none of `write`, or damaged; the message says where.
+    FileNotFoundError: if there is no such file.
+    ValueError: if the file is corrupt or was not written by `write`; the message says where.
   """
   if not path.is_file():
     raise FileNotFoundError(f"--index={path}: there is no such file; soprc embed writes one")
@@ -124,46 +127,46 @@ def read(path: Path) -> Index:
     with path.open("rb") as stream:
       if (
         stream.read(len(_ARCHIVE)) != _ARCHIVE
-      ):  # numpy would take it for a pickle, and say how to load that
-        raise ValueError("no .npz file")
+      ):  # numpy would report a pickle, and explain how to load it
+        raise ValueError("it is not an .npz file")
       stream.seek(0)
       file = np.load(stream, allow_pickle=False)
       arrays = {name: file[name] for name in _ARRAYS if name in file.files}
-  except (
-    Exception
-  ) as error:  # of zip, of zlib, of headers: whatever a damaged file makes them raise
-    raise ValueError(f"--index={path} is no index that can be read ({error}): {_REMEDY}") from error
+  except Exception as error:  # a corrupt file can raise many errors: of zip, of zlib, of headers
+    raise ValueError(f"--index={path} is not a readable index ({error}): {_REMEDY}") from error
   problem = _problem(arrays)
   if problem:
-    raise ValueError(f"--index={path} is no index of this version ({problem}): {_REMEDY}")
+    raise ValueError(f"--index={path} is not an index of this version ({problem}): {_REMEDY}")
   del arrays["format"]
   return Index(**{name: _plain(array) for name, array in arrays.items()})
 
 
 def check_network(index: Index, network: network_lib.Network, *, path: Path) -> None:
-  """Raises a ValueError if an index was not made by a network."""
+  """Raises a ValueError if an index was not made by this model."""
   made = f"--index={path} was made by step {index.step} of {index.workdir}"
   if index.digest != network.digest:
     raise ValueError(
-      f"{made}, here it is another network, that of step {network.step} of {network.workdir}: "
-      "similarities between the two would mean nothing. "
-      "Give the --workdir and --checkpoint of then, or make the index again with soprc embed"
+      f"{made}, but the model here is that of step {network.step} of {network.workdir}: "
+      "similarities between the two models are meaningless. "
+      "Give the --workdir and --checkpoint of the index, or recreate the index with soprc embed"
     )
   here = (network.architecture, network.image_size, network.resize)
   for name, there, value in zip(
     ("model", "eval.image_size", "eval.resize"), (index.model, index.image_size, index.resize), here
   ):
     if there != value:
-      raise ValueError(f"{made} with {name} {shown(there)}, here it is {shown(value)}: {_REMEDY}")
+      raise ValueError(
+        f"{made} with {name} {shown(there)}, but here it is {shown(value)}: {_REMEDY}"
+      )
 
 
 def _plain(array: np.ndarray) -> Any:
-  """A scalar as Python's own, text as objects would be: arrays stay."""
+  """Converts a scalar array to a Python object; other arrays stay unchanged."""
   return array if array.ndim else array.item()
 
 
 def _problem(arrays: dict[str, np.ndarray]) -> str:
-  """What is wrong with the arrays of a file; empty if they are those of an index."""
+  """Returns what is wrong with the arrays of a file; empty if they are a valid index."""
   for name, (kind, ndim) in _ARRAYS.items():
     if name not in arrays:
       return f"{name} is missing"
@@ -171,10 +174,10 @@ def _problem(arrays: dict[str, np.ndarray]) -> str:
     fits = array.dtype == np.float32 if kind == "f" else array.dtype.kind == kind
     if not fits or array.ndim != ndim:
       return (
-        f"{name} must be {_KINDS[kind]} of {ndim} axes, it is {array.dtype} {list(array.shape)}"
+        f"{name} must be {_KINDS[kind]} with {ndim} axes, got {array.dtype} {list(array.shape)}"
       )
   if arrays["format"].item() != FORMAT:
-    return f"format {shown(arrays['format'].item())} instead of {FORMAT!r}"
+    return f"format is {shown(arrays['format'].item())} instead of {FORMAT!r}"
   embeddings = arrays["embeddings"]
   count, width = embeddings.shape
   if not (count and width):
@@ -185,7 +188,7 @@ def _problem(arrays: dict[str, np.ndarray]) -> str:
   if len(arrays["labels"]) not in (0, count):
     return f"labels has {len(arrays['labels'])} entries for {count} embeddings"
   if arrays["positions"].min() < 0:
-    return f"positions has {arrays['positions'].min()}"
+    return f"positions must be >= 0, got {arrays['positions'].min()}"
   with np.errstate(over="ignore", invalid="ignore"):
     norms = np.linalg.norm(embeddings, axis=1)
   bad = np.flatnonzero(~((np.abs(norms - 1) < 1e-3) | (norms == 0)))

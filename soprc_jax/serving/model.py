@@ -1,4 +1,4 @@
-"""A trained model in Python: `load` it, embed images, search among them."""
+"""Loads a trained model in Python to embed images and to search among them."""
 
 from collections.abc import Sequence
 import functools
@@ -24,15 +24,15 @@ from soprc_jax.training import workdir as workdir_lib
 PathLike = str | os.PathLike[str]
 Images = PathLike | np.ndarray | Sequence[PathLike] | Sequence[np.ndarray]
 
-# Outputs of a head that classifies ImageNet: its logits are no embedding.
+# Number of outputs of an ImageNet classifier. Its logits are not embeddings.
 _IMAGENET_CLASSES = 1000
 
 
 class Model:
-  """A model that embeds images; `load` makes one.
+  """Embeds images with a trained model; `load` makes one.
 
   Attributes:
-    network: its variables and where they come from.
+    network: the variables of the model and their origin.
   """
 
   def __init__(self, network: network_lib.Network):
@@ -41,29 +41,30 @@ class Model:
 
   @property
   def config(self) -> ConfigDict:
-    """The resolved config of its run; of converted weights, the defaults with their
-    architecture.
-    """
+    """The resolved config of the run; for converted weights, the defaults with their model."""
     return self.network.config
 
   def embed(
     self, images: Images, *, batch_size: int | None = None, progress: bool = False
   ) -> np.ndarray:
-    """Embeds images by the test transform of the run.
+    """Embeds images with the test transform of the run.
 
     Args:
-      images: a folder, a list (CSV or text file) or one file; paths of files; one array
-        ``[H, W, 3]`` or several ``[n, H, W, 3]``, uint8 RGB; or a sequence of such arrays of any
-        sizes.
-      batch_size: images at a time; default: ``eval.batch_size``, at most the number of images.
-      progress: show a bar on a terminal.
+      images: a folder, a list (CSV or text file) or one image file; a sequence of paths of files;
+        an array ``[H, W, 3]`` or ``[n, H, W, 3]``, uint8 RGB; or a sequence of arrays
+        ``[H, W, 3]`` of any sizes.
+      batch_size: images per batch, >= 1; default: ``eval.batch_size``, at most the number of
+        images.
+      progress: show a progress bar on a terminal; default: False.
 
     Returns:
-      ``[n, D]`` float32 of norm 1 (or 0), in the order of the images; of a folder, by name.
+      ``[n, D]`` float32 of norm 1 (or 0), in the order of the images. Images of a folder are sorted
+      by name.
 
     Raises:
-      FileNotFoundError: a file is missing.
-      ValueError: there is no image, one is corrupt or no uint8 RGB array, or ``batch_size`` < 1.
+      FileNotFoundError: if a file is missing.
+      ValueError: if there is no image, an image is corrupt, an array is not uint8 RGB, or
+        ``batch_size`` is < 1.
     """
     return self._embedded(_source(images), batch_size, progress)
 
@@ -73,16 +74,19 @@ class Model:
     """Finds the images of a gallery that are most similar to each query.
 
     Args:
-      queries: as in `embed`.
-      gallery: as in `embed`; or an index, or the path of one (``.npz``, of ``soprc embed``).
-      top: number of images a query, >= 1; all, if there are fewer.
+      queries: images as in `embed`.
+      gallery: images as in `embed`, an index, or the path of an index (``.npz`` file of
+        ``soprc embed``).
+      top: number of images per query, >= 1; all images if there are fewer.
 
     Returns:
-      For each query its neighbours, the most similar first: ``id``, ``class_name``, ``similarity``
-      and ``place`` (row of the gallery). The id of an array is its place as text.
+      For each query its neighbors, the most similar first. Each has an ``id``, a ``class_name``, a
+      ``similarity`` (cosine) and a ``place`` (row in the gallery). The id of an array is its place
+      as text.
 
     Raises:
-      FileNotFoundError, ValueError: as `embed`; an index was made by another model.
+      FileNotFoundError: as `embed`.
+      ValueError: as `embed`, or if the index was made by another model.
     """
     if isinstance(top, bool) or not isinstance(top, (int, np.integer)) or top < 1:
       raise ValueError(f"top must be an integer >= 1, got {shown(top)}")
@@ -105,28 +109,28 @@ class Model:
 
   def _compiled(self, batch_size: int, progress: bool) -> network_lib.EmbedFn:
     config = ConfigDict(self.config.to_dict())
-    config.data.on_broken = "error"  # a row for every image
+    config.data.on_broken = "error"  # the result has one row for every image
     config.eval.batch_size = batch_size
     config.log.progress = progress
     return network_lib.make_embed(self.network._replace(config=config))
 
 
 def load(path: PathLike) -> Model:
-  """Loads a model that was trained or converted.
+  """Loads a trained model or converted weights.
 
   Args:
     path: workdir of a training run (its best checkpoint, else its newest one), the folder
       ``best/`` or ``checkpoints/`` in it, or the output of ``soprc convert-weights``. Converted
-      weights embed by the features of the backbone, if their head is the classifier of ImageNet.
+      weights whose head is the ImageNet classifier embed by the features of their backbone.
 
   Raises:
-    FileNotFoundError: there is no checkpoint.
-    ValueError: the folder is corrupt, or no such folder.
+    FileNotFoundError: if the folder or its checkpoint does not exist.
+    ValueError: if the folder is corrupt or of another kind.
   """
   folder = file_io.given(path, name="path").absolute()
   if not folder.is_dir():
     raise FileNotFoundError(
-      f"{folder} is no folder: give the workdir of a training run, or of soprc convert-weights"
+      f"{folder} is not a folder: give the workdir of a training run, or of soprc convert-weights"
     )
   if (folder / checkpoints.VARIABLES).is_dir() and not (folder / workdir_lib.CONFIG).exists():
     return Model(_converted(folder))
@@ -142,7 +146,7 @@ def load(path: PathLike) -> Model:
 
 
 def _converted(folder: Path) -> network_lib.Network:
-  """The network of `checkpoints.save_variables`, with the config that its arrays imply."""
+  """Loads the model of `checkpoints.save_variables`, with the config that its arrays imply."""
   variables = checkpoints.load_variables(folder)
   name = pretrained.architecture(variables, source=str(folder))
   head = variables["params"].get("head")
@@ -170,7 +174,7 @@ def _size(batch_size: int | None, config: ConfigDict, num_images: int) -> int:
 
 
 class _Arrays:
-  """A source of images in memory; an example's id is its place."""
+  """Provides images in memory; the id of an example is its position."""
 
   def __init__(self, images: Sequence[np.ndarray]):
     self._images = images
@@ -188,7 +192,7 @@ class _Arrays:
 
 
 def _source(images: Images) -> sources.Source:
-  """The source that images stand for."""
+  """Returns the source of the given images."""
   if isinstance(images, (str, os.PathLike)):
     source = image_inputs.find(os.fspath(images), flag="images")
     return source
@@ -216,6 +220,7 @@ def _source(images: Images) -> sources.Source:
     ):
       what = f"{one.dtype}{list(one.shape)}" if isinstance(one, np.ndarray) else type(one).__name__
       raise ValueError(
-        f"images[{place}] must be a uint8 RGB array [H, W, 3] or a path, as all others; got {what}"
+        f"images[{place}] must be a uint8 RGB array [H, W, 3] or a path, like all "
+        f"others; got {what}"
       )
   return _Arrays(given)

@@ -1,4 +1,4 @@
-"""The network of a training run, without its data."""
+"""Loads the model of a training run without its data."""
 
 from collections.abc import Callable, Mapping
 import hashlib
@@ -19,15 +19,15 @@ EmbedFn = Callable[[sources.Source], evaluation.Embedded]
 
 
 class Network(NamedTuple):
-  """A network and where it comes from.
+  """Holds a model and its origin.
 
   Attributes:
-    config: of its run, resolved.
-    workdir: of its run.
+    config: resolved config of its run.
+    workdir: workdir of its run.
     variables: ``{"params", "batch_stats"}``, numpy arrays.
-    step: of the checkpoint.
-    digest: of the variables, see `digest`.
-    meta: what the checkpoint knows of its data, see `soprc_jax.training.classes.describe`.
+    step: step of the checkpoint.
+    digest: hash of the variables, see `digest`.
+    meta: class metadata of the checkpoint, see `soprc_jax.training.classes.describe`.
   """
 
   config: ConfigDict
@@ -39,17 +39,17 @@ class Network(NamedTuple):
 
   @property
   def image_size(self) -> int:
-    """Side of the images in pixels."""
+    """The side of the input images in pixels."""
     return int(self.config.eval.image_size)
 
   @property
   def resize(self) -> int:
-    """Shorter side of a picture before the middle of it is taken."""
+    """The shorter side of an image in pixels before its center is cropped."""
     return int(self.config.eval.resize or self.config.eval.image_size)
 
   @property
   def architecture(self) -> str:
-    """What of the config decides, with the variables, what is computed: sorted JSON."""
+    """The part of the config that determines the computation, as sorted JSON."""
     model = self.config.model.to_dict()
     return json.dumps(
       {key: value for key, value in model.items() if key not in ("init_from", "freeze_bn")},
@@ -60,18 +60,19 @@ class Network(NamedTuple):
 def load(
   workdir: Path, config: ConfigDict = None, *, newest: bool = False, on_broken: str | None = None
 ) -> Network:
-  """The network of the run in ``workdir``: best on val, or the newest.
+  """Loads the model of a run: the best on the validation split, or the newest.
 
   Args:
-    workdir: of the run, which holds its config.
-    config: resolved, to be that of the run but for what changes no result (the place of the data,
-      for one); None takes the run's own.
-    newest: take the newest checkpoint.
-    on_broken: instead of ``data.on_broken``, see `soprc_jax.data.pipeline.eval_batches`.
+    workdir: workdir of the run, which contains its config.
+    config: resolved config. It must equal that of the run, except for keys that do not change
+      results (such as the place of the data). None takes the config of the run.
+    newest: load the newest checkpoint instead of the best.
+    on_broken: replaces ``data.on_broken``, see `soprc_jax.data.pipeline.eval_batches`; None keeps
+      it.
 
   Raises:
-    ValueError: there is no run, or one of another config.
-    FileNotFoundError: the run has no such checkpoint yet.
+    ValueError: if there is no run, or if its config differs.
+    FileNotFoundError: if the run has no such checkpoint yet.
   """
   if config is None:
     config = stored_config(workdir)
@@ -80,8 +81,8 @@ def load(
     if lines:
       told = "\n".join(f"  {line}" for line in lines)
       raise ValueError(
-        "this is not the config of the run in --workdir (without --config its own is "
-        f"taken):\n{told}"
+        "the config differs from that of the run in --workdir (omit --config to use the config of "
+        f"the run):\n{told}"
       )
   if on_broken is not None:
     config.data.on_broken = on_broken
@@ -90,10 +91,10 @@ def load(
 
 
 def stored_config(workdir: Path) -> Any:
-  """The resolved config that a run keeps in its folder.
+  """Reads the resolved config that a run stores in its workdir.
 
   Raises:
-    ValueError: there is none, or it is damaged.
+    ValueError: if there is none, or if it is corrupt.
   """
   tree = workdir_lib.read_config(workdir)
   try:
@@ -103,9 +104,9 @@ def stored_config(workdir: Path) -> Any:
 
 
 def digest(variables: Mapping[str, Any]) -> str:
-  """SHA-256 of the names, types, shapes and values of the arrays of a network."""
+  """Returns the SHA-256 of the names, types, shapes and values of the arrays of a model."""
   found = hashlib.sha256()
-  for path, leaf in jax.tree_util.tree_leaves_with_path(dict(variables)):  # by their sorted names
+  for path, leaf in jax.tree_util.tree_leaves_with_path(dict(variables)):  # sorted by name
     array = np.ascontiguousarray(leaf)
     name = jax.tree_util.keystr(path, simple=True, separator="/")
     found.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
@@ -114,11 +115,12 @@ def digest(variables: Mapping[str, Any]) -> str:
 
 
 def make_embed(network: Network, *, at_most: int | None = None) -> EmbedFn:
-  """A function from a source to its `evaluation.Embedded`, compiled once.
+  """Returns a function that embeds a source as `evaluation.Embedded`, compiled once.
 
   Args:
-    network: of a run.
-    at_most: images that there will be, where the batch of the config would be mostly padding.
+    network: model of a run.
+    at_most: largest number of images that will be embedded. It limits the batch size, since a
+      larger batch would be mostly padding. None keeps ``eval.batch_size``.
   """
   config = config_lib.ConfigDict(network.config.to_dict())
   if at_most is not None:

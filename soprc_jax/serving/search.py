@@ -1,4 +1,4 @@
-"""The images of an index that are nearest to query images."""
+"""Finds the images of an index that are nearest to query images."""
 
 from collections.abc import Iterable, Sequence
 import json
@@ -17,17 +17,17 @@ from soprc_jax.serving import network as network_lib
 from soprc_jax.training import classes
 
 BACKENDS = ("exact", "faiss")
-_BLOCK = 1 << 24  # float32 similarities at a time
+_BLOCK = 1 << 24  # number of float32 similarities computed at a time
 
 
 class Neighbour(NamedTuple):
-  """An image near a query.
+  """Holds an image near a query.
 
   Attributes:
-    place: of the image in the index.
-    id: of the image.
-    class_name: its class, as the data call it; empty if unknown.
-    similarity: cosine to the query.
+    place: row of the image in the index.
+    id: id of the image.
+    class_name: name of its class in the data; empty if unknown.
+    similarity: cosine similarity to the query.
   """
 
   place: int
@@ -39,18 +39,20 @@ class Neighbour(NamedTuple):
 def check_unseen(
   network: network_lib.Network, split: str, class_names: Iterable[str], *, allow_seen_classes: bool
 ) -> dict[str, Any] | None:
-  """Raises a ValueError, or logs a warning, if a search in val or test would show classes that were
-  trained on.
+  """Checks that a search in val or test shows no classes that the model was trained on.
 
   Args:
-    network: that embeds.
-    split: that is searched. ``train`` and ``all`` have classes that were trained on by their names;
-      images of a user's own (empty) are not tested on.
-    class_names: of its images.
-    allow_seen_classes: log a warning instead.
+    network: the model that embeds.
+    split: the split that is searched. ``train`` and ``all`` contain training classes, and the
+      user's own images (empty) are not a test. These three are not checked.
+    class_names: class names of the images of the split.
+    allow_seen_classes: log a warning instead of raising.
 
   Returns:
-    As `soprc_jax.training.classes.seen`.
+    The result of `soprc_jax.training.classes.seen`; None if nothing was checked.
+
+  Raises:
+    ValueError: if the split has training classes, unless ``allow_seen_classes``.
   """
   if split in ("", "train", "all"):
     return None
@@ -66,10 +68,10 @@ def check_unseen(
 
 
 def check_queries(paths: Sequence[str]) -> None:
-  """Raises an error that names the first file that is no image, whatever ``data.on_broken`` says.
+  """Checks that all query files are readable images, for each value of ``data.on_broken``.
 
   Raises:
-    ValueError: one of them is no image, or cannot be read.
+    ValueError: if a file is not an image or cannot be read; the message names the first one.
   """
   source = image_inputs.Named(Path.cwd(), paths)
   for i in range(len(source)):
@@ -79,17 +81,17 @@ def check_queries(paths: Sequence[str]) -> None:
 def embed_queries(
   network: network_lib.Network, paths: Sequence[str], embed: network_lib.EmbedFn | None = None
 ) -> np.ndarray:
-  """``[Q, D]`` embeddings of image files that `check_queries` has looked at.
+  """Returns the ``[Q, D]`` embeddings of image files that `check_queries` has checked.
 
   Raises:
-    ValueError: one of them cannot be read any more.
+    ValueError: if a file can no longer be read.
   """
   embed = embed or network_lib.make_embed(network, at_most=len(paths))
   embedded = embed(image_inputs.Named(Path.cwd(), paths))
   gone = np.setdiff1d(np.arange(len(paths)), embedded.positions)
-  if gone.size:  # data.on_broken=skip is for the images that are searched
+  if gone.size:  # data.on_broken=skip applies to the gallery, not to queries
     raise decoding.BrokenImageError(
-      f"{printable(paths[gone[0]])}: this query cannot be read any more"
+      f"{printable(paths[gone[0]])}: this query can no longer be read"
     )
   return embedded.embeddings
 
@@ -97,25 +99,25 @@ def embed_queries(
 def nearest(
   index: index_lib.Index, queries: np.ndarray, *, top: int, backend: str = "exact"
 ) -> list[list[Neighbour]]:
-  """For each query the images that are nearest to it, the nearest first; of equally near ones the
-  one that comes first.
+  """Finds the nearest images of each query, the nearest first, ties in the order of the index.
 
-  A similarity is the float64 product of two vectors, rounded to float32. Float32 products, of numpy
-  or of faiss, only leave out what by their rounding errors cannot be among the nearest, so that
-  both give the same.
+  A similarity is the float64 product of two vectors, rounded to float32. Float32 products of numpy
+  or faiss only preselect candidates. Their rounding errors are taken into account, so that both
+  backends give the same result.
 
   Args:
-    index: where to search.
-    queries: ``[Q, D]`` of norm 1 or 0.
-    top: number of images >= 1; all, if there are fewer.
+    index: the index to search.
+    queries: ``[Q, D]`` float32 of norm 1 or 0.
+    top: number of images per query, >= 1; all images if there are fewer.
     backend: one of `BACKENDS`.
 
   Raises:
-    ValueError: another width, or faiss is not installed.
+    ValueError: if queries and index differ in width D, the backend is unknown, or faiss is not
+      installed.
   """
   if queries.shape[1] != index.embeddings.shape[1]:
     raise ValueError(
-      f"the queries have {queries.shape[1]} numbers, the index {index.embeddings.shape[1]}"
+      f"the queries have width {queries.shape[1]}, the index has width {index.embeddings.shape[1]}"
     )
   if backend not in BACKENDS:
     raise ValueError(f"the backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
@@ -130,13 +132,13 @@ def nearest(
 def without_query(
   index: index_lib.Index, paths: Sequence[str], found: Sequence[list[Neighbour]], *, top: int
 ) -> list[list[Neighbour]]:
-  """Leaves out of each row the neighbor that is the file of the query itself.
+  """Removes from each row the neighbor that is the file of the query itself.
 
   Args:
-    index: where was searched.
+    index: the index that was searched.
     paths: files of the queries.
-    found: of each query its nearest ``top + 1`` images, see `nearest`.
-    top: number of images to keep.
+    found: the nearest ``top + 1`` images of each query, see `nearest`.
+    top: number of images to keep per query.
   """
   rows = []
   for path, row in zip(paths, found, strict=True):
@@ -151,7 +153,7 @@ def _ranked(
 ) -> list[Neighbour]:
   places = np.sort(places)
   exact = index.embeddings[places].astype(np.float64) @ query.astype(np.float64)
-  # Rounded, equal vectors are equally near, whatever the order of a sum was.
+  # Rounding makes equal vectors equally near, independent of the order of summation.
   similarities = exact.astype(np.float32)
   order = np.argsort(-similarities, kind="stable")[:top]
   return [
@@ -166,14 +168,16 @@ def _ranked(
 
 
 def _margin(width: int) -> float:
-  """Twice the largest error of a float32 product of two vectors of norm 1, and of the rounding of
-  the float64 one.
+  """Returns a bound on the effect of rounding on the order of two similarities.
+
+  It is twice the largest error of a float32 product of two vectors of norm 1 and of the rounding of
+  the float64 product.
   """
   return 2 * (width + 2) * float(np.finfo(np.float32).eps)
 
 
 def _by_products(gallery: np.ndarray, queries: np.ndarray, top: int) -> list[np.ndarray]:
-  """Places that hold the nearest, of each query."""
+  """Returns for each query the places among which the nearest are, by numpy."""
   found, margin = [], _margin(gallery.shape[1])
   rows = max(_BLOCK // len(gallery), 1)
   for start in range(0, len(queries), rows):
@@ -184,7 +188,7 @@ def _by_products(gallery: np.ndarray, queries: np.ndarray, top: int) -> list[np.
 
 
 def _by_faiss(gallery: np.ndarray, queries: np.ndarray, top: int) -> list[np.ndarray]:
-  """The same by faiss: the similarity of the last of the nearest, then all that may be as near."""
+  """Returns the same by faiss: the similarity of the last neighbor, then all within its error."""
   try:
     import faiss
   except ImportError:
@@ -197,13 +201,18 @@ def _by_faiss(gallery: np.ndarray, queries: np.ndarray, top: int) -> list[np.nda
   margin = _margin(gallery.shape[1])
   found = []
   for query, limit in zip(queries, least, strict=True):
-    # What range_search returns is above the limit, never at it.
+    # range_search returns values strictly above the limit.
     found.append(flat.range_search(query[None], float(limit) - margin)[2].astype(np.int64))
   return found
 
 
 def table(found: Sequence[Neighbour], *, classes: bool) -> str:
-  """Returns lines of similarity, class (where any is known) and image, each name on its line."""
+  """Formats neighbors as a table of similarity, class and image, one line each.
+
+  Args:
+    found: neighbors of a query.
+    classes: whether to show the column of the classes.
+  """
   rows = [("similarity", "class", "image")]
   rows += [
     (f"{one.similarity:10.4f}", printable(one.class_name), printable(one.id)) for one in found
@@ -220,8 +229,13 @@ def to_json(
   *,
   seen_classes: dict[str, Any] | None = None,
 ) -> str:
-  """The same as JSON, in ASCII; a class that is not known is null. ``seen_classes``: see
-  `check_unseen`.
+  """Formats the neighbors of all queries as ASCII JSON; an unknown class is null.
+
+  Args:
+    index: the index that was searched.
+    paths: files of the queries.
+    found: neighbors of each query.
+    seen_classes: result of `check_unseen`; left out if None.
   """
   content: dict[str, Any] = {
     "network": {"workdir": index.workdir, "step": index.step, "digest": index.digest},

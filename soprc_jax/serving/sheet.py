@@ -1,4 +1,4 @@
-"""A contact sheet: a row a query, the query on the left, the images nearest to it beside it."""
+"""Draws a contact sheet: one row per query, with the query on the left of its nearest images."""
 
 from collections.abc import Callable, Sequence
 import functools
@@ -16,23 +16,23 @@ from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import search
 from soprc_jax.training import evaluation
 
-# Pixels.
+# Sizes in pixels.
 _TILE, _GAP, _LINE, _SIZE = 144, 12, 19, 15
 _ROW = _TILE + 3 * _LINE + 2 * _GAP
 _MAX_PIXELS = 100_000_000
 _PAPER, _INK, _SOFT, _EDGE = "white", "black", "#5a5a5a", "#c8c8c8"
 
-# Place in the index -> picture, or what to write in its stead.
+# Place in the index -> image, or the text to show instead.
 Loader = Callable[[int], "Image.Image | str"]
 
 
 def check_size(num_queries: int, top: int) -> None:
-  """Raises a ValueError if a sheet would be too large to look at."""
+  """Raises a ValueError if a sheet would have too many pixels."""
   width, height = _sheet_size(num_queries, top)
   if width * height > _MAX_PIXELS:
     raise ValueError(
       f"a contact sheet of {num_queries} queries and --top={top} would have {width} x {height} "
-      "pixels: make it smaller"
+      f"pixels, more than {_MAX_PIXELS:,}: use fewer queries or a smaller --top"
     )
 
 
@@ -42,13 +42,13 @@ def draw(
   found: Sequence[Sequence[search.Neighbour]],
   load: Loader,
 ) -> Image.Image:
-  """The sheet.
+  """Draws the contact sheet.
 
   Args:
-    index: where was searched.
-    paths: query images.
-    found: of each query the nearest.
-    load: pictures of the index, see `loader`.
+    index: the index that was searched.
+    paths: files of the queries.
+    found: the nearest images of each query.
+    load: loads the images of the index, see `loader`.
   """
   sheet = Image.new("RGB", _sheet_size(len(paths), max(map(len, found))), _PAPER)
   pen = ImageDraw.Draw(sheet)
@@ -71,7 +71,7 @@ def draw(
 
 
 def write(path: Path, sheet: Image.Image) -> None:
-  """Writes a new PNG.
+  """Writes a sheet to a new PNG file.
 
   Raises:
     OSError, ValueError: as `index.check_output`.
@@ -81,11 +81,11 @@ def write(path: Path, sheet: Image.Image) -> None:
 
 
 def loader(index: index_lib.Index, config: ConfigDict) -> Loader:
-  """The pictures of an index: from the data of a config, or from where the files were.
+  """Returns a function that loads the images of an index, from the data or from their files.
 
   Args:
-    index: of a split of these data, or of images of one's own.
-    config: of the run, resolved; ``data.root`` may be another place than it was.
+    index: index of a split of these data, or of the user's own images.
+    config: resolved config of the run; ``data.root`` may have changed since.
   """
   if index.split:
     source = evaluation.pick_split(datasets.make_splits(config.data), index.split)
@@ -95,16 +95,14 @@ def loader(index: index_lib.Index, config: ConfigDict) -> Loader:
       if position >= len(source):
         return "no longer in the data"
       example = source[position]
-      return (
-        _thumbnail(example.image) if example.id == index.ids[place] else "other data than embedded"
-      )
+      return _thumbnail(example.image) if example.id == index.ids[place] else "data have changed"
 
     return of_split
   return lambda place: _thumbnail(str(Path(index.root) / str(index.ids[place])))
 
 
 def _thumbnail(image: Any) -> Image.Image | str:
-  """A picture (pixels, the content of a file, or its path) that fits into a tile."""
+  """Returns an image (pixels, the content of a file, or its path) scaled to fit into a tile."""
   try:
     if isinstance(image, str):
       image = decoding.Stored(image, image)
@@ -114,7 +112,7 @@ def _thumbnail(image: Any) -> Image.Image | str:
     size = max(round(height * scale), 1), max(round(width * scale), 1)
     return Image.fromarray(np.ascontiguousarray(picture.region(decoding.whole(picture), size)))
   except decoding.BrokenImageError as error:
-    return "not found" if isinstance(error.__cause__, FileNotFoundError) else "broken image"
+    return "not found" if isinstance(error.__cause__, FileNotFoundError) else "unreadable image"
 
 
 def _tile(
@@ -149,14 +147,12 @@ def _tile(
 
 
 def _last_parts(path: str) -> str:
-  """The folder and the name of a file: names such as ``0.png`` alone would be the same in every
-  folder.
-  """
+  """Returns the folder and the name of a file, since names such as ``0.png`` may repeat."""
   return "/".join(Path(path).parts[-2:])
 
 
 def _fitted(text: str, width: int) -> str:
-  """The text, its middle left out where it is too wide: names differ at their ends as well."""
+  """Returns the text, shortened in its middle if too wide, since names differ at both ends."""
   if _font(text).getlength(text) <= width:
     return text
   for kept in range(len(text) - 1, 0, -1):
@@ -167,7 +163,7 @@ def _fitted(text: str, width: int) -> str:
 
 
 def _drawable(text: str) -> str:
-  """The text on one line, with what no font of this machine has written out as ``\\u4e2d``."""
+  """Returns the text on one line, with characters that no installed font has as ``\\u4e2d``."""
   text = "".join(
     character if character.isprintable() else f"\\x{ord(character):02x}" for character in text
   )
@@ -193,7 +189,7 @@ def _plain_font() -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _font_path(characters: frozenset[str]) -> str | None:
-  """A font with all these characters: matplotlib's own, else one of the machine's, else None."""
+  """Returns a font with all these characters: matplotlib's, else an installed one, else None."""
   if _covers(_plain_font(), characters):
     return _plain_font()
   return next(
@@ -210,7 +206,7 @@ def _covers(path: str, characters: frozenset[str]) -> bool:
 def _known(path: str) -> frozenset[int]:
   try:
     return frozenset(ft2font.FT2Font(path).get_charmap())
-  except (OSError, RuntimeError, ValueError):  # a font file that cannot be read
+  except (OSError, RuntimeError, ValueError):  # an unreadable font file
     return frozenset()
 
 

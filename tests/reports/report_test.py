@@ -188,7 +188,7 @@ class TestPageOfARun:
     ]
     assert "have changed since" not in whole_page
     assert "paper: SmoothAP" not in whole_page  # it has no numbers for these data
-    assert "Do not compare val with test" in whole_page
+    assert "Do not compare the results on val and test" in whole_page
     data_name = pathlib.Path(there["config"]["data"]["root"]).name
     assert f"<h1>{finished.name}: SOPRC on {data_name}</h1>" in whole_page
 
@@ -218,12 +218,12 @@ class TestPageOfARun:
     command = {"config": "folder:small", "overrides": {"model.width": 4, "data.root": "/x"}}
     _change(folder / workdir.RESULTS, lambda content: content.update(command=command))
     text = run_report.make(folder)
-    assert "keys that were set beside the config folder:small" in text
-    table = text[text.index("were set beside the config") :].split("</table>")[0]
+    assert "keys that were set in addition to the config folder:small" in text
+    table = text[text.index("were set in addition to the config") :].split("</table>")[0]
     assert re.findall(r"<code>([\w.]+)</code>", table) == ["model.width", "data.root"]
 
   def test_incidents(self, whole_page):
-    assert "1 of 6 steps were not finite and left out" in whole_page
+    assert "1 of 6 steps were not finite and skipped" in whole_page
     assert "end of the warm-up" in whole_page
 
   def test_the_tracked_scores(self, whole_page):
@@ -235,7 +235,7 @@ class TestPageOfARun:
     _change(tmp_path / "run" / workdir.RESULTS, lambda content: content["test"].update(mAUPRC=0.01))
     assert "the checkpoint or the software have changed since" in run_report.make(tmp_path / "run")
     found = run_report.make(tmp_path / "run", data_root=tmp_path / "nowhere")
-    assert "Left out, since the test images cannot be ranked again" in found
+    assert "Not shown, since the test images cannot be ranked again" in found
     assert pages.Page(found).all("img") == []
 
   def test_data_that_have_moved(self, finished, tmp_path):
@@ -248,7 +248,7 @@ class TestPageOfARun:
     # One more class gives another split, so training classes might be shown as unseen.
     trees.write(tmp_path / "moved" / "new" / "0.png", 1, 0)
     trees.write(tmp_path / "moved" / "new" / "1.png", 1, 1)
-    assert "not those that the run was trained on" in run_report.make(
+    assert "differ from those the run was trained on" in run_report.make(
       tmp_path / "run", data_root=tmp_path / "moved"
     )
 
@@ -291,8 +291,8 @@ class TestRunsOfOtherKinds:
     ]
     (folder / workdir.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     text = pages.Page(run_report.make(folder)).text
-    assert "This run has no val" in text
-    assert "so there is no val" in text
+    assert "This run has no validation split" in text
+    assert "so there is no validation split" in text
 
   def test_vehicle_id(self, folder):
     def change(content):
@@ -377,7 +377,8 @@ class TestRefusals:
   def test_run_in_progress(self, folder):
     (folder / workdir.RESULTS).unlink()
     self._refused(
-      folder, r"has not finished \(results.json is missing; its log has 6 of 6 steps\): go on with"
+      folder,
+      r"has not finished \(results.json is missing; its log has 6 of 6 steps\): resume it with",
     )
 
   def test_comparison_in_progress(self, tmp_path):
@@ -407,11 +408,11 @@ class TestRefusals:
         )
       ),
       (workdir.METRICS, '{"step": 1, "loss": "high"}\n', "step 1.loss must be a number"),
-      (v_history.FILE, '{"step": 3, "classes": [{"class": 1}]}\n', "v.jsonl is damaged"),
+      (v_history.FILE, '{"step": 3, "classes": [{"class": 1}]}\n', "v.jsonl is corrupt"),
       (
         v_history.FILE,
         json.dumps({"step": 3, "classes": [_v(3, 0, "x") | {"true": [0.5]}]}) + "\n",
-        "20 points in v and 1 true",
+        "20 points in v but 1 true",
       ),
       (workdir.PR_CURVE, "PK", "pr_curve.npz is damaged"),
     ):
@@ -498,7 +499,7 @@ class TestPageOfAComparison:
     assert _cells(paper_part, "SOPRC") == ["65.00", "65.00", "62.75", "81.91"]
     assert _cells(text[text.index('id="costs"') :], "SmoothAP") == ["250", f"{224 / 0.25:.0f}", "2"]
     assert _cells(text[text.index('id="rates"') :], "SOPRC") == ["0.5000", "broke down"]
-    assert "Training broke down (not finite) in a run of SmoothAP" in text
+    assert "Training diverged (not finite) in a run of SmoothAP" in text
     assert "loss.name=smooth_ap" in text
 
   def test_f40_seen_classes_are_reported(self, tmp_path):
@@ -525,7 +526,7 @@ class TestPageOfAComparison:
 
   def test_without_the_runs(self, tmp_path):
     text = comparison.make(_comparison(tmp_path, with_runs=False))
-    assert "the folders of the runs are not here" in text
+    assert "the folders of the runs are missing" in text
 
   def test_table_of_the_repository(self, tmp_path):
     shutil.copy(runs.ROOT / "results" / "compare" / "table.json", tmp_path)

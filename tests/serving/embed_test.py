@@ -91,14 +91,14 @@ def test_a_list(made, loaded, of_test, tmp_path, kind):
 def test_broken_images(made, tmp_path):
   (tmp_path / "broken.png").write_bytes(b"x")
   shutil.copytree(made[0] / "class_000", tmp_path / "good")
-  with pytest.raises(decoding.BrokenImageError, match=r"broken\.png: this is no image"):
+  with pytest.raises(decoding.BrokenImageError, match=r"broken\.png: this is not a readable image"):
     _of_images(network.load(made[1]), str(tmp_path))
   skipping = network.load(made[1], on_broken="skip")
   found = _of_images(skipping, str(tmp_path))
   assert found.broken_ids.tolist() == [str(tmp_path / "broken.png")]
   assert found.positions.tolist() == [1, 2]
   assert [pathlib.Path(one).name for one in found.ids] == ["0.png", "1.png"]
-  assert "left out: 1, e.g." in embed.summary(found, tmp_path / "x.npz")
+  assert "skipped: 1, e.g." in embed.summary(found, tmp_path / "x.npz")
   with pytest.raises(ValueError, match="none of the 1 images can be decoded"):
     _of_images(skipping, str(tmp_path / "broken.png"))
 
@@ -123,7 +123,7 @@ def test_f63_links_that_lead_nowhere_are_skipped_and_counted(made, tmp_path, kin
   found = _of_images(network.load(made[1], on_broken="skip"), given)
   assert [pathlib.Path(one).name for one in found.ids] == names[:2]
   assert [pathlib.Path(one).name for one in found.broken_ids] == names[2:]
-  assert "left out: 2, e.g." in embed.summary(found, tmp_path / "x.npz")
+  assert "skipped: 2, e.g." in embed.summary(found, tmp_path / "x.npz")
 
 
 def test_f63_a_split_with_links_that_lead_nowhere(made, tmp_path):
@@ -136,7 +136,7 @@ def test_f63_a_split_with_links_that_lead_nowhere(made, tmp_path):
   found = embed.of_split(skipping, "all")
   assert found.broken_ids.tolist() == [whole.ids[3]]
   np.testing.assert_array_equal(found.embeddings, np.delete(whole.embeddings, 3, axis=0))
-  with pytest.raises(ValueError, match=rf"{gone.name} is no file that can be read"):
+  with pytest.raises(ValueError, match=rf"{gone.name} is not a readable file"):
     embed.of_split(network.load(made[1], networks.config(tmp_path / "data")), "all")
 
 
@@ -183,7 +183,7 @@ def test_embed_search_and_export_from_the_command_line(made, tmp_path):
     "experiments.embed", f"--workdir={run}", f"--images={root}", f"--output={vectors}"
   )
   assert done.returncode == 0, done.stderr
-  assert done.stdout.startswith("40 images as vectors of 8 numbers, by step 3 of")
+  assert done.stdout.startswith("Embedded 40 images as vectors of width 8 with step 3 of")
   told = done.stdout.splitlines()[-1].split()
   assert told[:3] == ["python", "-m", "experiments.search"]
   query = root / "class_007" / "1.png"
@@ -210,6 +210,6 @@ def test_embed_search_and_export_from_the_command_line(made, tmp_path):
   )
   assert done.returncode == 1
   assert done.stderr.startswith(
-    "Error: this network is no ResNet of torchvision (model.name is resnet8"
+    "Error: this model is not a ResNet of torchvision (model.name is resnet8"
   )
   assert sorted(entry.name for entry in tmp_path.iterdir()) == ["s.png", "v.npz"]

@@ -151,7 +151,7 @@ def test_networks_that_torchvision_does_not_have_are_refused(tmp_path, values, m
   settings = {"model.name": "resnet18", "model.width": 64, "model.stem": "imagenet"} | values
   loaded = network.Network(networks.config(**settings), tmp_path, {}, 1, "")
   with pytest.raises(
-    ValueError, match=f"no ResNet of torchvision .{message}.: --format=stablehlo takes any network"
+    ValueError, match=f"not a ResNet of torchvision .{message}.: use --format=stablehlo"
   ):
     export.write(tmp_path / "net.safetensors", loaded, "safetensors")
   assert list(tmp_path.iterdir()) == []

@@ -51,19 +51,19 @@ def test_the_file_is_read_by_numpy_alone_and_read_back(of_test, tmp_path):
   [
     ({"ids": np.array([{"a": 1}], object)}, "Object arrays cannot be loaded"),
     ({"ids": None}, "ids is missing"),
-    ({"ids": np.arange(3)}, "ids must be text of 1 axes, it is int64"),
+    ({"ids": np.arange(3)}, "ids must be text with 1 axes, got int64"),
     ({"ids": np.array(["a"])}, "ids has 1 entries for 16 embeddings"),
     (
       {"embeddings": np.zeros((16, 8))},
-      r"embeddings must be float32 of 2 axes, it is float64 \[16, 8\]",
+      r"embeddings must be float32 with 2 axes, got float64 \[16, 8\]",
     ),
     ({"embeddings": np.zeros((0, 8), np.float32)}, "embeddings is empty"),
     ({"embeddings": np.full((16, 8), np.nan, np.float32)}, "embedding 0 has norm nan"),
     ({"embeddings": np.full((16, 8), 3e38, np.float32)}, "embedding 0 has norm inf"),
     ({"labels": np.zeros(3, np.int64)}, "labels has 3 entries"),
-    ({"positions": np.full(16, -1)}, "positions has -1"),
-    ({"step": np.array([1, 2])}, "step must be integers of 0 axes"),
-    ({"format": np.array("other")}, "format 'other' instead of"),
+    ({"positions": np.full(16, -1)}, "positions must be >= 0, got -1"),
+    ({"step": np.array([1, 2])}, "step must be integers with 0 axes"),
+    ({"format": np.array("other")}, "format is 'other' instead of"),
   ],
 )
 def test_damaged_files_are_named(of_test, tmp_path, changes, message):
@@ -75,7 +75,7 @@ def test_damaged_files_are_named(of_test, tmp_path, changes, message):
   with pytest.raises(ValueError, match=message) as error:
     index.read(path)
   assert f"--index={path}" in str(error.value)
-  assert "make it again with soprc embed" in str(error.value)
+  assert "recreate it with soprc embed" in str(error.value)
 
 
 def test_files_that_are_no_archives_are_named(of_test, tmp_path):
@@ -101,7 +101,7 @@ def test_files_that_are_no_archives_are_named(of_test, tmp_path):
   ):
     path = tmp_path / "bad.npz"
     path.write_bytes(bad)
-    with pytest.raises(ValueError, match=r"--index=\S+bad\.npz is no index") as error:
+    with pytest.raises(ValueError, match=r"--index=\S+bad\.npz is not a readable index") as error:
       index.read(path)
     assert "pickle" not in str(error.value)  # numpy's message would say how to run its content
   with pytest.raises(FileNotFoundError, match=r"gone\.npz: there is no such file"):
@@ -115,12 +115,12 @@ def test_an_index_of_another_network_is_refused(tmp_path):
   index.check_network(good, here, path=tmp_path)
   with pytest.raises(
     ValueError,
-    match=r"step 7 of runs/x, here it is another network, that of step 9 of \S+: similarities",
+    match=r"step 7 of runs/x, but the model here is that of step 9 of \S+: similarities",
   ):
     index.check_network(good._replace(digest="e"), here, path=tmp_path)
-  with pytest.raises(ValueError, match=r"with eval\.image_size 32, here it is 16"):
+  with pytest.raises(ValueError, match=r"with eval\.image_size 32, but here it is 16"):
     index.check_network(good._replace(image_size=32), here, path=tmp_path)
-  with pytest.raises(ValueError, match=r"with eval\.resize 20, here it is 16"):
+  with pytest.raises(ValueError, match=r"with eval\.resize 20, but here it is 16"):
     index.check_network(good._replace(resize=20), here, path=tmp_path)
   with pytest.raises(ValueError, match="with model "):
     index.check_network(good._replace(model="{}"), here, path=tmp_path)

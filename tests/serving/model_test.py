@@ -124,7 +124,7 @@ def test_converted_weights(paths, tmp_path, outputs, width):
     (
       [np.zeros((8, 8, 3), np.uint8), "a.png"],
       ValueError,
-      r"images\[1\] must be .* or a path, as all others; got str",
+      r"images\[1\] must be .* or a path, like all others; got str",
     ),
     ([np.zeros((0, 8, 3), np.uint8)], ValueError, r"got uint8\[0, 8, 3\]"),
   ],

@@ -37,7 +37,8 @@ def test_the_config_is_that_of_the_run(made, loaded, tmp_path):
     tmp_path
   )  # other images
   with pytest.raises(
-    ValueError, match=r"not the config of the run(.|\n)*model\.embedding_dim: 8 there, 4 here"
+    ValueError,
+    match=r"the config differs from that of the run(.|\n)*model\.embedding_dim: 8 there, 4 here",
   ):
     network.load(made[1], networks.config(**{"model.embedding_dim": 4}))
   with pytest.raises(ValueError, match="holds no run"):

@@ -64,7 +64,7 @@ def test_float32_products_alone_would_not_do():
 
 def test_what_does_not_fit_is_told(monkeypatch):
   gallery = indexes.make(np.eye(3))
-  with pytest.raises(ValueError, match="the queries have 2 numbers, the index 3"):
+  with pytest.raises(ValueError, match="the queries have width 2, the index has width 3"):
     search.nearest(gallery, np.eye(2, dtype=np.float32), top=1)
   with pytest.raises(ValueError, match="must be one of exact, faiss"):
     search.nearest(gallery, np.eye(3, dtype=np.float32), top=1, backend="annoy")
@@ -79,7 +79,7 @@ def test_f63_a_query_that_vanishes_is_named(tmp_path):
   def embed(source):
     return evaluation.Embedded(np.eye(2, dtype=np.float32)[:1], np.zeros(1, int), np.array([0]), 1)
 
-  with pytest.raises(ValueError, match=r"1\.png: this query cannot be read any more"):
+  with pytest.raises(ValueError, match=r"1\.png: this query can no longer be read"):
     search.embed_queries(None, paths, embed)
 
 
@@ -104,7 +104,7 @@ def test_a_broken_query_is_named(tmp_path):
   Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
   (tmp_path / "bad.png").write_bytes(b"x")
   search.check_queries([str(tmp_path / "good.png")])
-  with pytest.raises(ValueError, match=r"bad\.png: this is no image that can be read$"):
+  with pytest.raises(ValueError, match=r"bad\.png: this is not a readable image$"):
     search.check_queries([str(tmp_path / "good.png"), str(tmp_path / "bad.png")])
 
 

@@ -55,13 +55,13 @@ def test_pictures_that_are_gone_or_broken_are_told(tmp_path):
   (tmp_path / "photos").mkdir()
   (tmp_path / "photos" / "1.png").write_bytes(b"x")
   load = sheet.loader(indexes.make(np.eye(2), root=str(tmp_path)), None)
-  assert [load(0), load(1)] == ["not found", "broken image"]
+  assert [load(0), load(1)] == ["not found", "unreadable image"]
 
 
 def test_f52_a_pipe_in_the_place_of_an_image_is_not_drawn(tmp_path):
   (tmp_path / "photos").mkdir()
   os.mkfifo(tmp_path / "photos" / "0.png")
-  assert sheet.loader(indexes.make(np.eye(1), root=str(tmp_path)), None)(0) == "broken image"
+  assert sheet.loader(indexes.make(np.eye(1), root=str(tmp_path)), None)(0) == "unreadable image"
 
 
 def test_names_are_drawn_whole_or_written_out(monkeypatch):

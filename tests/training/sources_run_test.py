@@ -229,7 +229,7 @@ def test_a_network_searches_in_other_images(tmp_path):
   done = runs.call(
     "experiments.search", *_flags("folder.py", other, tmp_path / "run"), f"--query={query}"
   )
-  assert done.stderr == f"Error: {query}: this is no image that can be read\n"
+  assert done.stderr == f"Error: {query}: this is not a readable image\n"
 
 
 @pytest.mark.slow
