@@ -58,6 +58,7 @@ _IMPORTS = {
   "experiments/benchmark/__main__.py": "a benchmark of this package, by its name",
   "experiments/flags.py": "the file of --config",
   "experiments/train_binary.py": "experiments.binary, by another name",
+  "soprc_jax/cli.py": "the program of that name in its own folder, on the command line",
 }
 _NEVER = {
   *("cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve", "yaml"),

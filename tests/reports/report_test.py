@@ -188,9 +188,16 @@ class TestPageOfARun:
     ]
     assert "have changed since" not in whole_page
     assert "paper: SmoothAP" not in whole_page  # it has no numbers for these data
-    assert "Do not compare the results on val and test" in whole_page
     data_name = pathlib.Path(there["config"]["data"]["root"]).name
     assert f"<h1>{finished.name}: SOPRC on {data_name}</h1>" in whole_page
+
+  def test_splits_of_different_size_are_not_to_be_compared(self, folder):
+    note = "Do not compare the results on val and test"
+    assert note not in run_report.make(folder)  # the numbers of queries are not known
+    _change(folder / workdir.RESULTS, lambda content: content["val"].update(num_queries=1234))
+    text = run_report.make(folder)
+    assert note in text
+    assert "1,234" in text
 
   def test_panel_frames_right_and_wrong(self, whole_page):
     found = pages.Page(whole_page)

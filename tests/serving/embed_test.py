@@ -185,9 +185,9 @@ def test_embed_search_and_export_from_the_command_line(made, tmp_path):
   assert done.returncode == 0, done.stderr
   assert done.stdout.startswith("Embedded 40 images as vectors of width 8 with step 3 of")
   told = done.stdout.splitlines()[-1].split()
-  assert told[:3] == ["python", "-m", "experiments.search"]
+  assert told[:2] == ["soprc", "search"]
   query = root / "class_007" / "1.png"
-  command = [word.replace("PHOTO.jpg", str(query)) for word in told[3:]]
+  command = [word.replace("PHOTO.jpg", str(query)) for word in told[2:]]
   command += [
     f"--query={root / 'class_003'}",
     "--format=json",
