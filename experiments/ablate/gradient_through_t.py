@@ -97,7 +97,7 @@ def markdown(pushes: list[Push], *, tau2: float) -> str:
     cells += [f"{push.mean_without:+.2f}", f"{push.mean_with:+.2f}", f"{push.ratio:.2g}"]
     rows.append(cells)
   note = (
-    f"How a gradient step moves the positives, by the path of the gradient (v fixed, tau2 = "
+    "How a gradient step moves the positives, by the path of the gradient (v fixed, tau2 = "
     f"{tau2:g}): the share that it pushes down, and the mean step -dL/dh times the number of "
     "positives, upwards if > 0."
   )

@@ -1,5 +1,5 @@
-"""Comparison of methods: its plan, its runs, its table; the rate is picked on val, differences are
-paired by seed.
+"""Comparison of methods: its plan, its runs and its table. The learning rate is chosen on the
+validation split, and differences are paired by seed.
 
 Its Markdown is that of _internal/text_table.py.
 """
@@ -170,7 +170,7 @@ class TestPlan:
 
   def test_config_that_chooses_a_method_already_is_refused(self, tmp_path):
     plan = plans.read_plan(_settings())
-    with pytest.raises(ValueError, match="chooses a loss or a preset already"):
+    with pytest.raises(ValueError, match="already chooses a loss or a preset"):
       comparison.check(plan, lambda method: _make_config("authors"), tmp_path / "new")
 
   def test_methods_with_another_budget_or_network_are_refused(self, tmp_path):
