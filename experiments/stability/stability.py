@@ -24,9 +24,9 @@ class Setting(NamedTuple):
   """A training whose stability is measured.
 
   Attributes:
-    algorithm: one of `ALGORITHMS`. "SOPRC without v" uses the interpolated scores of the batch
-      instead of v. "SOPRC, self weight 1/n+" gives each positive the self weight of the AP loss,
-      much more than SOPRC's 1 / (M + 1).
+    algorithm: one of `ALGORITHMS`. The variant "SOPRC without v" uses the interpolated scores of
+      the batch instead of v. The variant "SOPRC, self weight 1/n+" has the self weight of the AP
+      loss, much more than SOPRC's 1 / (M + 1).
     num_positives: N+.
     num_negatives: N-.
     batch_positives: n+.

@@ -262,7 +262,7 @@ class TestPeer:
   def test_an_interpreter_without_libauc(self, tmp_path):
     with pytest.raises(
       ValueError,
-      match=r"cannot be started \(No such file or directory\): give the python of a separate virtual",
+      match=r"cannot be started \(No such file or directory\): give the python of a separate",
     ):
       binary_peer.versions(str(tmp_path / "python"))
     broken = tmp_path / "python"

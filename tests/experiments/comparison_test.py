@@ -265,7 +265,7 @@ class TestStarts:
   def test_random_weights_behind_networks_are_refused(self, tmp_path, start):
     self._check(tmp_path / "new", start)
     plan = plans.read_plan(_settings(seeds=(0,)))
-    with pytest.raises(ValueError, match="started from networks: choose another folder"):
+    with pytest.raises(ValueError, match="started from models: choose another folder"):
       _claim(plan, _make_config, tmp_path / "new")
 
   def test_other_classes_are_refused(self, tmp_path, start):
