@@ -188,7 +188,7 @@ def _prepare_streams() -> None:
       setattr(sys, name, open(os.devnull, "w", errors="backslashreplace"))  # noqa: SIM115
     elif stream is original and isinstance(
       stream, io.TextIOWrapper
-    ):  # else of tests, of a notebook
+    ):  # otherwise set by tests or a notebook
       raw = _Output(stream.fileno(), "w", closefd=False)
       made = io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Runs `experiments.binary`, imbalanced binary classification: ``soprc train-binary --help``."""
+"""Trains imbalanced binary classifiers by `experiments.binary`: ``soprc train-binary --help``."""
 
 import runpy
 
