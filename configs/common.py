@@ -1,5 +1,6 @@
-"""What the config files share: their arguments, ``--config=FILE:ARGUMENT[,ARGUMENT...]``, and their
-settings of comparisons.
+"""Defines what the config files share: arguments and comparison settings.
+
+Arguments follow the file name: ``--config=FILE:ARGUMENT[,ARGUMENT...]``.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,10 +16,10 @@ Change = Callable[[Any], None]
 
 
 def apply(config: Any, text: str, arguments: Mapping[str, Change]) -> Any:
-  """Changes a config by its arguments, in their order, and returns it.
+  """Applies the arguments to a config, in their order, and returns the config.
 
   Raises:
-    ValueError: unknown argument; the known ones are listed.
+    ValueError: an argument is unknown. The message lists the known ones.
   """
   for name in filter(None, text.split(",")):
     if name not in arguments:
@@ -30,12 +31,14 @@ def apply(config: Any, text: str, arguments: Mapping[str, Change]) -> Any:
 
 
 def method_arguments() -> dict[str, Change]:
-  """Every method of the comparison: losses, and the presets of SOPRC."""
+  """Returns the arguments that choose a method: every loss, and the presets of SOPRC."""
   return {name: functools.partial(methods.choose, name=name) for name in methods.METHODS}
 
 
 def ablation_arguments(*, sgd_rate: float, adam_rate: float) -> dict[str, Change]:
-  """``ablation1`` .. ``ablation5``, the rows of the paper's Table 2, see `ablation_values`.
+  """Returns ``ablation1`` .. ``ablation5``, the rows of the paper's Table 2.
+
+  `ablation_values` has the config values of each row.
 
   Args:
     sgd_rate: learning rate of rows 1 to 4.
@@ -53,11 +56,11 @@ def ablation_arguments(*, sgd_rate: float, adam_rate: float) -> dict[str, Change
 
 
 def ablation_values(row: int) -> dict[str, Any]:
-  """Config values of a row of the paper's Table 2, by their dotted keys.
+  """Returns the config values of a row of the paper's Table 2, by dotted key.
 
-  (1) biased prior, v of the batch; (2) unbiased prior, v of the batch; (3) carried v; (4) with the
-  semi-variance term; (5) the same with Adam. The others by SGD. A prior that is annealed goes from
-  the same start in all rows, so that row 1 differs from row 2 in one thing.
+  The rows are: (1) biased prior, v of the batch; (2) unbiased prior, v of the batch; (3) carried v;
+  (4) carried v with the semi-variance term; (5) row 4 with Adam. Rows 1 to 4 use SGD. An annealed
+  prior has the same start in all rows, so that row 1 differs from row 2 in one thing only.
   """
   values: dict[str, Any] = {} if row > 1 else {"loss.prior.kind": "batch"}
   terms = (1.0, 5.0) if row >= 4 else (0.0, 0.0)
@@ -84,16 +87,19 @@ def photograph_config(
   prior: float,
   ks: tuple[int, ...],
 ) -> Any:
-  """What the paper's three data sets have in common: ResNet-50 with frozen batch norm, SGD in three
-  stages, 56 x 4 images, test at 256 pixels.
+  """Returns the base config of the paper's three data sets.
+
+  It is a ResNet-50 with frozen batch norm, trained by SGD with two learning rate drops on batches
+  of 56 x 4 images. Testing is at 256 pixels.
 
   Args:
     source: ``data.source``.
-    learning_rate: of SGD at the start, and the middle of the grid of a comparison.
-    milestones: steps at which it is divided by 10.
-    steps: of training.
-    prior: of the largest class.
-    ks: of recall@k.
+    learning_rate: initial learning rate of SGD, and the middle of the learning rate grid of a
+      comparison.
+    milestones: steps at which the learning rate is divided by 10.
+    steps: number of training steps.
+    prior: prior of the largest class.
+    ks: values of k for recall@k.
   """
   config = config_lib.default_config()
   config.data.update({"source": source, "val_share": 0.1, "workers": 8})
@@ -111,8 +117,9 @@ def photograph_config(
 
 
 def photograph_arguments(*, sgd_rate: float, adam_rate: float = 1e-4) -> dict[str, Change]:
-  """What the configs of the paper's three data sets take: methods, ablations, ``adam``,
-  ``trainval`` and ``crop``.
+  """Returns the arguments of the configs of the paper's three data sets.
+
+  These are methods, ablations, ``adam``, ``trainval`` and ``crop``.
   """
 
   def adam(config: Any) -> None:

@@ -3,21 +3,21 @@ r"""Your own images: a folder with one subfolder a class, or a CSV file.
 soprc train --config=folder --config.data.root=IMAGES --workdir=runs/mine
 soprc train --config=folder:csv --config.data.root=images.csv --workdir=runs/mine
 
-Half of the classes are trained on, a tenth is val, the rest is test: all classes of a split are
-unseen by the others. A CSV (UTF-8, a header path,label or path,label,split, paths relative to its
-folder) may say itself what is what. Start from ImageNet weights with
-``--config.model.init_from=resnet18.pth`` (see ``soprc convert-weights``); with random weights batch
+Half of the classes are for training, a tenth for validation and the rest for testing. No class is
+in two splits. A CSV file (UTF-8, header path,label or path,label,split, paths relative to its
+folder) can define the splits itself. To start from ImageNet weights, give
+``--config.model.init_from=resnet18.pth`` (see ``soprc convert-weights``). With random weights batch
 norm is trained and the prior is annealed from 0.5.
 
-Time to expect: 1,000 steps of ResNet-18 at 128 pixels, batch 64: an estimate of 3 minutes on a GPU,
-some hours on two CPU cores; ``:small`` is for CPUs.
+Expected time: 1,000 steps of ResNet-18 at 128 pixels, batch 64, take an estimated 3 minutes on a
+GPU and some hours on two CPU cores. ``:small`` is for CPUs.
 
 Arguments, joined by commas:
 
 * ``csv``: ``data.root`` is a CSV file with path,label or path,label,split;
-* ``pretrained``: batch norm frozen, a small learning rate and a constant prior, for a start from
+* ``pretrained``: frozen batch norm, a small learning rate and a constant prior, to start from
   ``--config.model.init_from``;
-* ``small``: a ResNet-8 at 64 pixels and 300 steps: a first look in a minute or two on two CPU
+* ``small``: a ResNet-8 at 64 pixels and 300 steps, for a first result in a minute or two on two CPU
   cores;
 * ``soprc``: the file as it is; ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``,
   ``smooth_ap``, ``fast_ap``, ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss;

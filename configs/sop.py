@@ -1,17 +1,19 @@
-r"""SOPRC on Stanford Online Products, as in the paper: ResNet-50 from ImageNet, batch norm frozen,
-50,000 steps of 224 = 56 x 4 images.
+r"""SOPRC on Stanford Online Products, as in the paper.
+
+The model is a ResNet-50 from ImageNet weights with frozen batch norm, trained for 50,000 steps of
+224 = 56 x 4 images.
 
 soprc train --config=sop --config.data.root=DATA/Stanford_Online_Products \
     --config.model.init_from=resnet50.pth --workdir=runs/sop
 
-Expected by the paper (test, 60,502 images of 11,316 classes): mAUPRC 62.75, recall@1 81.91, @10
+Reported by the paper (test, 60,502 images of 11,316 classes): mAUPRC 62.75, recall@1 81.91, @10
 92.50, @100 96.97, @1000 98.96; with ``trainval`` 63.27, 82.15, 92.69, 97.11, 99.02. Not run here
-yet. Estimate, not measured: one A100 or H100, 16 cores for the images, 24 GB of GPU memory, about 8
-hours.
+yet. Estimated, not measured: about 8 hours on one A100 or H100, with 16 CPU cores for the images
+and 24 GB of GPU memory.
 
-The paper's text gives no tau, lambda or M: tau1 = 0.1, tau2 = 0.001, lambda = (1, 5) and M = 100
-are the authors'. beta = 0.1 here, 0.001 in the paper: it counts the visits of a class, and a class
-is visited a few hundred times (README, errata 10).
+The paper's text gives no tau, lambda or M. The values tau1 = 0.1, tau2 = 0.001, lambda = (1, 5) and
+M = 100 are those of the authors' code. Here beta is 0.1, in the paper 0.001: beta counts the visits
+of a class, and a class is visited a few hundred times (README, errata 10).
 
 Arguments, joined by commas (``--config=sop:paper,crop``):
 
@@ -20,8 +22,8 @@ Arguments, joined by commas (``--config=sop:paper,crop``):
 * ``paper``, ``authors``: the preset of that name (README, errata), with the paper's beta = 0.001;
 * ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2; rows 1 to 4 by SGD, row 5 by
   Adam;
-* ``adam``: Adam at 1e-4 (the paper gives no rate) instead of SGD; ``trainval``: train on the val
-  classes too;
+* ``adam``: Adam at learning rate 1e-4 (the paper gives none) instead of SGD;
+* ``trainval``: training on the validation classes too;
 * ``crop``: shorter side to 256, then a random crop of 224, as the paper's text says, instead of the
   authors' random resized crop;
 * ``tfds``: the data as prepared by TensorFlow Datasets, see soprc_jax/data/tfds_source.py.

@@ -1,20 +1,21 @@
-r"""SOPRC on PKU VehicleID, as in the paper: ResNet-50 from ImageNet, batch norm frozen, 100,000
-steps.
+r"""SOPRC on PKU VehicleID, as in the paper.
+
+The model is a ResNet-50 from ImageNet weights with frozen batch norm, trained for 100,000 steps.
 
 soprc train --config=vehicle_id --config.data.root=DATA/VehicleID_V1.0 \
     --config.model.init_from=resnet50.pth --workdir=runs/vehicle_id
 
-Expected by the paper, mAUPRC / recall@1 / @5: small 83.11 / 95.41 / 97.69, medium 79.00 / 93.67 /
+Reported by the paper, mAUPRC / recall@1 / @5: small 83.11 / 95.41 / 97.69, medium 79.00 / 93.67 /
 96.68, large 74.92 / 92.56 / 96.43 (the appendix prints 74.95 / 92.50 / 96.44 for the last); with
 ``trainval`` 83.70 / 95.41 / 97.72, 79.84 / 93.80 / 96.77, 75.56 / 92.83 / 96.48. Not run here yet.
-results.json has large under ``test``, and ``test_medium``, ``test_small``: all test images are the
-gallery. ``*_one_per_class`` is the protocol of the data set's authors: one random image per
-vehicle, ten times. Estimate, not measured: one A100 or H100, 16 cores for the images, 24 GB of GPU
-memory, about 16 hours.
+results.json has large as ``test``, next to ``test_medium`` and ``test_small``. Their gallery is all
+test images. ``*_one_per_class`` is the protocol of the data set's authors: a gallery of one random
+image per vehicle, ten times. Estimated, not measured: about 16 hours on one A100 or H100, with 16
+CPU cores for the images and 24 GB of GPU memory.
 
-The paper's text gives no tau, lambda or M: tau1 = 0.1, tau2 = 0.001, lambda = (1, 5) and M = 100
-are the authors'. beta = 0.1 here, 0.001 in the paper: it counts the visits of a class, and a class
-is visited a few hundred times (README, errata 10).
+The paper's text gives no tau, lambda or M. The values tau1 = 0.1, tau2 = 0.001, lambda = (1, 5) and
+M = 100 are those of the authors' code. Here beta is 0.1, in the paper 0.001: beta counts the visits
+of a class, and a class is visited a few hundred times (README, errata 10).
 
 Arguments, joined by commas (``--config=vehicle_id:paper,crop``):
 
@@ -23,8 +24,8 @@ Arguments, joined by commas (``--config=vehicle_id:paper,crop``):
 * ``paper``, ``authors``: the preset of that name (README, errata), with the paper's beta = 0.001;
 * ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2; rows 1 to 4 by SGD, row 5 by
   Adam;
-* ``adam``: Adam at 1e-4 (the paper gives no rate) instead of SGD; ``trainval``: train on the val
-  classes too;
+* ``adam``: Adam at learning rate 1e-4 (the paper gives none) instead of SGD;
+* ``trainval``: training on the validation classes too;
 * ``crop``: shorter side to 256, then a random crop of 224, as the paper's text says, instead of the
   authors' random resized crop.
 """

@@ -1,11 +1,11 @@
-r"""Converts the weights of a torchvision ResNet to a checkpoint that --config.model.init_from
-takes.
+r"""Converts the weights of a torchvision ResNet to a checkpoint for --config.model.init_from.
 
 soprc convert-weights --input=resnet50.pth --output=weights/resnet50
 
 The input is a .pth file (needs torch; nothing in it is executed), a .safetensors file, or
-hf://USER/REPOSITORY[/FILE] (needs huggingface_hub), with the names of torchvision, timm or Hugging
-Face. init_from takes all of these directly too; a converted checkpoint needs neither package.
+hf://USER/REPOSITORY[/FILE] (needs huggingface_hub). The weights have the names of torchvision, timm
+or Hugging Face. init_from also accepts all of these directly. A converted checkpoint needs neither
+package.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ _INPUT = absl_flags.DEFINE_string(
   "input", None, "Weights: FILE.pth, FILE.safetensors or hf://USER/REPOSITORY[/FILE]."
 )
 _OUTPUT = absl_flags.DEFINE_string(
-  "output", None, "Folder of the checkpoint; it must hold no other."
+  "output", None, "Folder of the checkpoint. It must contain no other checkpoint."
 )
 
 

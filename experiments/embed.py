@@ -1,20 +1,25 @@
-r"""Embeds images by the network of a training run: a file of vectors that soprc search takes, and
-numpy reads.
+r"""Embeds images with the model of a training run and writes the vectors to a file.
+
+`soprc search` and numpy read the file.
 
 soprc embed --workdir=runs/mine --output=vectors.npz --images=PHOTOS
 soprc embed --workdir=runs/mine --output=vectors.npz --split=test [--config=folder \
     --config.data.root=IMAGES]
 
---images is a folder (with all folders in it; no classes are needed), a CSV file with a header path
-or path,label, or a text file with one path a line (paths relative to the folder of the list; a name
-with blanks at its ends is taken as it stands if there is such a file). Otherwise the images are
-those of a --split of the data that the run was trained on, or of the data of a --config, given with
-the same flags as in training. A broken image, or one that cannot be read, ends the program with its
-name; --on_broken=skip leaves it out and counts it.
+--images is one of:
+
+* a folder, with all its subfolders; no classes are needed;
+* a CSV file with a header path or path,label;
+* a text file with one path per line, relative to the folder of the text file. A name with blanks at
+  its ends is kept as it is if such a file exists.
+
+Otherwise the images are those of a --split of the data that the run was trained on. With --config,
+given with the same flags as in training, they are those of a --split of its data. A corrupt or
+unreadable image ends the program with its name; --on_broken=skip leaves it out and counts it.
 
 The file has embeddings [N, D] float32, ids [N], class_names [N] (empty where unknown), labels (of a
-split), and what made them: workdir, step, digest of the network's variables, model, image_size.
-Read it with numpy.load("vectors.npz").
+split), and their origin: workdir, step, digest of the model's variables, model, image_size. Read it
+with numpy.load("vectors.npz").
 """
 
 from collections.abc import Sequence
@@ -37,13 +42,13 @@ _SPLIT = absl_flags.DEFINE_string(
   "Images of the data: all, train, val or test (VehicleID: also test_medium, test_small).",
 )
 _CHECKPOINT = absl_flags.DEFINE_enum(
-  "checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest."
+  "checkpoint", "best", ["best", "newest"], "Checkpoint: best validation mAUPRC, or newest."
 )
 _ON_BROKEN = absl_flags.DEFINE_enum(
   "on_broken",
   None,
   ["error", "skip"],
-  "Images that cannot be decoded; by default as data.on_broken of the config.",
+  "What happens to images that cannot be decoded. Default: data.on_broken of the config.",
 )
 
 
@@ -57,10 +62,10 @@ def main(argv: Sequence[str]) -> None:
 
   with flags.errors_as_messages():
     if _IMAGES.value and absl_flags.FLAGS["split"].present:
-      raise ValueError("--images and --split: give one of them")
+      raise ValueError("--images and --split exclude each other: give one of them")
     output = file_io.given(str(_OUTPUT.value), name="--output")
     index.check_output(output, suffix=".npz")
-    # Before the network is read; whether links may lead nowhere, its config says.
+    # Before the model is read: only its config says whether links may be dangling.
     on_broken = _ON_BROKEN.value or "skip"
     source = (
       None

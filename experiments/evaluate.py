@@ -1,13 +1,13 @@
-r"""Evaluates the network of a finished or running training: retrieval metrics of one split.
+r"""Evaluates the model of a finished or running training: retrieval metrics of one split.
 
 soprc evaluate --workdir=runs/glyphs [--split=test] [--checkpoint=best]
 
-The config is that of the run; a --config that is given, with the same flags as in training, must
-agree with it, but for where the data are and the like. The metrics are printed and written to
+The config is that of the run. A --config, given with the same flags as in training, must agree with
+it, except for keys like the place of the data. The metrics are printed and written to
 WORKDIR/evaluation_SPLIT.json.
 
-Classes of the split that the network was trained on are an error, and so are data of the run that
-have changed; --allow_seen_classes notes such classes in the file instead.
+It is an error if the model was trained on classes of the split, or if the data of the run have
+changed. --allow_seen_classes notes such classes in the file instead.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ _SPLIT = absl_flags.DEFINE_string(
   "test_small).",
 )
 _CHECKPOINT = absl_flags.DEFINE_enum(
-  "checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest."
+  "checkpoint", "best", ["best", "newest"], "Checkpoint: best validation mAUPRC, or newest."
 )
 
 _ALLOW_SEEN = absl_flags.DEFINE_bool(
   "allow_seen_classes",
   False,
-  "Test also on classes that were trained on: a warning and a note in the results instead of an "
-  "error.",
+  "Evaluate also on classes that the model was trained on: a warning and a note in the results "
+  "instead of an error.",
 )
 
 

@@ -1,4 +1,4 @@
-"""The flags that all entry points share, and how their mistakes are told."""
+"""Defines the flags that all entry points share, and turns user errors into messages."""
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
@@ -24,41 +24,41 @@ _CONFIG = config_flags.DEFINE_config_file(
   "config",
   None,
   "Config file, with an argument after a colon: configs/glyphs.py or configs/glyphs.py:triplet. "
-  "Any key can be overridden: --config.optim.learning_rate=0.002. The most used keys stand below; "
+  "Any key can be overridden: --config.optim.learning_rate=0.002. The most used keys are below; "
   "--helpfull "
   "and docs/config.md list all.",
 )
 _WORKDIR = flags.DEFINE_string(
   "workdir",
   None,
-  "Folder of the run. Programs that train: new, or of the same config to go on with.",
+  "Folder of the run. Programs that train need a new folder, or one of the same config to resume.",
 )
 _DISTRIBUTED = flags.DEFINE_bool(
   "distributed",
   False,
-  "One run on several processes that SLURM, Open MPI, Kubernetes or Cloud TPU has started (train "
-  "and evaluate).",
+  "One run on several processes that SLURM, Open MPI, Kubernetes or Cloud TPU started (train and "
+  "evaluate).",
 )
 _COORDINATOR = flags.DEFINE_string(
   "coordinator",
   None,
-  "HOST:PORT of process 0, for processes that nothing of the above has started; with the next two.",
+  "HOST:PORT of process 0, for processes that none of the above started; with the next two flags.",
 )
 _NUM_PROCESSES = flags.DEFINE_integer(
-  "num_processes", None, "Number of processes of the run.", lower_bound=1
+  "num_processes", None, "Number of processes in the run.", lower_bound=1
 )
 _PROCESS_ID = flags.DEFINE_integer(
   "process_id", None, "Number of this process, from 0.", lower_bound=0
 )
 
 
-# What ``--config=NAME`` stands for.
+# Folder of the files that ``--config=NAME`` names.
 _CONFIGS = Path(__file__).parents[1] / "configs"
 
-# Flags of absl that print and end the process.
+# Flags of absl that print help and end the process.
 _HELP = ("help", "helpshort", "helpfull", "helpxml", "?")
 
-# The file by which a program of `folder` knows a folder of its own -> what else it writes there,
+# The file by which a program recognizes its own folder (see `folder`) -> what else it writes there,
 # see `workdir.check_files`.
 WRITES = {
   "benchmark.json": ("table.md", "growth_*.png"),
@@ -86,45 +86,47 @@ WRITES = {
   ),
 }
 
-# What a key of a config holds, by the type of its value.
+# Words for the value of a config key, by its type.
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", tuple: "a tuple"}
 
 
-# Of the library and of the programs.
+# Loggers of the library and of the programs.
 _LOGGERS = ("soprc_jax", "experiments")
 
 
 class Run(NamedTuple):
-  """What the flags say: a checked config and an absolute folder."""
+  """A checked config and an absolute workdir, read from the flags."""
 
   config: Any
   workdir: Path
 
 
 def parse(argv: Sequence[str], *, config: str = "soprc_jax.training.config") -> list[str]:
-  """Flags parser for ``app.run``: mistakes in flags, config files and overrides end with a message,
-  not a traceback.
+  """Parses the flags for ``app.run``, with messages instead of tracebacks.
+
+  Wrong flags, config files and overrides end the process with a message.
 
   Args:
     argv: arguments of the process.
-    config: module whose ``KEYS`` the config of the program has, for its help.
+    config: module whose ``KEYS`` describe the config of the program, for its help.
   """
   _prepare_streams()
   _show_help(argv, config)
   argv = [_with_path(argument) for argument in argv]
   try:
     rest = flags.FLAGS(argv)
-    # A config file that fails to load is only told when its value is read.
+    # A config file that fails to load raises only when its value is read.
     if next(_values(argv, "--config"), None) is not None:
       _CONFIG.value.to_dict()
     return rest
-  except Exception as error:  # of a config file that a user has written, anything
+  except Exception as error:  # a config file written by a user can raise anything
     _exit(_config_mistake(argv, error) or f"{error}\nTry --help.")
 
 
 def _with_path(argument: str) -> str:
-  """Gives ``--config=NAME[:ARGUMENT]`` the path of that file in ``configs/``, and expands
-  ``--config=~/FILE``.
+  """Replaces ``--config=NAME[:ARGUMENT]`` by the path of that file in ``configs/``.
+
+  Also expands ``--config=~/FILE``.
 
   A shell expands ``~`` at the start of a word only.
   """
@@ -141,8 +143,9 @@ def _with_path(argument: str) -> str:
 
 
 def _show_help(argv: Sequence[str], config: str) -> None:
-  """Prints the help that is asked for, whatever else is given, and ends the process; absl would end
-  it with status 1.
+  """Prints the help if a flag asks for it, and ends the process with status 0.
+
+  Other flags do not matter then. absl would end the process with status 1.
   """
   for argument in argv[1 : argv.index("--") if "--" in argv else None]:
     if argument.lstrip("-") in _HELP and argument.startswith("-"):
@@ -157,8 +160,9 @@ def _show_help(argv: Sequence[str], config: str) -> None:
 
 
 def _help_on_keys(config: str, *, every: bool) -> str:
-  """The keys of a config with default, allowed values and meaning: all of them, or those that are
-  used most.
+  """Returns the keys of a config with default, allowed values and meaning.
+
+  Without ``every`` these are only the keys that are used most.
   """
   keys = [key for key in importlib.import_module(config).KEYS if every or key.often]
   lines = [
@@ -174,8 +178,9 @@ def _help_on_keys(config: str, *, every: bool) -> str:
 
 
 def _prepare_streams() -> None:
-  """Makes printing safe: a character that the terminal lacks, or a reader that has left, ends no
-  program.
+  """Makes printing safe: no character or closed reader can end a program.
+
+  A terminal may lack a character, and a reader like ``head`` may have left.
   """
   for name, original in (("stdout", sys.__stdout__), ("stderr", sys.__stderr__)):
     stream = getattr(sys, name)
@@ -183,7 +188,7 @@ def _prepare_streams() -> None:
       setattr(sys, name, open(os.devnull, "w", errors="backslashreplace"))  # noqa: SIM115
     elif stream is original and isinstance(
       stream, io.TextIOWrapper
-    ):  # else of tests, of a notebook
+    ):  # otherwise set by tests or a notebook
       raw = _Output(stream.fileno(), "w", closefd=False)
       made = io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),  # type: ignore[arg-type]
@@ -196,10 +201,11 @@ def _prepare_streams() -> None:
 
 
 class _Output(io.FileIO):
-  """A stream of the process that drops what cannot be written: a run must not end by ``| head`` or
-  a terminal that is gone.
+  """Writes to a stream of the process, and drops what cannot be written.
 
-  Results that a full disk does not take end the program with a message.
+  A run must not end because of ``| head`` or a closed terminal.
+
+  If the disk is too full for the results, the program ends with a message.
   """
 
   lost = False
@@ -211,20 +217,21 @@ class _Output(io.FileIO):
       self.lost = error.errno not in (errno.EPIPE, errno.EIO) and self.fileno() == 1
       if self.lost and not sys.is_finalizing():
         _leave(
-          f"Error: the output cannot be written ({error.strerror}); what the program made is in "
-          "its files",
+          f"Error: the output cannot be written ({error.strerror}); the results are in the files "
+          "that the program wrote",
           1,
         )
       return memoryview(data).nbytes
 
 
 def require(argv: Sequence[str], example: str, **values: Any) -> None:
-  """Ends the process with a message if a flag is missing, or something stands there that is none;
-  sets up logging.
+  """Ends the process with a message if a flag is missing or an argument is no flag.
+
+  Also sets up logging.
 
   Args:
-    argv: what the flags parser has left.
-    example: flags that work.
+    argv: what the flags parser has left over.
+    example: flags that work, for the message.
     **values: flag -> its value.
   """
   if len(argv) > 1:
@@ -241,12 +248,14 @@ def require(argv: Sequence[str], example: str, **values: Any) -> None:
 
 
 def folder(argv: Sequence[str], example: str, own: str) -> Path:
-  """``--workdir`` as an absolute path, for programs without a config; else as `require`.
+  """Returns ``--workdir`` as an absolute path, for programs without a config.
+
+  Checks the flags like `require`.
 
   Args:
-    argv: what the flags parser has left.
-    example: flags that work.
-    own: the file by which the program knows a folder of its own, a key of `WRITES`.
+    argv: what the flags parser has left over.
+    example: flags that work, for the message.
+    own: the file by which the program recognizes its own folder, a key of `WRITES`.
   """
   require(argv, example, workdir=_WORKDIR.value)
   path = _workdir()
@@ -259,8 +268,9 @@ def folder(argv: Sequence[str], example: str, own: str) -> Path:
 
 
 def existing_folder(argv: Sequence[str], example: str) -> Path:
-  """``--workdir`` as an absolute path, for programs that only read the folder of a run; else as
-  `require`.
+  """Returns ``--workdir`` as an absolute path, for programs that only read a run.
+
+  Checks the flags like `require`.
   """
   require(argv, example, workdir=_WORKDIR.value)
   path = _workdir()
@@ -270,10 +280,10 @@ def existing_folder(argv: Sequence[str], example: str) -> Path:
 
 
 def prepare_jax() -> None:
-  """Makes a run of a program that trains faster: to be called before jax computes anything.
+  """Makes a program that trains faster; call it before jax computes anything.
 
-  Compiled functions are kept in the cache of the user, so that the next run starts faster, or where
-  ``JAX_COMPILATION_CACHE_DIR`` says; and freed memory is kept for the next step.
+  Compiled functions are stored, so that the next run starts faster. Their place is the user's cache
+  or ``JAX_COMPILATION_CACHE_DIR``. Freed memory is kept for the next step.
   """
   import jax
 
@@ -285,9 +295,9 @@ def prepare_jax() -> None:
     try:
       jax.config.update("jax_compilation_cache_dir", str(cache.private_folder("jax")))
     except OSError as error:
-      logging.getLogger("soprc_jax").warning("Compiled functions cannot be kept (%s).", error)
+      logging.getLogger("soprc_jax").warning("Compiled functions cannot be cached (%s).", error)
   if not os.environ.get("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
-    # A run makes dozens of small programs; by default jax keeps those only that took a second.
+    # A run compiles dozens of small programs; by default jax caches only those that took a second.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
@@ -302,8 +312,9 @@ def _workdir() -> Path:
 
 
 def _config_mistake(argv: Sequence[str], error_of_flags: Exception) -> str | None:
-  """What is wrong with ``--config=FILE[:ARGUMENT]`` or ``--config.KEY``, told better than the flags
-  library does.
+  """Returns what is wrong with ``--config=FILE[:ARGUMENT]`` or ``--config.KEY``.
+
+  The message is clearer than that of the flags library. None if nothing is found.
   """
   for name in _values(argv, "--config"):
     if "://" in name:
@@ -347,7 +358,7 @@ def _config_mistake(argv: Sequence[str], error_of_flags: Exception) -> str | Non
 
 
 def _told(error: Exception, path: str) -> str:
-  """An error of a config file, with the line at which it has failed."""
+  """Returns the message of an error in a config file, with the line that failed."""
   if isinstance(error, KeyError) and error.args == ("get_config",):
     return "it has no function get_config, which returns the config"
   lines = [
@@ -357,8 +368,9 @@ def _told(error: Exception, path: str) -> str:
 
 
 def _unknown_key(config: Any, path: Sequence[str]) -> str | None:
-  """The message for a key that the config does not have, with the nearest and all keys
-  beside it.
+  """Returns the message for a key that the config does not have, or None.
+
+  It names the nearest key and all keys of the same group.
   """
   node: Any = config
   for depth, part in enumerate(path):
@@ -376,8 +388,9 @@ def _unknown_key(config: Any, path: Sequence[str]) -> str | None:
 
 
 def _wrong_value(config: Any, key: str, path: str, error: Exception) -> str | None:
-  """The message for a value that cannot be read as what the key holds, if that is what the flags
-  library tells.
+  """Returns the message for an override whose value has the wrong type.
+
+  None if the error of the flags library is not about that key.
   """
   told = str(error)
   if f"--config.{key}=" not in told:
@@ -398,15 +411,14 @@ def _values(argv: Sequence[str], flag: str) -> Iterator[str]:
 
 
 def read(argv: Sequence[str], *, several_processes: bool = False, without_config: str = "") -> Run:
-  """The checked config and workdir; ends the process with a message where something is missing or
-  wrong.
+  """Returns the checked config and workdir; ends the process with a message on errors.
 
   Args:
-    argv: what the flags parser has left.
-    several_processes: whether the program can be one of several processes; it joins them if the
+    argv: what the flags parser has left over.
+    several_processes: whether the program can be one of several processes. It joins them if the
       flags say so.
-    without_config: flags that work, of a program that takes the config of the run where none is
-      given (`Run.config` is then None).
+    without_config: flags that work, for a program that can take the config from the run. Without
+      ``--config``, `Run.config` is then None.
   """
   needed = (
     {"workdir": _WORKDIR.value}
@@ -426,8 +438,9 @@ def read(argv: Sequence[str], *, several_processes: bool = False, without_config
 
 
 def _join_processes(allowed: bool) -> None:
-  """Joins the other processes of the run, if the flags name any; only process 0 then reports its
-  progress.
+  """Joins the other processes of the run, if the flags name any.
+
+  Only process 0 then logs its progress.
   """
   given: dict[str, Any] = {
     "coordinator": _COORDINATOR.value,
@@ -462,8 +475,9 @@ def _join_processes(allowed: bool) -> None:
 
 
 def load_config(*, argument: str = "", change: Callable[[Any], None] | None = None) -> Any:
-  """The config file once more, not resolved: with one more argument, or a change, below the
-  overrides of the command line.
+  """Loads the config file again, unresolved, with one more argument or a change.
+
+  The overrides of the command line are applied last.
   """
   path, _, arguments = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
   joined = ",".join(filter(None, [arguments, argument]))
@@ -475,14 +489,15 @@ def load_config(*, argument: str = "", change: Callable[[Any], None] | None = No
 
 
 def config_arguments() -> list[str]:
-  """What stands after the colon of ``--config=FILE:ARGUMENT[,ARGUMENT]``."""
+  """Returns the arguments after the colon of ``--config=FILE:ARGUMENT[,ARGUMENT]``."""
   arguments = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[2]
   return [argument for argument in arguments.split(",") if argument]
 
 
 def config_name() -> str:
-  """The config file that was named, with its argument: ``folder:small`` for those of this project,
-  else the path.
+  """Returns the name of the config file with its argument, e.g. ``folder:small``.
+
+  For files outside this project it is the path.
   """
   path, colon, argument = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
   ours = Path(path).resolve().parent == _CONFIGS.resolve()
@@ -490,22 +505,22 @@ def config_name() -> str:
 
 
 def config_overrides() -> dict[str, Any]:
-  """Keys that the command line overrides, with their values."""
+  """Returns the keys that the command line overrides, with their values."""
   return config_flags.get_override_values(flags.FLAGS["config"])
 
 
 @contextlib.contextmanager
 def errors_as_messages() -> Iterator[None]:
-  """What a person can mend or has asked for ends the process with its message, not a traceback.
+  """Ends the process with a message, not a traceback, on errors the user can fix.
 
-  Exit status 1: a wrong value or file, no space, a training that broke down. 143 (SIGTERM), 130
-  (Ctrl-C): stopped, and the same command goes on.
+  The exit status is 1 for a wrong value or file, a full disk or a diverged training. It is 143 for
+  SIGTERM and 130 for Ctrl-C; then the same command resumes the run.
   """
   try:
     yield
   except KeyboardInterrupt:
     _leave(
-      "Interrupted: what is finished stays, and the same command goes on or begins again",
+      "Interrupted: finished work is kept, and the same command resumes or starts again",
       128 + signal.SIGINT,
     )
   except (ValueError, OSError, ArithmeticError) as error:
@@ -516,24 +531,25 @@ def errors_as_messages() -> Iterator[None]:
   except Exception as error:
     if "RESOURCE_EXHAUSTED" in str(error):  # of XLA
       _exit(_out_of_memory(error))
-    # Of `interrupts.InterruptedRunError`; its module would load jax for every typo.
+    # Set by `interrupts.InterruptedRunError`; importing its module would load jax for every typo.
     status = getattr(error, "exit_status", None)
     if status is not None:
       _leave(str(error), status)
-    if no_space := _no_space(error):  # of tensorstore, of a process that loads images
+    if no_space := _no_space(error):  # from tensorstore, or from a process that loads images
       _exit(no_space)
     if not (isinstance(error, RuntimeError) and _is_one_of_several()):
       raise
     first_line = str(error).splitlines()[0]
     _exit(
       f"another process of the run has died or cannot be reached ({first_line}): start all of them "
-      "again to go on"
+      "again to resume"
     )
 
 
 def _no_space(error: Exception) -> str:
-  """The message of a full disk that the error does not name, with where there is no space; empty
-  for other errors.
+  """Returns the message for a full disk that the error does not name, or an empty string.
+
+  It says which place is full.
   """
   named = isinstance(error, OSError) and (error.errno is None or error.filename is not None)
   if named or "soprc_jax" not in sys.modules:  # which would load jax for every typo
@@ -543,35 +559,39 @@ def _no_space(error: Exception) -> str:
   if not file_io.is_full(error):
     return ""
   place = Path(flags.FLAGS["workdir"].value or ".").absolute()
-  return f"no space is left in {file_io.what_is_full(error, place)}: make some ({error})"
+  return f"no space is left in {file_io.what_is_full(error, place)}: free some ({error})"
 
 
 def _out_of_memory(error: BaseException) -> str:
   first_line = (str(error).splitlines() or ["no memory left"])[0]
   return (
-    f"out of memory ({first_line}): lower the sizes that the command was given; in training that "
-    "is train.batch_size, train.microbatch, "
-    "data.image_size, eval.batch_size, eval.block_size, and what the network and the loss keep "
-    "(model.width, model.embedding_dim, loss.num_points, memory_size)"
+    f"out of memory ({first_line}): lower the sizes that the command was given. In training these "
+    "are train.batch_size, train.microbatch, data.image_size, eval.batch_size, eval.block_size, "
+    "and the sizes of the model and the loss (model.width, model.embedding_dim, loss.num_points, "
+    "memory_size)"
   )
 
 
 def metrics_line(split: str, values: dict[str, Any]) -> str:
-  """One line for people: ``test: mAUPRC 0.5012, recall@1 0.7301, ... (11738 queries)``."""
+  """Returns the metrics in one line of text.
+
+  For example ``test: mAUPRC 0.5012, recall@1 0.7301, ... (11738 queries)``.
+  """
   shown = [f"{name} {value:.4f}" for name, value in values.items() if isinstance(value, float)]
   line = f"{split}: {', '.join(shown)} ({values['num_queries']} queries"
   if values["num_skipped"]:
     line += f", {values['num_skipped']} without a positive skipped"
   if values.get("num_broken"):
-    line += f", {values['num_broken']} broken images left out"
+    line += f", {values['num_broken']} corrupt images left out"
   if values["ks_beyond_gallery"]:
     line += f", k beyond the gallery: {values['ks_beyond_gallery']}"
   return line + ")"
 
 
 def _command() -> str:
-  """The command of this program, ``soprc NAME``; in a checkout ``python -m experiments.NAME`` is
-  the same.
+  """Returns the command of this program, ``soprc NAME``.
+
+  In a checkout ``python -m experiments.NAME`` is the same.
   """
   spec = getattr(sys.modules["__main__"], "__spec__", None)
   name = spec.name.removesuffix(".__main__").removeprefix("experiments.") if spec else "train"
@@ -579,7 +599,7 @@ def _command() -> str:
 
 
 def _set_up_logging() -> None:
-  """Our own messages, plainly; of other libraries warnings only (Orbax tells a lot)."""
+  """Sets up plain log lines for this project, and warnings only for other libraries."""
   for own in _LOGGERS:
     logger = logging.getLogger(own)
     if not logger.handlers:
@@ -594,22 +614,23 @@ def _set_up_logging() -> None:
 
 
 class _Formatter(logging.Formatter):
-  """Formats as its parent, and lets no name of a file control the terminal."""
+  """Formats log lines so that no file name can control the terminal."""
 
   def format(self, record: logging.LogRecord) -> str:
     return _harmless(super().format(record))
 
 
 def _harmless(message: str) -> str:
-  """Escapes control characters but line ends; without `soprc_jax`, which would load jax."""
+  """Escapes control characters except line ends; works without loading jax."""
   return "".join(
     one if one.isprintable() or one in "\n\u00a0" else ascii(one)[1:-1] for one in message
   )
 
 
 def _prepare_matplotlib() -> None:
-  """Gives matplotlib a folder where the user has no home: it would make one for each process, and
-  warn each time.
+  """Gives matplotlib a folder if the user has no home.
+
+  Otherwise it would create one for each process, and warn each time.
   """
   from soprc_jax._internal import cache
 
@@ -625,8 +646,8 @@ def _exit(message: str) -> NoReturn:
 def _leave(message: str, status: int) -> NoReturn:
   print(message, file=sys.stderr, flush=True)
   if _is_one_of_several():
-    # Leaving in the usual way would wait for the others, which may be waiting for this one. They
-    # get the time to tell what is wrong with them.
+    # A usual exit would wait for the other processes, which may be waiting for this one. The pause
+    # gives them time to report their own errors.
     time.sleep(2)
     os._exit(status)
   sys.exit(status)

@@ -1,5 +1,6 @@
-"""How the C library keeps memory on CPUs: pages that XLA has freed after one step are there for the
-next.
+"""Configures how the C library keeps memory on CPUs.
+
+Pages that XLA frees after one step stay available for the next one.
 """
 
 import ctypes
@@ -10,16 +11,17 @@ _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of malloc.h
 
 
 def keep_pages() -> bool:
-  """Tells malloc to keep what is freed instead of handing it back to the system. To be called
-  before jax computes anything.
+  """Makes malloc keep freed memory instead of returning it to the system.
+
+  Call it before jax computes anything.
 
   A compiled step frees its temporaries at its end. By default glibc returns blocks of 32 MiB and
   more to the kernel, which clears each page again at the next step: a quarter of the step of a
-  ResNet-50 on two cores. The process keeps the memory of its largest step until it ends. Nothing is
-  done where the C library is another one, or where the environment says how malloc is to behave.
+  ResNet-50 on two cores. The process keeps the memory of its largest step until it ends. Does
+  nothing with other C libraries, or where the environment configures malloc.
 
   Returns:
-    Whether it was done.
+    Whether malloc was configured.
   """
   if not sys.platform.startswith("linux") or any(
     name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ
@@ -29,6 +31,5 @@ def keep_pages() -> bool:
     mallopt = ctypes.CDLL(None).mallopt
   except (OSError, AttributeError):
     return False
-  # One arena: those of other threads than the first one return large blocks whatever the two others
-  # say.
+  # One arena: the arenas of other threads return large blocks even with the two other settings.
   return bool(mallopt(_MMAP_MAX, 0) and mallopt(_TRIM_THRESHOLD, -1) and mallopt(_ARENA_MAX, 1))

@@ -1,11 +1,11 @@
-r"""Makes a step again that was not finite, and shows where the first numbers broke.
+r"""Repeats a training step that was not finite, and shows where the first such numbers appeared.
 
 soprc replay --workdir=runs/glyphs [--step=N] [--own_loss=package.module:function]
 
-A training that meets a NaN or an infinity stops, or skips the step (train.on_nonfinite), and keeps
-the state before it and its batch in WORKDIR/diverged/N. Nothing else is needed here: neither the
-data nor the config file; a loss of your own must be named, since a folder alone may not run code.
-Exit status 0, whatever the step shows.
+At a NaN or an infinity, training stops or skips the step (train.on_nonfinite). It keeps the state
+before the step and its batch in WORKDIR/diverged/N. Replaying needs neither the data nor the config
+file. A custom loss must be named, since a folder alone may not run code. The exit status is 0 for
+finite and non-finite steps alike.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from experiments import flags
 absl_flags.declare_key_flag("workdir")
 
 _STEP = absl_flags.DEFINE_integer(
-  "step", None, "The step; by default the last one that the run keeps.", lower_bound=1
+  "step", None, "Step to repeat. Default: the last one that the run keeps.", lower_bound=1
 )
 
 _OWN_LOSS = absl_flags.DEFINE_multi_string(
   "own_loss",
   [],
-  "package.module:function, the loss of your own (loss.name, warmup.loss) that the run was trained "
+  "package.module:function, the custom loss (loss.name, warmup.loss) that the run was trained "
   "with.",
 )
 

@@ -1,20 +1,19 @@
-r"""Finds the images that are nearest to one image, or to each of several, by the network of a
-training run.
+r"""Finds the images that are nearest to one or several query images, with the model of a run.
 
 soprc search --workdir=runs/mine --query=photo.jpg [--split=all] [--top=10] [--checkpoint=best]
 soprc search --workdir=runs/mine --query=photo.jpg --index=vectors.npz
 soprc search --workdir=runs/mine --query=PHOTOS --query='more/*.jpg' --contact_sheet=sheet.png
 
-Searched is a --split of the data that the run was trained on (or of the data of a --config, given
-with the same flags as in training), or an --index that `soprc embed` has made with the same
-network, which needs no second embedding. A query may be a file, a folder, or a pattern in quotes,
-and --query may stand
-several times.
+The gallery is a --split of the data that the run was trained on. With --config, given with the same
+flags as in training, it is a split of its data. With --index it is a file that `soprc embed` made
+with the same model, so that the images need not be embedded again. A query is a file, a folder, or
+a pattern in quotes. --query can be repeated.
 
-Printed are the cosine similarity, the class and the image, the nearest first (the query itself, if
-it is among them); with --format=json the same as JSON on stdout. Searching in val or test is an
-error if the network was trained on classes of it; --allow_seen_classes makes that a warning, and a
-note in the JSON. --contact_sheet draws the pictures: a row a query, the query on the left.
+The program prints the cosine similarity, the class and the image, the nearest first (the query
+itself, if it is among them). --format=json prints the same as JSON on stdout. Searching in val or
+test is an error if the model was trained on classes of it. --allow_seen_classes makes that a
+warning, and a note in the JSON. --contact_sheet draws the images: one row per query, the query on
+the left.
 """
 
 from collections.abc import Sequence
@@ -36,36 +35,36 @@ _SPLIT = absl_flags.DEFINE_string(
   "Images to search: all, train, val or test (VehicleID: also test_medium, test_small).",
 )
 _INDEX = absl_flags.DEFINE_string(
-  "index", None, "File of soprc embed to search in, instead of a split."
+  "index", None, "File written by soprc embed, to search in instead of a split."
 )
 _CHECKPOINT = absl_flags.DEFINE_enum(
-  "checkpoint", "best", ["best", "newest"], "Which checkpoint: best on val, or newest."
+  "checkpoint", "best", ["best", "newest"], "Checkpoint: best validation mAUPRC, or newest."
 )
 _TOP = absl_flags.DEFINE_integer("top", 10, "Number of images to show.", lower_bound=1)
 _SKIP_QUERY = absl_flags.DEFINE_bool(
-  "skip_query", False, "Leave the file of the query itself out of what is found."
+  "skip_query", False, "Leave the file of the query itself out of the results."
 )
-_FORMAT = absl_flags.DEFINE_enum("format", "table", ["table", "json"], "What is printed.")
+_FORMAT = absl_flags.DEFINE_enum("format", "table", ["table", "json"], "Format of the output.")
 _CONTACT_SHEET = absl_flags.DEFINE_string(
-  "contact_sheet", None, "Picture to write, FILE.png; must not exist."
+  "contact_sheet", None, "Image to write, FILE.png; must not exist."
 )
 _BACKEND = absl_flags.DEFINE_enum(
   "backend",
   "exact",
   ["exact", "faiss"],
-  "What multiplies: numpy, or faiss (pip install faiss-cpu); the results are the same.",
+  "Search by numpy (exact) or by faiss (pip install faiss-cpu). The results are the same.",
 )
 _ON_BROKEN = absl_flags.DEFINE_enum(
   "on_broken",
   None,
   ["error", "skip"],
-  "Images of the split that cannot be decoded; by default as data.on_broken of the config.",
+  "What happens to images that cannot be decoded. Default: data.on_broken of the config.",
 )
 
 _ALLOW_SEEN = absl_flags.DEFINE_bool(
   "allow_seen_classes",
   False,
-  "Search val or test also where classes of it were trained on: a warning instead of an error.",
+  "Search val or test also if the model was trained on classes of it: a warning, not an error.",
 )
 
 
@@ -85,7 +84,7 @@ def main(argv: Sequence[str]) -> None:
       sheet.check_size(len(paths), _TOP.value)
     search.check_queries(paths)
     if _INDEX.value and absl_flags.FLAGS["split"].present:
-      raise ValueError("--index and --split: give one of them")
+      raise ValueError("--index and --split exclude each other: give one of them")
     file = file_io.given(_INDEX.value, name="--index") if _INDEX.value else None
     gallery = None if file is None else index.read(file)
     found = network.load(
@@ -119,7 +118,7 @@ def main(argv: Sequence[str]) -> None:
     heads = [f"{strings.printable(path)}:\n" if len(rows) > 1 else "" for path in paths]
     print("\n\n".join(head + table for head, table in zip(heads, tables, strict=True)))
   if picture is not None:
-    print(f"Pictures in {strings.printable(picture)}", file=sys.stderr)
+    print(f"Contact sheet: {strings.printable(picture)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

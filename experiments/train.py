@@ -1,13 +1,13 @@
-r"""Trains an embedding network and tests it; goes on where a killed run stopped.
+r"""Trains an embedding model and tests it, or resumes a run that was stopped.
 
 soprc train --config=glyphs --workdir=runs/glyphs [--config.KEY=VALUE ...]
 
-WORKDIR receives results.json (val and test metrics), metrics.jsonl (one line a step),
-convergence.png, pr_curve.png, tensorboard/, checkpoints/ (newest) and best/ (best on val). The same
-command on the same folder resumes, bit for bit; another config is refused, and so are data that
-have changed since.
+WORKDIR receives results.json (validation and test metrics), metrics.jsonl (one line per step),
+convergence.png, pr_curve.png, tensorboard/, checkpoints/ (newest) and best/ (best validation
+mAUPRC). The same command on the same folder resumes the run, bit for bit. It is an error if the
+config is another one, or if the data have changed since.
 
-A network to start from (model.init_from) that was trained on classes of val or test is an error;
+It is an error if the initial model (model.init_from) was trained on classes of val or test.
 --allow_seen_classes notes them in results.json instead.
 """
 
@@ -23,7 +23,7 @@ absl_flags.adopt_module_key_flags(flags)
 _ALLOW_SEEN = absl_flags.DEFINE_bool(
   "allow_seen_classes",
   False,
-  "Start from a network (model.init_from) also if it was trained on classes of val or test: a "
+  "Start from a model (model.init_from) also if it was trained on classes of val or test: a "
   "warning and a note in the results instead of an error.",
 )
 
@@ -46,8 +46,8 @@ def main(argv: Sequence[str]) -> None:
     return
   print(flags.metrics_line("test", results["test"]))
   print(
-    f"Results: {run.workdir / 'results.json'}; pictures: convergence.png and pr_curve.png beside "
-    "it."
+    f"Results: {run.workdir / 'results.json'}; plots in the same folder: convergence.png and "
+    "pr_curve.png."
   )
   print(f"Report: soprc report --workdir={shlex.quote(str(run.workdir))}")
 

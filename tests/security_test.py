@@ -437,7 +437,7 @@ class TestCompiled:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "me"))
     with caplog.at_level(logging.WARNING):
       assert used("me") is None
-    assert "Compiled functions cannot be kept" in caplog.text
+    assert "Compiled functions cannot be cached" in caplog.text
 
 
 class TestNetwork:

@@ -1,1 +1,1 @@
-"""Ablations: the paper's Table 2, batch sizes, and every hyperparameter of SOPRC by itself."""
+"""Ablations: the paper's Table 2, batch sizes, and each hyperparameter of SOPRC separately."""

@@ -1,23 +1,32 @@
-r"""Ablations of SOPRC on any config, over seeds: the paper's Table 2, batch sizes, every
-hyperparameter, the prior and its schedule.
+r"""Runs ablations of SOPRC on any config, over seeds.
+
+They cover the paper's Table 2, batch sizes, every hyperparameter, the prior and its schedule.
 
 soprc ablate --config=glyphs:compare --config.optim.learning_rate=0.008 --workdir=runs/ablation
 soprc ablate --config=glyphs:compare --workdir=runs/ablation --stages=table2 --list
 
-First it tells how many runs each stage takes and how long, measured here (glyphs: 40 seconds a run
-on two CPU cores). A call begins no run that would end after --minutes; the same command goes on,
-also in the middle of a run that was killed. Runs that stages share are made once.
+The program first prints the number of runs of each stage and their time, measured on this machine
+(glyphs: 40 seconds a run on two CPU cores). It starts no run that would end after --minutes. The
+same command resumes, also in the middle of a run that was killed. Runs that stages share are made
+once.
 
-Stages: table2 (rates of each row picked on val, from config.compare), batch_size, tau1, tau2, beta,
-num_points, lambda1, lambda2, prior, schedule (annealed prior, narrowed tau1), start_of_v, gradient
-(through T and others), tuned (SOPRC, SmoothAP and triplet, each with three values of a
-hyperparameter at every rate). All but table2 and tuned run at config.optim.learning_rate.
+Stages:
 
-WORKDIR receives a folder for each run, ablation.json, and for each stage a table STAGE.md and a
-picture STAGE.png: mAUPRC, the norm of the gradient and the share of saturated lists by step.
+* table2: each row at the best learning rate of config.compare on the validation split;
+* batch_size, tau1, tau2, beta, num_points, lambda1, lambda2, prior: one key each;
+* schedule: annealed prior, narrowed tau1;
+* start_of_v: the initial value of v;
+* gradient: through T, and other choices;
+* tuned: SOPRC, SmoothAP and triplet, each with three values of a hyperparameter at every learning
+  rate.
 
-A start that was trained on classes of val or test is an error; --allow_seen_classes notes them in
-the results and the tables instead.
+All stages except table2 and tuned run at config.optim.learning_rate.
+
+WORKDIR receives a folder for each run and ablation.json. Each stage has a table STAGE.md and a plot
+STAGE.png: mAUPRC, the norm of the gradient and the share of saturated lists by step.
+
+It is an error if an initial model was trained on classes of val or test. --allow_seen_classes notes
+them in the results and the tables instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,34 +41,35 @@ from experiments import flags
 
 absl_flags.declare_key_flag("config")
 absl_flags.declare_key_flag("workdir")
-_STAGES = absl_flags.DEFINE_list("stages", None, "Stages to make, in this order. Default: all.")
+_STAGES = absl_flags.DEFINE_list("stages", None, "Stages to run, in this order. Default: all.")
 _SEEDS = absl_flags.DEFINE_list(
   "seeds",
   None,
-  "Seeds of weights, batches and augmentation; the first picks rates. Default: config.compare.",
+  "Seeds of weights, batches and augmentation; the first one chooses learning rates. Default: "
+  "config.compare.",
 )
 _MINUTES = absl_flags.DEFINE_float(
   "minutes",
   40.0,
-  "No run is begun that would end later than this, but the first one always.",
+  "No run is started that would end later than this. The first run is always started.",
   lower_bound=0.0,
 )
 _INIT_FROM = absl_flags.DEFINE_string(
   "init_from",
   None,
-  "Workdir of the run that all start from; {seed} is replaced by the seed. Default: "
+  "Workdir of the run whose model all runs start from; {seed} is replaced by the seed. Default: "
   "config.compare, else random weights.",
 )
 _LIST = absl_flags.DEFINE_bool(
-  "list", False, "Tell the planned runs and their time, and make none."
+  "list", False, "Print the planned runs and their estimated time, and start none."
 )
 _ALLOW_SEEN = absl_flags.DEFINE_bool(
   "allow_seen_classes",
   False,
-  "Start from networks also if they were trained on classes of val or test: a warning and a note "
-  "in the results instead of an error.",
+  "Start from models also if they were trained on classes of val or test: a warning and a note in "
+  "the results instead of an error.",
 )
-# What the ablation sets in every run, or does not read: an override by hand would be lost.
+# Keys that the ablation sets in every run, or does not read: an override would have no effect.
 _OWN_KEYS = {
   "seed": "--seeds",
   "model.init_from": "--init_from",
@@ -94,7 +104,7 @@ def main(argv: Sequence[str]) -> None:
         allow_seen_classes=_ALLOW_SEEN.value,
       )
     finally:
-      # Also if a run has failed: what the others have found is told.
+      # Also if a run has failed: the results of the others are reported.
       results = ablation.results(plan, run.workdir)
       names = ablation_report.write(run.workdir, plan, results)
     names += _write_gradient(plan, run)
@@ -109,12 +119,13 @@ def main(argv: Sequence[str]) -> None:
       for option, ended in runs
       if not ended
     ]
-    print(f"{len(left)} runs are left, about {_minutes(left, seconds)}: the same command goes on.")
+    print(f"{len(left)} runs are left, about {_minutes(left, seconds)}: the same command resumes.")
 
 
 def _write_gradient(plan: Any, run: flags.Run) -> list[str]:
-  """What the gradient through T does to the positives, at random weights and at the network of the
-  config's own run.
+  """Writes what the gradient through T does to the positives.
+
+  It is measured at random weights and at the trained model of the config's own run.
   """
   from experiments.ablate import ablation, gradient_through_t
   from experiments.compare import comparison, plans
@@ -170,7 +181,10 @@ def _plan(config: Any) -> Any:
 
 
 def _check_table2(config: Any) -> None:
-  """The rows of Table 2 set some keys themselves, and differ in nothing else."""
+  """Raises a ValueError if an override conflicts with the rows of Table 2.
+
+  The rows set some keys themselves, and differ in nothing else.
+  """
   from configs import common
 
   lost = sorted(
@@ -190,9 +204,7 @@ def _check_table2(config: Any) -> None:
 
 
 def _make_config(option: Any) -> Any:
-  """The config file with the overrides of the command line, and above them the values of an
-  option.
-  """
+  """Returns the config file with the command line's overrides, then an option's values."""
   config = flags.load_config()
   config.update_from_flattened_dict(dict(option.values))
   return config
@@ -204,10 +216,10 @@ def _tell_plan(planned: dict[str, list[tuple[Any, bool]]], seconds: Callable[[An
   for stage, runs in planned.items():
     left = [option for option, ended in runs if not ended]
     everything += left
-    made = f", {len(runs) - len(left)} made before" if len(left) < len(runs) else ""
+    made = f", {len(runs) - len(left)} finished before" if len(left) < len(runs) else ""
     log.info("%-11s %3d runs%s, about %s left", stage, len(runs), made, _minutes(left, seconds))
   log.info(
-    "in all %d runs left, about %s; this call takes at most %g min",
+    "%d runs left in total, about %s; this call takes at most %g min",
     len(everything),
     _minutes(everything, seconds),
     _MINUTES.value,

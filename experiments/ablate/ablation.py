@@ -1,4 +1,4 @@
-"""Runs of an ablation: which are left, how long they take, and what each variant has reached."""
+"""Makes the runs of an ablation: which are left, how long they take, and their results."""
 
 from collections.abc import Callable, Iterator
 import itertools
@@ -14,7 +14,7 @@ from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
 _log = logging.getLogger(__name__)
-# The config as it is.
+# The config without changes.
 BASE = Option("soprc", {})
 WRITES = (
   "comparison.json",
@@ -24,16 +24,16 @@ WRITES = (
   *(f"{name}.{kind}" for name in STAGES for kind in ("md", "png")),
   comparison.RUN_FOLDERS,
 )
-# An option -> the config of its runs; rate, seed and start not yet set.
+# An option -> the config of its runs; learning rate, seed and start not yet set.
 MakeConfig = Callable[[Option], Any]
 
 
 class Plan(NamedTuple):
-  """Which runs an ablation makes.
+  """The runs of an ablation.
 
   Attributes:
-    stages: what is compared.
-    seeds: the first picks option and rate.
+    stages: the stages to compare.
+    seeds: the first one chooses option and learning rate.
     init_from: as `plans.Plan.init_from`.
   """
 
@@ -42,19 +42,19 @@ class Plan(NamedTuple):
   init_from: str
 
   def starts(self) -> dict[int, str]:
-    """Seed -> the network that its runs start from; empty from random weights."""
+    """Returns seed -> path of the model that its runs start from; empty for random weights."""
     return (
       {seed: plans.start_of(self.init_from, seed) for seed in self.seeds} if self.init_from else {}
     )
 
 
 class Result(NamedTuple):
-  """What a variant has reached.
+  """Results of a variant.
 
   Attributes:
-    variant: which one.
-    row: the chosen option (as ``method``) with the rate, and its runs.
-    trials: options and rates that were tried.
+    variant: the variant.
+    row: the chosen option (as ``method``) with the learning rate, and its runs.
+    trials: number of options and learning rates that were tried.
   """
 
   variant: Variant
@@ -65,12 +65,13 @@ class Result(NamedTuple):
 def check(
   plan: Plan, make_config: MakeConfig, folder: Path, *, allow_seen_classes: bool = False
 ) -> None:
-  """Raises a ValueError or an OSError for what would stop a run later; ``allow_seen_classes`` as
-  `comparison.check_starts`.
+  """Raises a ValueError or an OSError for anything that would stop a run later.
+
+  ``allow_seen_classes`` is that of `comparison.check_starts`.
 
   Raises:
-    ValueError: the data have no val, or too few classes for a batch; a run is of another config; a
-      start does not fit.
+    ValueError: the data have no validation split, or too few classes for a batch; a run is of
+      another config; a start does not fit.
     OSError: a start is missing.
   """
   comparison.check_folder(folder, WRITES)
@@ -79,7 +80,8 @@ def check(
   base = run_config(plan, make_config, BASE, None, plan.seeds[0])
   if base.data.trainval:
     raise ValueError(
-      "data.trainval must be False in an ablation: options and rates are picked on val; got True"
+      "data.trainval must be False in an ablation, which chooses options and learning rates on the "
+      "validation split; got True"
     )
   for _, option, rates in _options(plan):
     for rate, seed in itertools.product(rates, plan.seeds):
@@ -91,10 +93,10 @@ def check(
 
 
 def claim(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
-  """Makes the folder and notes in it what is ablated, or checks that it is what was noted there.
+  """Creates the folder with a note of what is ablated, or checks the note that is there.
 
   Raises:
-    ValueError: the folder is of an ablation of another config, or from other networks.
+    ValueError: the folder is of an ablation of another config, or with other initial models.
   """
   config = run_config(plan, make_config, BASE, None, plan.seeds[0])
   shared = config.to_dict()
@@ -103,7 +105,7 @@ def claim(plan: Plan, make_config: MakeConfig, folder: Path) -> None:
 
 
 def _check_batches(plan: Plan, make_config: MakeConfig) -> None:
-  """Makes the splits and the sampler of every batch size, and throws them away."""
+  """Builds the splits and the sampler of every batch size, to find errors early."""
   checked = set[int]()
   for stage, option, _ in _options(plan):
     config = run_config(plan, make_config, option, None, plan.seeds[0])
@@ -121,7 +123,7 @@ def _check_batches(plan: Plan, make_config: MakeConfig) -> None:
 
 
 def _options(plan: Plan) -> Iterator[tuple[str, Option, tuple[float, ...]]]:
-  """Every option of a plan: the stage's name, the option, and the rates at which it is tried."""
+  """Yields every option of a plan: the stage's name, the option, and its learning rates."""
   for stage in plan.stages:
     for variant in stage.variants:
       for option in variant.options:
@@ -129,18 +131,21 @@ def _options(plan: Plan) -> Iterator[tuple[str, Option, tuple[float, ...]]]:
 
 
 def seconds_a_run(plan: Plan, make_config: MakeConfig) -> Callable[[Option], float]:
-  """Returns a function that estimates the seconds of a run of an option, from steps of the config
-  measured now.
+  """Returns a function that estimates the seconds of a run of an option.
+
+  It times steps of the config now.
   """
   estimate = step_cost.run_seconds(run_config(plan, make_config, BASE, None, plan.seeds[0]))
   return lambda option: estimate(run_config(plan, make_config, option, None, plan.seeds[0]))
 
 
 def planned(plan: Plan, folder: Path) -> dict[str, list[tuple[Option, bool]]]:
-  """Stage name -> its runs that no earlier stage makes, as (option, whether it has ended before).
+  """Returns stage name -> its runs that no earlier stage makes.
 
-  Until its trials have ended, the first option of a variant stands for the one that val will
-  choose.
+  Each run is (option, whether it has ended before).
+
+  Until its trials have ended, the first option of a variant stands for the one that the validation
+  split will choose.
   """
   seen, found = set[plans.RunName](), dict[str, list[tuple[Option, bool]]]()
   for stage in plan.stages:
@@ -167,15 +172,16 @@ def run(
   seconds: Callable[[Option], float],
   allow_seen_classes: bool = False,
 ) -> bool:
-  """Makes the runs that have not ended yet, one after the other, as long as the next one is likely
-  to end in time.
+  """Makes the runs that have not ended yet, one after the other, within a time limit.
+
+  It starts a run only if the run is likely to end in time.
 
   Args:
-    plan: which runs.
-    make_config: config of an option.
-    folder: of the ablation.
-    minutes: after which no run is begun; the first one is always.
-    seconds: of a run of an option.
+    plan: the runs to make.
+    make_config: returns the config of an option.
+    folder: folder of the ablation.
+    minutes: time limit. No run is started that would end later, except the first one.
+    seconds: returns the estimated seconds of a run of an option.
     allow_seen_classes: see `soprc_jax.training.loop.train`.
 
   Returns:
@@ -211,8 +217,9 @@ def run(
 
 
 def results(plan: Plan, folder: Path) -> dict[str, list[Result]]:
-  """Stage name -> what its variants have reached; those with runs that have not ended are
-  left out.
+  """Returns stage name -> results of its variants.
+
+  Variants with runs that have not ended are left out.
   """
   found = dict[str, list[Result]]()
   for stage in plan.stages:
@@ -231,8 +238,9 @@ def results(plan: Plan, folder: Path) -> dict[str, list[Result]]:
 
 
 def _choose(variant: Variant, plan: Plan, folder: Path) -> tuple[Option, float] | None:
-  """The option and the rate with the best val mAUPRC at the first seed; None before all trials have
-  ended.
+  """Returns the option and learning rate with the best validation mAUPRC at the first seed.
+
+  None before all trials have ended.
   """
   val: dict[tuple[int, float], float] = {}
   for i, option in enumerate(variant.options):
@@ -248,7 +256,7 @@ def _choose(variant: Variant, plan: Plan, folder: Path) -> tuple[Option, float] 
 def run_config(
   plan: Plan, make_config: MakeConfig, option: Option, rate: float | None, seed: int
 ) -> Any:
-  """The resolved config of a run; without a rate that of the config file."""
+  """Returns the resolved config of a run; without a learning rate that of the config file."""
   config = make_config(option)
   config.seed = seed
   config.model.init_from = plans.start_of(plan.init_from, seed)

@@ -1,4 +1,4 @@
-"""Tables and pictures of an ablation."""
+"""Writes the tables and plots of an ablation."""
 
 from collections.abc import Mapping, Sequence
 import json
@@ -15,20 +15,21 @@ from soprc_jax.training import plots
 from soprc_jax.training import workdir as workdir_lib
 
 _TEST = ("mAUPRC", "recall@1")
-# What the training log tells of the gradient: key, title, whether on a logarithmic axis.
+# What the training log has on the gradient: key, title, whether on a logarithmic axis.
 _SIGNALS = (
   ("grad_norm", "norm of the gradient", True),
   ("saturated_lists", "share of saturated lists", False),
 )
-_ENDS = 0.1  # share of the run whose mean is told at its two ends
+_ENDS = 0.1  # share of the run, at each of its two ends, whose mean is reported
 _SMOOTHED = 0.05  # share of the run that a point of a curve is the mean of
 
 
 def write(
   folder: Path, plan: ablation.Plan, results: Mapping[str, Sequence[ablation.Result]]
 ) -> list[str]:
-  """Writes ablation.json, and STAGE.md and STAGE.png of each stage that has results; returns the
-  names of the files.
+  """Writes ablation.json, and STAGE.md and STAGE.png of each stage that has results.
+
+  Returns the names of the files.
 
   Stages that ablation.json has from earlier calls stay in it.
   """
@@ -53,8 +54,9 @@ def write(
 def table(
   folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds: Sequence[int]
 ) -> str:
-  """A Markdown table of a stage: test metrics over the seeds, paired differences, and what the
-  gradient did.
+  """Returns a Markdown table of a stage.
+
+  It has the test metrics over the seeds, paired differences, and the gradient's signals.
   """
   paper = stage.name == "table2"
   reference = next((result for result in results if result.variant.label == stage.reference), None)
@@ -105,27 +107,27 @@ def _over(seeds: Sequence[int]) -> str:
   if len(seeds) == 1:
     return f"one seed ({seeds[0]})"
   return (
-    f"mean ± standard deviation over {len(seeds)} seeds; difference of mAUPRC paired by "
-    "seed, "
+    f"mean ± standard deviation over {len(seeds)} seeds; difference of mAUPRC paired by seed, "
     "± standard error"
   )
 
 
 def _choice(results: Sequence[ablation.Result]) -> str:
-  """How options and rates were chosen, if there was a choice."""
+  """Returns a note on how options and learning rates were chosen, if there was a choice."""
   trials = sorted({result.trials for result in results} - {1})
   if not trials:
     return ""
   counted = " or ".join(map(str, trials))
   return (
-    f" Option and rate: the best on val at the first seed, of {counted} (* the rate is at "
-    "the "
-    "edge of its grid)."
+    " Option and learning rate: the best on the validation split at the first seed, of "
+    f"{counted} (* the rate is at the edge of its grid)."
   )
 
 
 def plot(path: Path, folder: Path, stage: Stage, results: Sequence[ablation.Result]) -> None:
-  """Curves of all variants: test mAUPRC along a sweep's axis, then val mAUPRC and the gradient's
+  """Plots all variants of a stage.
+
+  A sweep has test mAUPRC along its axis. All stages have validation mAUPRC and the gradient's
   signals by step.
   """
   panels = 3 + (stage.axis is not None)
@@ -186,15 +188,16 @@ def _values(folder: Path, result: ablation.Result, split: str, key: str) -> np.n
 
 
 def _signal(folder: Path, result: ablation.Result, key: str) -> np.ndarray:
-  """``[steps]`` mean over the seeds of a value of the training log; empty if the method does not
-  log it.
+  """Returns the mean over the seeds of a value of the training log, ``[steps]``.
+
+  Empty if the method does not log it.
   """
   steps, values = tables.logged(folder, result.row, key)
   return values.mean(axis=0) if len(values) else steps
 
 
 def _ends(folder: Path, result: ablation.Result, key: str) -> str:
-  """Means of a signal over the first and the last tenth of the run."""
+  """Returns the means of a signal over the first and the last tenth of the run, as text."""
   signal = _signal(folder, result, key)
   if not signal.size:
     return ""
@@ -203,7 +206,7 @@ def _ends(folder: Path, result: ablation.Result, key: str) -> str:
 
 
 def _entry(folder: Path, result: ablation.Result) -> dict[str, Any]:
-  """The same for programs; a run that broke down has null."""
+  """Returns a result for ablation.json; a run that diverged has null."""
 
   def listed(split: str, key: str) -> list[float | None]:
     return [tables.or_none(value) for value in _values(folder, result, split, key)]

@@ -1,5 +1,6 @@
-"""What is ablated: Table 2 of the paper, batch sizes, and every hyperparameter of SOPRC by itself,
-as changes of a config.
+"""Defines the stages of an ablation as changes of a config.
+
+They are Table 2 of the paper, batch sizes, and each hyperparameter of SOPRC separately.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,7 +16,8 @@ class Option(NamedTuple):
   """One way to train: the config with some values changed.
 
   Attributes:
-    name: of its runs' folders; equal names mean equal values, so that stages share runs.
+    name: in the names of its runs' folders. Equal names mean equal values, so that stages share
+      runs.
     values: dotted key -> value.
   """
 
@@ -24,13 +26,14 @@ class Option(NamedTuple):
 
 
 class Variant(NamedTuple):
-  """One row of a stage's table, and one curve of its picture.
+  """One row of a stage's table, and one curve of its plot.
 
   Attributes:
     label: in table and legend.
-    options: tried at every rate with the first seed; val picks one.
+    options: each is tried at every learning rate with the first seed. The validation split chooses
+      one.
     rates: learning rates to try.
-    value: place on the axis of a sweep; None: the stage has no axis.
+    value: its position on the axis of a sweep; None if the stage has no axis.
   """
 
   label: str
@@ -40,15 +43,14 @@ class Variant(NamedTuple):
 
 
 class Stage(NamedTuple):
-  """Variants that are compared with each other; differences are taken from the first one of
-  ``reference``.
+  """Variants that are compared with each other, all with one reference variant.
 
   Attributes:
-    name: for ``--stages``.
-    title: of table and picture.
-    variants: rows.
+    name: its name in ``--stages``.
+    title: title of table and plot.
+    variants: the rows of the table.
     reference: label of the variant that the others are compared with.
-    axis: what `Variant.value` is, None without an axis.
+    axis: what `Variant.value` measures; None without an axis.
   """
 
   name: str
@@ -80,12 +82,12 @@ _SYMBOLS = {"num_points": "M", "batch_size": "batch size, images"}
 
 
 def make(base: Any, settings: Any) -> dict[str, Stage]:
-  """Every stage for a config.
+  """Returns every stage for a config, by name.
 
   Args:
-    base: resolved config of SOPRC without an ablation; the values of a sweep include its own.
-    settings: ``config.compare``, whose grids of learning rates the stages ``table2`` and ``tuned``
-      try; the others take the config's rate.
+    base: resolved config of SOPRC without an ablation. A sweep includes its value.
+    settings: ``config.compare``. The stages ``table2`` and ``tuned`` try its grids of learning
+      rates; the others use the config's learning rate.
   """
   stages = [
     _table2(settings),
@@ -101,8 +103,9 @@ def make(base: Any, settings: Any) -> dict[str, Stage]:
 
 
 def option(base: Any, values: Values) -> Option:
-  """The option of these values, named by those that are not the config's own; ``soprc`` is the
-  config as it is.
+  """Returns the option with these values, named by those that differ from the config.
+
+  Its name is ``soprc`` if none differs.
   """
   changed = {
     key: value for key, value in values.items() if config_keys.value_of(base, key) != value
@@ -113,7 +116,7 @@ def option(base: Any, values: Values) -> Option:
 
 
 def _table2(settings: Any) -> Stage:
-  """The five rows, each optimizer with its own grid of rates."""
+  """Returns the five rows of Table 2; each optimizer has its own grid of learning rates."""
   rows = []
   for row, label in enumerate(PAPER_TABLE_2, start=1):
     values = common.ablation_values(row)
@@ -136,7 +139,7 @@ def _sweep(base: Any, name: str, key: str, values: tuple[Any, ...]) -> Stage:
 
 
 def _points(base: Any, name: str, key: str, values: Iterable[Any], title: str) -> Stage:
-  """A variant for each value of a key."""
+  """Returns a stage with a variant for each value of a key."""
   own, rates = config_keys.value_of(base, key), (base.optim.learning_rate,)
 
   def variant(value: Any) -> Variant:
@@ -149,8 +152,9 @@ def _points(base: Any, name: str, key: str, values: Iterable[Any], title: str) -
 
 
 def _named(base: Any, name: str, title: str, entries: Mapping[str, Values]) -> Stage:
-  """Variants by label; the config itself comes first, and not again where it is one of the
-  entries.
+  """Returns a stage of variants by label.
+
+  The config itself comes first, and not again if an entry equals it.
   """
   rates = (base.optim.learning_rate,)
   rows = [Variant("config", (option(base, {}),), rates)]
@@ -164,7 +168,7 @@ def _named(base: Any, name: str, title: str, entries: Mapping[str, Values]) -> S
 def _prior(
   kind: str, value: float | None = None, start: float = 0.0, **more: Any
 ) -> dict[str, Any]:
-  """Values of ``loss.prior``; the frequency and the batch's share need no value."""
+  """Returns values of ``loss.prior``; ``frequency`` and ``batch`` need no ``value``."""
   tree: dict[str, Any] = {"kind": kind, "start": start, **more}
   if start:
     tree = {"shape": "log", "until": 1.0} | tree
@@ -184,7 +188,7 @@ def _priors(base: Any) -> Stage:
 
 
 def _schedules(base: Any) -> Stage:
-  """Ways from a large prior to a small one, and the slope of l1 narrowed in the same manner."""
+  """Returns ways to lower the prior during training, and to narrow tau1 likewise."""
   entries = {
     "0.5 to frequency": _prior("frequency", start=0.5),
     "0.5 to 0.003": _prior("constant", 0.003, 0.5),
@@ -231,8 +235,9 @@ def _gradient(base: Any) -> Stage:
 
 
 def _tuned(base: Any, rates: tuple[float, ...]) -> Stage:
-  """SOPRC with SmoothAP and triplet at equal effort: three values of the knob that matters most,
-  each at every rate.
+  """Returns SOPRC, SmoothAP and triplet, tuned with equal effort.
+
+  Each tries three values of its most important hyperparameter at every learning rate.
   """
 
   def variant(label: str, loss: str, key: str, values: tuple[float, ...]) -> Variant:
@@ -245,13 +250,14 @@ def _tuned(base: Any, rates: tuple[float, ...]) -> Stage:
     variant("Triplet", "triplet", "loss.triplet.margin", (0.05, 0.1, 0.2)),
   )
   return Stage(
-    "tuned", "SOPRC, SmoothAP and triplet, tuned on val with the same effort", rows, "SOPRC"
+    "tuned", "SOPRC, SmoothAP and triplet, tuned with equal effort on val", rows, "SOPRC"
   )
 
 
 def _short(key: str) -> str:
-  """A key without the section that all readers know: ``prior.kind`` for ``loss.prior.kind``,
-  ``loss`` for ``loss.name``.
+  """Returns a key without the section that readers know.
+
+  For example ``prior.kind`` for ``loss.prior.kind``, and ``loss`` for ``loss.name``.
   """
   return {"loss.name": "loss", "train.batch_size": "batch_size"}.get(key, key.removeprefix("loss."))
 

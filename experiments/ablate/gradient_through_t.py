@@ -1,10 +1,10 @@
-"""Why the gradient does not pass through T: where it would push the positives, part by part.
+"""Measures where a gradient through T would push the positives, and so why there is none.
 
-The risk of a positive is r = (1 - pi) F / ((1 - pi) F + pi T). It falls when F falls, for which the
-positive has to move up, and when T rises. With v fixed, T = mean_j l2(h - v_j) rises only if h
-moves DOWN: that part of the gradient is against the ranking, in every positive and at every prior.
-It is the derivative of a quantity that does not exist: v follows the positives, and T stays as it
-is when all of them move together.
+The risk of a positive is r = (1 - pi) F / ((1 - pi) F + pi T). It falls when F falls, so that the
+positive must move up, and when T rises. With v fixed, T = mean_j l2(h - v_j) rises only if h moves
+DOWN. That part of the gradient opposes the ranking, in every positive and at every prior. It is the
+derivative of a quantity that does not exist: v follows the positives, and T does not change when
+all of them move together.
 """
 
 import functools
@@ -23,14 +23,14 @@ _BOUNDS = (-1.0, 1.0)
 
 
 class Push(NamedTuple):
-  """How a gradient step would move the scores of the positives of some batches.
+  """How a gradient step would move the positive scores of some batches.
 
   Attributes:
-    network: ``start`` or ``trained``.
+    network: model state, ``start`` or ``trained``.
     prior: constant prior.
-    down_without: share of the positives that are pushed down with the gradient through F alone; 0
-      by construction.
-    down_with: the same with the gradient through T too.
+    down_without: share of the positives pushed down by the gradient through F alone; 0 by
+      construction.
+    down_with: the same share with the gradient through T too.
     ratio: norm of the part through T over the norm of the part through F.
     mean_without: mean step -dL/dh of a positive, times the number of positives: upwards if > 0.
     mean_with: the same with T.
@@ -52,14 +52,15 @@ def measure(
   num_batches: int = 8,
   priors: tuple[float, ...] = (0.5, 0.03, 0.001),
 ) -> list[Push]:
-  """The pushes of SOPRC's gradient on the first training batches of a run, at the network that it
-  starts from and at the one that it ends with.
+  """Measures how SOPRC's gradient moves the positives on the first training batches of a run.
+
+  It does so for the initial and for the trained model.
 
   Args:
-    config: resolved config of the run; tau1, tau2 and M are its own, v is that of the batch.
+    config: resolved config of the run, with its tau1, tau2 and M. v is that of the batch.
     trained: folder of the run.
-    num_batches: how many batches.
-    priors: each by itself.
+    num_batches: number of batches.
+    priors: each is measured separately.
   """
   data = build.make_data(config)
   state = build.starting_state(config, build.make_parts(config, data.class_counts()))
@@ -80,7 +81,7 @@ def measure(
 
 
 def markdown(pushes: list[Push], *, tau2: float) -> str:
-  """A table, and what it shows."""
+  """Returns a Markdown table with a note on what it shows."""
   header = [
     "network",
     "prior",
@@ -96,9 +97,9 @@ def markdown(pushes: list[Push], *, tau2: float) -> str:
     cells += [f"{push.mean_without:+.2f}", f"{push.mean_with:+.2f}", f"{push.ratio:.2g}"]
     rows.append(cells)
   note = (
-    "Where a gradient step moves the positives, by the path of the gradient (v fixed, tau2 = "
-    f"{tau2:g}): the share that it pushes down, and the "
-    "mean step -dL/dh times the number of positives, upwards if > 0."
+    "How a gradient step moves the positives, by the path of the gradient (v fixed, tau2 = "
+    f"{tau2:g}): the share that it pushes down, and the mean step -dL/dh times the number of "
+    "positives, upwards if > 0."
   )
   return "\n".join([text_table.markdown(header, rows), "", note]) + "\n"
 
@@ -106,7 +107,7 @@ def markdown(pushes: list[Push], *, tau2: float) -> str:
 def _scores(
   config: Any, network: dict[str, Any], batch: dict[str, np.ndarray]
 ) -> lists.RetrievalLists:
-  """The lists of a batch, by the batch's own statistics, as a training step sees them."""
+  """Returns the lists of a batch, with its own batch statistics, as a training step sees them."""
   model = build.make_model(config, freeze_bn=config.model.freeze_bn, axis_name=None)
   embeddings, _ = model.apply(network, batch["image"], train=True, mutable=["batch_stats"])
   return lists.retrieval_lists(
@@ -118,8 +119,9 @@ def _scores(
 
 
 def _pushes(loss: Any, prior: float, found: lists.RetrievalLists) -> tuple[np.ndarray, np.ndarray]:
-  """``[valid positives]`` steps -dL/dh through F, and through F and T, times the number of
-  positives.
+  """Returns steps -dL/dh times the number of positives, each ``[valid positives]``.
+
+  The first is through F alone, the second through F and T.
   """
   v = interpolation.interpolate_scores(
     found.positive_scores,

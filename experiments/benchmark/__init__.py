@@ -1,1 +1,1 @@
-"""Speed beside other packages: one module a benchmark, each with ``rows()`` and ``growth()``."""
+"""Speed benchmarks against other packages; each module has ``rows()`` and ``growth()``."""

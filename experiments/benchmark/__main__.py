@@ -1,14 +1,16 @@
-r"""Speed beside other packages: tables of ratios, ours against each peer, interleaved in one run;
-costs against size.
+r"""Benchmarks the speed against other packages, and the cost against size.
+
+The tables have ratios of ours to each peer, timed in turns in one run.
 
 soprc benchmark NAME [NAME ...] [--out=FILE.json] [--workdir=DIR]
 
-NAME is loss, auprc, metrics, train, input, startup, or all (one after the other, each in a process
-of its own). Peers: pip install -e ".[bench]". The table goes to the standard output. FILE.json
-receives the rows; DIR receives table.md, benchmark.json and log-log plots of cost against size with
-the fitted exponents, which take some minutes more; figures that are there already are not
-overwritten. All of it: 20 to 30 minutes on two idle cores. Anything else that runs on the machine
-shows in the figures.
+NAME is loss, auprc, metrics, train, input, startup, or all (one after the other, each in a separate
+process). To install the peers: pip install -e ".[bench]".
+
+The table goes to the standard output. FILE.json receives the rows. DIR receives table.md,
+benchmark.json and log-log plots of cost against size with the fitted exponents, which take some
+minutes more. Existing results are not overwritten. All benchmarks take 20 to 30 minutes on two idle
+cores. Other work on the machine affects the measured times.
 """
 
 from collections.abc import Sequence
@@ -46,8 +48,7 @@ def main(argv: Sequence[str]) -> None:
     out = _new_file(_OUT.value)
     if folder is not None and (folder / _NOTE).exists():
       raise ValueError(
-        f"--workdir={folder} holds {_told(folder / _NOTE)} already: choose a new folder, or remove "
-        "it"
+        f"--workdir={folder} already has {_told(folder / _NOTE)}: choose a new folder, or remove it"
       )
     began = time.perf_counter()
     run = _run_apart if len(names) > 1 else lambda names, grows: _run(names[0], grows=grows)
@@ -68,8 +69,8 @@ def main(argv: Sequence[str]) -> None:
       pictures = speed_tables.plot_growth(folder, curves)
   print(table)
   print(
-    f"{about['machine']}; {about['date']}; {about['seconds']} s. A ratio above 1 says that ours is "
-    "faster."
+    f"{about['machine']}; {about['date']}; {about['seconds']} s. A ratio above 1 means that ours "
+    "is faster."
   )
   for curve in curves:
     print(
@@ -79,12 +80,13 @@ def main(argv: Sequence[str]) -> None:
   if folder is not None:
     print(f"Written to {folder}: {', '.join(['table.md', _NOTE, *pictures])}")
   if failed:
-    sys.exit(f"Error: failed, as told above: {', '.join(failed)}")
+    sys.exit(f"Error: failed, see the messages above: {', '.join(failed)}")
 
 
 def _names(given: list[str]) -> list[str]:
-  """The benchmarks that are asked for; ends the process with a message where one is unknown, or
-  none is named.
+  """Returns the requested benchmarks.
+
+  Ends the process with a message if one is unknown, or none is named.
   """
   with flags.errors_as_messages():
     if not given:
@@ -102,10 +104,10 @@ def _names(given: list[str]) -> list[str]:
 
 
 def _told(path: Path) -> str:
-  """What a file of figures is of; it may be anything."""
+  """Describes an existing results file, which may have any content."""
   try:
     content = json.loads(path.read_bytes())
-    return f"the {path.name} of {content['date']}, {content['machine']},"
+    return f"the {path.name} of {content['date']}, {content['machine']}"
   except (ValueError, RecursionError, KeyError, TypeError, OSError):
     return f"a {path.name} that cannot be read"
 
@@ -124,7 +126,7 @@ def _new_file(name: str | None) -> Path | None:
 
 
 def _run(name: str, *, grows: bool) -> tuple[list[Any], list[Any], list[str]]:
-  """Rows and curves of one benchmark, told as they are found, and that it has not failed."""
+  """Returns rows and curves of one benchmark, logged as they come, and no failures."""
   log = logging.getLogger("soprc_jax.benchmark")
   module = importlib.import_module(f"experiments.benchmark.{name}")
   rows, curves = [], []
@@ -153,8 +155,9 @@ def _run(name: str, *, grows: bool) -> tuple[list[Any], list[Any], list[str]]:
 
 
 def _run_apart(names: Sequence[str], *, grows: bool) -> tuple[list[Any], list[Any], list[str]]:
-  """Rows and curves of several benchmarks, each in a process of its own, so that none leaves
-  threads or memory to the next; who failed.
+  """Returns rows and curves of several benchmarks, and the names of those that failed.
+
+  Each runs in a separate process, so that none leaves threads or memory to the next.
   """
   from experiments.benchmark import speed_tables
 

@@ -1,5 +1,6 @@
-"""`auprc`: the exact SOPRC loss of one long list, by sorting, beside all pairs in blocks, in jax
-and in torch.
+"""Benchmarks `auprc`: the exact SOPRC loss of one long list, by sorting.
+
+The peers compute all pairs in blocks, in jax and in torch.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,14 +17,15 @@ import soprc_jax
 
 _POSITIVES, _NEGATIVES, _POINTS = 10**4, 10**6, 100
 _PRIOR, _TAU1, _TAU2 = 0.01, 0.1, 0.001
-# All pairs take a minute: fewer positives, whose time is in proportion to their number.
+# All pairs take a minute, so the peers get fewer positives. Their time is proportional to the
+# number of positives.
 _SHARE = 20
 _CALLS = 5
 _TARGET = 50.0
 
 
 def rows() -> Iterator[harness.Row]:
-  """Loss and both gradients, and the loss of 10^7 negatives."""
+  """Yields the rows: loss and both gradients, compared with all pairs."""
   import torch
 
   case = f"soprc_loss, {_POSITIVES:,} positives x {_NEGATIVES:,} negatives"
@@ -37,12 +39,12 @@ def rows() -> Iterator[harness.Row]:
   _check(sorted_(*part), dense(*part), _torch_blockwise(*part))
 
   def several() -> None:
-    # One call would mostly pay for torch's threads, which keep the cores busy for a while after
-    # their last work.
+    # A single call would mostly measure torch's threads, which keep the cores busy for a while
+    # after their last work.
     for _ in range(_CALLS):
       jax.block_until_ready(sorted_(*scores))
 
-  # Three turns, since all pairs are slow; the first one is not timed.
+  # Three repetitions, since all pairs are slow; the warm-up is not timed.
   seconds = harness.time_together({"ours": several, **blockwise}, repetitions=3)
   ours = [second / _CALLS for second in seconds["ours"]]
   for peer in blockwise:
@@ -52,8 +54,9 @@ def rows() -> Iterator[harness.Row]:
 
 
 def growth() -> Iterator[harness.Curve]:
-  """Seconds and planned memory by the number of negatives, and seconds of `ap_loss` by the number
-  of positives.
+  """Yields seconds and planned memory by the number of negatives.
+
+  Also yields the seconds of `ap_loss` by the number of positives.
   """
   positives, counts = 1000, [10**5, 3 * 10**5, 10**6, 3 * 10**6, 10**7]
   seconds, memory = [], []
@@ -80,7 +83,7 @@ def growth() -> Iterator[harness.Curve]:
 
 
 def _scores(num_positives: int, num_negatives: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Overlapping normal scores and v."""
+  """Returns overlapping normal scores of positives and negatives, and v."""
   rng = np.random.default_rng(0)
   positive = jnp.asarray(rng.normal(0.5, 0.2, num_positives), jnp.float32)
   negative = jnp.asarray(rng.normal(0.0, 0.15, num_negatives), jnp.float32)
@@ -103,7 +106,7 @@ def _ap_loss() -> Callable[..., Any]:
 
 
 def _torch_blockwise(positive: Any, negative: Any, v: Any, block: int = 2) -> tuple[float, Any]:
-  """Loss and gradients of Eq. 8 in torch, a few positives at a time."""
+  """Computes loss and gradients of Eq. 8 in torch, a few positives at a time."""
   import torch
 
   torch.set_num_threads(os.cpu_count() or 1)
@@ -139,6 +142,6 @@ def _check(*results: Any) -> None:
 
 
 def _compile(function: Callable[..., Any], arguments: Any) -> tuple[Callable[[], Any], Any]:
-  """A call without arguments, compiled, and XLA's plan of its memory."""
+  """Returns a compiled call without arguments, and XLA's plan of its memory."""
   program = function.lower(*arguments).compile()  # type: ignore[attr-defined]
   return lambda: program(*arguments), program.memory_analysis()

@@ -1,4 +1,4 @@
-"""How two implementations are timed side by side, and what a benchmark says."""
+"""Times two implementations in turns, and defines the results of a benchmark."""
 
 from collections.abc import Callable, Mapping, Sequence
 import statistics
@@ -12,20 +12,20 @@ REPETITIONS = 7
 
 
 class Row(NamedTuple):
-  """One comparison: ours and a peer, interleaved in one run.
+  """One comparison of ours with a peer, timed in turns in one run.
 
   Attributes:
     benchmark: name of the benchmark, e.g. ``"loss"``.
     case: what was computed, with its sizes.
     peer: what ours is compared with, with its version.
-    ours: median seconds of ours.
-    theirs: median seconds of the peer.
+    ours: median time of ours, in seconds.
+    theirs: median time of the peer, in seconds.
     target: ratio ``theirs / ours`` to reach.
-    repetitions: timed repetitions of each.
-    spread: half the distance between the quartiles of the ratios of the single repetitions.
+    repetitions: number of timed repetitions of each.
+    spread: half the interquartile range of the ratios of the single repetitions.
     note: a remark for the table; empty for none.
-    suffices: whether the case is good enough where this row alone meets its target, whatever its
-      other rows say.
+    suffices: whether this row alone decides that the case is fast enough. If it meets its target,
+      the other rows do not matter.
   """
 
   benchmark: str
@@ -41,25 +41,25 @@ class Row(NamedTuple):
 
   @property
   def ratio(self) -> float:
-    """Time of the peer over ours: higher is better."""
+    """Returns the time of the peer over ours: higher is better."""
     return self.theirs / self.ours
 
   @property
   def met(self) -> bool:
-    """Whether the target is reached."""
+    """Returns whether the target is reached."""
     return self.ratio >= self.target
 
 
 class Curve(NamedTuple):
-  """Cost of ours by size, for the log-log plots.
+  """The cost of ours by size, for the log-log plots.
 
   Attributes:
     benchmark: as in `Row`.
     name: what was computed.
     size: what the sizes count, e.g. ``"negatives"``.
     sizes: ascending.
-    cost: what the costs are, with unit, e.g. ``"seconds"``.
-    costs: one for each size.
+    cost: what the costs are, with their unit, e.g. ``"seconds"``.
+    costs: one cost per size.
   """
 
   benchmark: str
@@ -71,21 +71,20 @@ class Curve(NamedTuple):
 
   @property
   def exponent(self) -> float:
-    """Slope of the least-squares line through the logarithms."""
+    """Returns the slope of the least-squares line through the logarithms."""
     return float(np.polyfit(np.log(self.sizes), np.log(self.costs), 1)[0])
 
 
 def time_together(
   functions: Mapping[str, Callable[[], Any]], *, repetitions: int = REPETITIONS, warmup: int = 1
 ) -> dict[str, list[float]]:
-  """Seconds of each function in each repetition, the functions taking turns, so that a busy machine
-  slows all alike.
+  """Times functions that take turns, so that a busy machine slows all of them alike.
 
   Args:
-    functions: name -> function without arguments. What jax returns is waited for; a peer must wait
-      for itself.
-    repetitions: timed calls of each.
-    warmup: calls of each before, not timed.
+    functions: name -> function without arguments. Results of jax are waited for. A peer must wait
+      for its own results.
+    repetitions: number of timed calls of each.
+    warmup: number of calls of each before, not timed.
 
   Returns:
     name -> ``[repetitions]`` seconds.
@@ -101,7 +100,10 @@ def time_together(
 
 
 def median_seconds(function: Callable[[], Any], *, repetitions: int = 3) -> float:
-  """Median seconds of a function by itself, after one call that is not timed; for costs by size."""
+  """Returns the median seconds of one function alone, after one untimed call.
+
+  It is for costs by size.
+  """
   return statistics.median(time_together({"ours": function}, repetitions=repetitions)["ours"])
 
 
@@ -116,8 +118,9 @@ def compare(
   warmup: int = 1,
   note: str = "",
 ) -> list[Row]:
-  """One row for each peer, all timed in turns with ours; arguments as in `Row` and
-  `time_together`.
+  """Returns one row for each peer, all timed in turns with ours.
+
+  The arguments are those of `Row` and `time_together`.
   """
   seconds = time_together({"ours": ours, **peers}, repetitions=repetitions, warmup=warmup)
   return [
@@ -137,7 +140,7 @@ def row(
   note: str = "",
   suffices: bool = False,
 ) -> Row:
-  """The `Row` of seconds that were measured in turns."""
+  """Returns the `Row` of seconds that were measured in turns."""
   quartiles = np.percentile(np.array(theirs) / np.array(ours), [25, 75])
   return Row(
     benchmark,

@@ -1,5 +1,6 @@
-"""From JPEG files to augmented batches, beside torchvision's loader; and how long a training run
-waits for its images.
+"""Benchmarks the input pipeline: JPEG files to augmented batches, against torchvision's loader.
+
+Also measures how long a training run waits for its images.
 """
 
 from collections.abc import Iterator
@@ -32,8 +33,9 @@ _CURVE_IMAGES = (64, 128, 256, 512)
 
 
 def rows() -> Iterator[harness.Row]:
-  """Random resized crops to 224 pixels with 0, 1 and 2 workers; the share of a glyphs run that is
-  spent waiting.
+  """Yields the rows: random resized crops to 224 pixels with 0, 1 and 2 workers.
+
+  The last row is the share of a glyphs run that is spent waiting.
   """
   with tempfile.TemporaryDirectory() as folder:
     _write_images(Path(folder))
@@ -43,7 +45,7 @@ def rows() -> Iterator[harness.Row]:
 
 
 def growth() -> Iterator[harness.Curve]:
-  """Seconds by number of images, loaded in threads."""
+  """Yields the seconds by number of images, loaded in threads."""
   with tempfile.TemporaryDirectory() as folder:
     _write_images(Path(folder))
     costs = []
@@ -57,7 +59,10 @@ def growth() -> Iterator[harness.Curve]:
 
 
 def _write_images(folder: Path) -> None:
-  """JPEG files of smooth shapes with some grain, one subfolder a class; the same each time."""
+  """Writes JPEG files of smooth shapes with some grain, one subfolder per class.
+
+  They are the same each time.
+  """
   rng = np.random.default_rng(0)
   for label, number in itertools.product(range(_CLASSES), range(_PER_CLASS)):
     width, height = (int(side) for side in rng.integers(*_SIDES, 2))
@@ -73,7 +78,7 @@ def _loaders(folder: str, workers: int) -> harness.Row:
   torchvision = _import_torchvision()
   import torch
 
-  # What may have been loaded while the other loader was timed.
+  # Batches that may have been loaded while the other loader was timed.
   drained = _PREFETCH + 2 + 2 * _PREFETCH * workers
   steps = (drained + _TIMED) * (harness.REPETITIONS + 1)
   streams = {
@@ -103,7 +108,7 @@ def _loaders(folder: str, workers: int) -> harness.Row:
     seconds["ours"],
     seconds["peer"],
     target=_TARGETS[workers],
-    note="{:.0f} and {:.0f} images a second and core".format(*rates),
+    note="{:.0f} and {:.0f} images per second and core".format(*rates),
   )
 
 
@@ -127,7 +132,7 @@ def _theirs(
   torch: Any, torchvision: Any, folder: str, workers: int, num_steps: int
 ) -> Iterator[Any]:
   transforms = torchvision.transforms
-  # The same crops: 20 to 100 % of the area.
+  # The same crops: 20% to 100% of the area.
   crop = transforms.RandomResizedCrop(_SIZE, scale=(0.2, 1.0))
   transform = transforms.Compose(
     [crop, transforms.RandomHorizontalFlip(), transforms.PILToTensor()]
@@ -142,8 +147,9 @@ def _theirs(
 
 
 def _import_torchvision() -> Any:
-  """torchvision, also beside a torch of another build, for which its compiled operators, not needed
-  here, are missing.
+  """Imports torchvision, also if it was built for another torch.
+
+  Its compiled operators are missing then, but are not needed here.
   """
   import torch
 
@@ -163,7 +169,7 @@ def _import_torchvision() -> Any:
 
 
 def _waiting() -> harness.Row:
-  """A short run of configs/glyphs.py, by the clock fields of its metrics.jsonl."""
+  """Returns the row of a short run of configs/glyphs.py, from times in its metrics.jsonl."""
   with tempfile.TemporaryDirectory() as folder:
     command = [
       "-m",

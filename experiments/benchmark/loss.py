@@ -1,5 +1,7 @@
-"""Value and gradient of every loss by the embeddings, beside pytorch-metric-learning, plain torch,
-and the matrix products that a loss cannot avoid.
+"""Benchmarks value and gradient of every loss with respect to the embeddings.
+
+The peers are pytorch-metric-learning, plain torch, and the matrix products that a loss cannot
+avoid.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +27,9 @@ _TARGET, _PRODUCTS_TARGET = 2.0, 1 / 1.5
 
 
 class Batch(NamedTuple):
-  """Inputs of the losses: B unit vectors, four of a class, v of each list for SOPRC, a memory for
-  XBM.
+  """Inputs of the losses.
+
+  They are B unit vectors, four of each class, v of each list for SOPRC, and a memory for XBM.
   """
 
   embeddings: jax.Array
@@ -40,7 +43,7 @@ LossFn = Callable[[jax.Array, Batch], jax.Array]
 
 
 def make_batch(size: int) -> Batch:
-  """Vectors that spread around the centre of their class; the order of the labels is random."""
+  """Returns vectors that spread around the center of their class, in random order."""
   rng = np.random.default_rng(size)
   labels = rng.permutation(np.repeat(np.arange(size // PER_CLASS), PER_CLASS))
   memory_labels = rng.integers(0, size // PER_CLASS, MEMORY_SIZE)
@@ -106,21 +109,20 @@ LOSSES: Mapping[str, LossFn] = {
 }
 
 _NOTES = {
-  "fast_ap": "the peer normalises the embeddings again; gradients compared without their radial "
+  "fast_ap": "the peer normalizes the embeddings again; gradients compared without their radial "
   "part",
   "listwise_ap": "the similarity 1 of a query to itself is a kink; gradients compared without "
   "their radial part",
   "xbm": f"against a constant memory of {MEMORY_SIZE}",
 }
 _SMOOTH_AP_NOTE = (
-  "the peer (2.9) exchanges class size and number of classes, so that its value "
-  "is "
-  "another one; time compared"
+  "the peer (2.9) swaps class size and number of classes, so that its value differs; only the "
+  "time is compared"
 )
 
 
 def rows() -> Iterator[harness.Row]:
-  """Each loss at both sizes beside its peers and beside the products."""
+  """Yields each loss at both sizes, compared with its peers and with the products."""
   import torch
 
   torch.set_num_threads(os.cpu_count() or 1)
@@ -159,7 +161,7 @@ def rows() -> Iterator[harness.Row]:
 
 
 def growth() -> Iterator[harness.Curve]:
-  """Seconds of a few losses by the size of the batch."""
+  """Yields the seconds of a few losses by the size of the batch."""
   steps = {}
   for size in _GROWTH_SIZES:
     batch = make_batch(size)
@@ -177,10 +179,10 @@ def growth() -> Iterator[harness.Curve]:
 
 
 def _seconds(steps: Mapping[str, Callable[[], Any]], size: int) -> dict[str, list[float]]:
-  """Seconds of one step, the steps taking turns; several steps a turn where one is short, since
-  training too calls one after the other.
+  """Returns the seconds of one step of each, with the steps taking turns.
 
-  A single short step would mostly pay for the threads of the other package, which keep a core busy
+  A short step is called several times per turn, as training also calls one step after the other. A
+  single short step would mostly measure the threads of the other package, which keep a core busy
   for a while after their last work.
   """
   calls = max(1, 2000 // size)
@@ -197,8 +199,9 @@ def _seconds(steps: Mapping[str, Callable[[], Any]], size: int) -> dict[str, lis
 
 
 def _products(name: str, batch: Batch) -> Callable[[], Any]:
-  """The products of the loss by themselves: the scores, and their gradient by each of the two
-  factors that is not constant.
+  """Returns a call of the matrix products of the loss alone.
+
+  They are the scores, and their gradient with respect to each factor that is not constant.
   """
   memory = batch.memory if name == "xbm" else None
   width = MEMORY_SIZE if name == "xbm" else batch.labels.shape[0]
@@ -218,8 +221,9 @@ def _products(name: str, batch: Batch) -> Callable[[], Any]:
 
 
 def _peers(name: str, batch: Batch) -> dict[str, tuple[Callable[[], Any], bool]]:
-  """Peer -> a step that returns value and gradient, and whether its value is by the same
-  definition.
+  """Returns peer -> (step, whether its value has the same definition).
+
+  A step returns value and gradient.
   """
   import pytorch_metric_learning
   import torch
@@ -275,7 +279,7 @@ def _check(what: str, ours: Any, theirs: Any, batch: Batch, *, radial: bool) -> 
       gradient - np.sum(gradient * vectors, axis=1, keepdims=True) * vectors
       for gradient in gradients
     ]
-  # A rank or a hinge that rounding moves to its other side changes single entries.
+  # If rounding moves a rank or a hinge to its other side, single entries change.
   np.testing.assert_allclose(
     gradients[0], gradients[1], rtol=0, atol=5e-3 * np.abs(gradients[1]).max(), err_msg=what
   )

@@ -1,5 +1,7 @@
-"""Evaluation beside PyTorch Metric Learning, a plain torch evaluation, scikit-learn, and the
-product of the similarities alone.
+"""Benchmarks evaluation against other packages.
+
+The peers are PyTorch Metric Learning, a plain torch evaluation, scikit-learn, and the product of
+the similarities alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,8 +17,8 @@ from experiments.benchmark import harness
 from soprc_jax import metrics
 
 _WIDTH, _PER_CLASS, _BLOCK = 512, 5, 1024
-# Images in the gallery, how many of them are queries, and timed repetitions: the peers take minutes
-# with all queries, and sorted neighbours of all would not fit 24 GiB.
+# Images in the gallery, how many of them are queries, and timed repetitions. With all queries the
+# peers take minutes, and sorted neighbors of all would not fit into 24 GiB.
 _SIZES = ((5_000, 5_000, 7), (20_000, 1_024, 7), (60_000, 1_024, 3))
 _RETRIEVAL_TARGET, _PRODUCT_TARGET, _AUPRC_TARGET = 3.0, 0.5, 2.0
 _SCORES = 1_000_000
@@ -25,7 +27,7 @@ _CURVE_LENGTHS = (10_000, 100_000, 1_000_000, 10_000_000)
 
 
 def rows() -> Iterator[harness.Row]:
-  """`metrics.retrieval_metrics`, `metrics.mean_pr_curve` and `metrics.auprc` beside their peers."""
+  """Yields rows of `retrieval_metrics`, `mean_pr_curve` and `auprc` against their peers."""
   for size, num_queries, repetitions in _SIZES:
     yield from _retrieval(size, num_queries, repetitions)
   yield _mean_pr_curve(5_000)
@@ -33,7 +35,10 @@ def rows() -> Iterator[harness.Row]:
 
 
 def growth() -> Iterator[harness.Curve]:
-  """Seconds by size of the gallery, of which all images are queries, and by length of the list."""
+  """Yields seconds by size of the gallery and by length of the list.
+
+  All images of the gallery are queries.
+  """
   for name, function in (
     ("retrieval_metrics", metrics.retrieval_metrics),
     ("mean_pr_curve", metrics.mean_pr_curve),
@@ -73,8 +78,8 @@ def _retrieval(size: int, num_queries: int, repetitions: int) -> Iterator[harnes
   tensors = torch.from_numpy(embeddings), torch.from_numpy(labels)
   learning = f"pytorch-metric-learning {pytorch_metric_learning.__version__}"
   peers: dict[str, Callable[[], Any]] = {
-    # Its own CustomKNN: with FaissKNN a third slower, since so many neighbours are not what faiss
-    # is made for.
+    # The package's own CustomKNN: FaissKNN is a third slower, since faiss is not made for this many
+    # neighbors.
     f"{learning}, mAP of all ranks, CustomKNN": _metric_learning(*tensors, num_queries),
     f"torch {torch.__version__}, argsort": lambda: _argsort_evaluation(*tensors, num_queries),
   }
@@ -99,7 +104,10 @@ def _retrieval(size: int, num_queries: int, repetitions: int) -> Iterator[harnes
 
 
 def _embeddings(size: int) -> tuple[np.ndarray, np.ndarray]:
-  """Unit vectors around the centre of their class, some classes tight and some loose; labels."""
+  """Returns unit vectors around the center of their class, and labels.
+
+  Some classes are tight and some loose.
+  """
   rng = np.random.default_rng(0)
   labels = np.arange(size) // _PER_CLASS
   centres = rng.normal(size=(size // _PER_CLASS + 1, _WIDTH)).astype(np.float32)
@@ -109,7 +117,7 @@ def _embeddings(size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _metric_learning(embeddings: Any, labels: Any, num_queries: int) -> Callable[[], float]:
-  """Mean average precision by PyTorch Metric Learning."""
+  """Returns a function for mean average precision by PyTorch Metric Learning."""
   from pytorch_metric_learning import distances
   from pytorch_metric_learning.utils import inference
   from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
@@ -131,7 +139,7 @@ def _metric_learning(embeddings: Any, labels: Any, num_queries: int) -> Callable
 
 
 def _argsort_evaluation(embeddings: Any, labels: Any, num_queries: int) -> float:
-  """Mean average precision by sorting the candidates of each query."""
+  """Computes mean average precision by sorting the candidates of each query."""
   import torch
 
   total, ranks = 0.0, torch.arange(1, len(labels) + 1)
@@ -141,14 +149,14 @@ def _argsort_evaluation(embeddings: Any, labels: Any, num_queries: int) -> float
     scores[torch.arange(len(rows)), rows] = -torch.inf
     order = torch.argsort(scores, dim=1, descending=True)
     hits = labels[order] == labels[rows, None]
-    hits[:, -1] = False  # itself
+    hits[:, -1] = False  # the query itself
     precision = torch.cumsum(hits, dim=1) / ranks
     total += float(((precision * hits).sum(dim=1) / hits.sum(dim=1)).sum())
   return total / num_queries
 
 
 def _products(queries: np.ndarray, gallery: np.ndarray) -> dict[str, Callable[[], Any]]:
-  """All similarities in float32, block by block, and nothing else."""
+  """Returns calls that compute all similarities in float32, block by block, and nothing else."""
   product = jax.jit(lambda q, g: jnp.einsum("qd,gd->qg", q, g, precision=jax.lax.Precision.HIGHEST))
   on_device = jnp.asarray(gallery)
   parts = [queries[start : start + _BLOCK] for start in range(0, len(queries), _BLOCK)]
@@ -169,7 +177,7 @@ def _mean_pr_curve(size: int) -> harness.Row:
   embeddings, labels = _embeddings(size)
 
   def by_sorting() -> tuple[np.ndarray, np.ndarray]:
-    """The same curve from the sorted scores of each query."""
+    """Computes the same curve from the sorted scores of each query."""
     grid = np.linspace(-1, 1, 2001)
     precision, recall = np.zeros(2001), np.zeros(2001)
     for start in range(0, size, _BLOCK):
@@ -190,7 +198,7 @@ def _mean_pr_curve(size: int) -> harness.Row:
 
   np.testing.assert_allclose(
     ours(), by_sorting(), atol=1e-4
-  )  # linspace puts some thresholds an ulp elsewhere
+  )  # linspace moves some thresholds by an ulp
   case = f"mean_pr_curve, {size} x {_WIDTH}, 2001 thresholds"
   (row,) = harness.compare(
     "metrics", case, ours=ours, peers={"numpy, sorted rows": by_sorting}, target=1.0, warmup=0

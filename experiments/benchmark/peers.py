@@ -1,5 +1,6 @@
-"""The losses in torch, for comparison: those of pytorch-metric-learning, and plain vectorised torch
-for what it lacks.
+"""The losses in torch, for comparison.
+
+They are those of pytorch-metric-learning, and plain vectorized torch for the others.
 
 All take unit-norm embeddings ``[B, D]`` that require a gradient and labels ``[B]``, and return a
 scalar.
@@ -9,17 +10,17 @@ from collections.abc import Callable, Mapping
 import math
 from typing import Any
 
-# torch and pytorch-metric-learning are imported where they are used: the benchmark is all that
-# needs them.
+# torch and pytorch-metric-learning are imported where they are used, since only the benchmark needs
+# them.
 
 TorchLoss = Callable[..., Any]
 
 
 def metric_learning_losses(batch_size: int) -> Mapping[str, TorchLoss]:
-  """The losses of pytorch-metric-learning with the definitions of ours, where it has them.
+  """Returns losses of pytorch-metric-learning with the same definitions as ours.
 
-  Our sums over pairs are asked of its reducers. Where it leaves the choice, its embeddings are not
-  normalised a second time, which saves it time.
+  Its reducers compute our sums over pairs. Where there is a choice, its embeddings are not
+  normalized a second time, which saves it time.
   """
   from pytorch_metric_learning import distances, losses, reducers
 
@@ -37,8 +38,9 @@ def metric_learning_losses(batch_size: int) -> Mapping[str, TorchLoss]:
 
 
 def metric_learning_xbm(memory: Any, memory_labels: Any) -> TorchLoss:
-  """Contrastive loss of a batch against the memory by pytorch-metric-learning, without the upkeep
-  of its queue.
+  """Returns pytorch-metric-learning's contrastive loss of a batch against the memory.
+
+  The upkeep of its queue is left out.
   """
   from pytorch_metric_learning import distances, losses, reducers
   from pytorch_metric_learning.utils import loss_and_miner_utils as pairs
@@ -56,7 +58,10 @@ def metric_learning_xbm(memory: Any, memory_labels: Any) -> TorchLoss:
 
 
 def _pairs(embeddings: Any, labels: Any) -> tuple[Any, Any, Any]:
-  """Scores ``[B, B]`` and the masks of positives, without the image itself, and negatives."""
+  """Returns scores ``[B, B]`` and the masks of positives and negatives.
+
+  The positives exclude the image itself.
+  """
   scores = embeddings @ embeddings.T
   same = labels[:, None] == labels[None, :]
   positive = same.clone()
@@ -65,14 +70,15 @@ def _pairs(embeddings: Any, labels: Any) -> tuple[Any, Any, Any]:
 
 
 def _equal_rows(scores: Any, mask: Any) -> Any:
-  """``[B, K]``, the masked scores of each row; each has K of them, since the batch has classes of
-  one size.
+  """Returns the masked scores of each row, ``[B, K]``.
+
+  Each row has K of them, since the classes of the batch have one size.
   """
   return scores[mask].view(len(scores), -1)
 
 
 def huber(margin: Any, tau: float) -> Any:
-  """l1 of Eq. 7."""
+  """Computes l1 of Eq. 7."""
   import torch
 
   scaled = margin / tau
@@ -80,7 +86,7 @@ def huber(margin: Any, tau: float) -> Any:
 
 
 def _false_positive_rate(scores: Any, positives: Any, negative: Any, tau1: float) -> Any:
-  """Mean of l1 over the negatives at the threshold of each positive, ``[B, K]``."""
+  """Computes the mean of l1 over the negatives at each positive, ``[B, K]``."""
   losses = huber(positives[:, :, None] - scores[:, None, :], tau1) * negative[:, None, :]
   return losses.sum(-1) / negative.sum(-1, keepdim=True)
 
@@ -88,7 +94,7 @@ def _false_positive_rate(scores: Any, positives: Any, negative: Any, tau1: float
 def soprc(
   embeddings: Any, labels: Any, v: Any, *, prior: float, tau1: float = 0.1, tau2: float = 0.001
 ) -> Any:
-  """Eq. 8 with v ``[B, M]`` looked up before."""
+  """Computes the SOPRC loss (Eq. 8) with v ``[B, M]`` looked up before."""
   import torch
 
   scores, positive, negative = _pairs(embeddings, labels)
@@ -101,7 +107,7 @@ def soprc(
 
 
 def ap(embeddings: Any, labels: Any, *, tau1: float = 0.1, tau2: float = 0.001) -> Any:
-  """Eq. 5."""
+  """Computes the AP loss (Eq. 5)."""
   import torch
 
   scores, positive, negative = _pairs(embeddings, labels)
@@ -118,7 +124,7 @@ def ap(embeddings: Any, labels: Any, *, tau1: float = 0.1, tau2: float = 0.001) 
 def semi_variance(
   embeddings: Any, labels: Any, *, lambda1: float = 1.0, lambda2: float = 5.0
 ) -> Any:
-  """Eq. 9, over the selected scores of the batch."""
+  """Computes the semi-variance (Eq. 9) over the selected scores of the batch."""
   import torch
 
   scores, positive, negative = _pairs(embeddings, labels)
@@ -132,8 +138,9 @@ def semi_variance(
 
 
 def smooth_ap(embeddings: Any, labels: Any, *, tau: float = 0.01) -> Any:
-  """SmoothAP with the query among its relevant images; only ranks of relevant images are
-  computed.
+  """Computes SmoothAP with the query among its relevant images.
+
+  Only ranks of relevant images are computed.
   """
   import torch
 
@@ -145,8 +152,9 @@ def smooth_ap(embeddings: Any, labels: Any, *, tau: float = 0.01) -> Any:
 
 
 def listwise_ap(embeddings: Any, labels: Any, *, num_bins: int = 20) -> Any:
-  """Listwise AP ("DIR") with the query among its relevant images: the histogram by a convolution of
-  width 1, as its authors have it.
+  """Computes listwise AP ("DIR") with the query among its relevant images.
+
+  The histogram is a convolution of width 1, as in its authors' code.
   """
   import torch
 
@@ -167,7 +175,10 @@ def listwise_ap(embeddings: Any, labels: Any, *, num_bins: int = 20) -> Any:
 
 
 def auroc(embeddings: Any, labels: Any, *, tau: float = 0.1) -> Any:
-  """Pairwise l1 over all (relevant, negative) pairs, the query among its relevant images."""
+  """Computes pairwise l1 over all (relevant, negative) pairs.
+
+  The query is among its relevant images.
+  """
   scores, _, negative = _pairs(embeddings, labels)
   relevant = _equal_rows(scores, ~negative)
   losses = huber(relevant[:, :, None] - scores[:, None, :], tau) * negative[:, None, :]
@@ -177,7 +188,7 @@ def auroc(embeddings: Any, labels: Any, *, tau: float = 0.1) -> Any:
 def xbm(
   embeddings: Any, labels: Any, memory: Any, memory_labels: Any, *, negative_margin: float = 0.5
 ) -> Any:
-  """Contrastive loss of a batch against the memory."""
+  """Computes the contrastive loss of a batch against the memory."""
   import torch
 
   scores = embeddings @ memory.T
@@ -188,12 +199,13 @@ def xbm(
 def blackbox(
   embeddings: Any, labels: Any, *, lambda_: float = 5.0, interclass_coef: float = 0.9
 ) -> Any:
-  """BlackBox AP without margin and memory: per query, and over all pairs of the batch."""
+  """Computes BlackBox AP without margin and memory: per query, and over all pairs of the batch."""
   import torch
 
   class Ranks(torch.autograd.Function):
-    """Ranks 1/n .. 1 in descending order, with the gradient of a second ranking of perturbed
-    scores.
+    """Computes ranks 1/n .. 1 in descending order.
+
+    The gradient is that of a second ranking, of perturbed scores.
     """
 
     @staticmethod
@@ -209,7 +221,7 @@ def blackbox(
       return (moved - ranks) / scores.shape[-1] / (lambda_ + 1e-8)
 
   def loss(scores: Any, relevant: Any) -> Any:
-    """1 - AP of each ranking; the ranks among the relevant are constants."""
+    """Computes 1 - AP of each ranking; the ranks among the relevant images are constants."""
     with torch.no_grad():
       among = _ranks(torch.where(relevant, scores, -math.inf)) / scores.shape[-1]
     precision = torch.where(relevant, among / Ranks.apply(scores), 0.0)

@@ -1,4 +1,4 @@
-"""What the benchmarks found: a table in Markdown, JSON, and log-log plots of cost against size."""
+"""Writes the results of the benchmarks: Markdown table, JSON, and plots of cost against size."""
 
 from collections.abc import Iterable, Mapping, Sequence
 import itertools
@@ -15,7 +15,7 @@ from soprc_jax.training import plots
 
 
 def machine() -> str:
-  """Where the figures were measured: processor, cores, versions."""
+  """Describes where the times were measured: processor, cores, versions."""
   return (
     f"{_processor()}, {os.cpu_count()} cores, {jax.devices()[0].device_kind}; Python "
     f"{platform.python_version()}, jax {jax.__version__}"
@@ -34,8 +34,9 @@ def _processor() -> str:
 
 
 def reached(rows: Sequence[harness.Row]) -> bool:
-  """Whether one case, given by its rows, is as fast as it should be: by one row that suffices, or
-  by all others.
+  """Returns whether one case, given by its rows, is as fast as its targets.
+
+  Either one row that suffices meets its target, or all other rows do.
   """
   others = [row for row in rows if not row.suffices]
   return any(row.met for row in rows if row.suffices) or (
@@ -44,14 +45,16 @@ def reached(rows: Sequence[harness.Row]) -> bool:
 
 
 def cases(rows: Iterable[harness.Row]) -> list[list[harness.Row]]:
-  """The rows of each case, in order."""
+  """Groups the rows by case, in order."""
   return [
     list(group) for _, group in itertools.groupby(rows, key=lambda row: (row.benchmark, row.case))
   ]
 
 
 def markdown(rows: Sequence[harness.Row]) -> str:
-  """One line a case: our time, the ratio to each peer with its target, and whether that is enough.
+  """Returns a table with one line per case.
+
+  It has our time, the ratio to each peer with its target, and whether the target is reached.
 
   >>> row = harness.row("loss", "triplet", "torch", [0.5, 0.5], [1.0, 1.0], target=2.0)
   >>> print(markdown([row]).splitlines()[2])
@@ -91,7 +94,7 @@ def _seconds(value: float) -> str:
 def as_json(
   rows: Sequence[harness.Row], curves: Sequence[harness.Curve], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """The same for programs; ``about`` says where and when it was measured."""
+  """Returns the same results for JSON; ``about`` says where and when they were measured."""
   return {
     **about,
     "rows": [{**row._asdict(), "ratio": row.ratio, "met": row.met} for row in rows],
@@ -100,7 +103,7 @@ def as_json(
 
 
 def from_json(content: Mapping[str, Any]) -> tuple[list[harness.Row], list[harness.Curve]]:
-  """Rows and curves of `as_json`."""
+  """Returns the rows and curves of `as_json`."""
   rows = [
     harness.Row(**{name: entry[name] for name in harness.Row._fields}) for entry in content["rows"]
   ]
@@ -112,8 +115,9 @@ def from_json(content: Mapping[str, Any]) -> tuple[list[harness.Row], list[harne
 
 
 def plot_growth(folder: Path, curves: Sequence[harness.Curve]) -> list[str]:
-  """One log-log plot for each benchmark, size and cost, with the fitted exponents; names of the
-  files.
+  """Draws one log-log plot per benchmark, size and cost, with the fitted exponents.
+
+  Returns the names of the files.
   """
   names = []
   for (benchmark, size, cost), group in itertools.groupby(

@@ -1,6 +1,4 @@
-"""How long it takes until something happens: the import, and the first finished step of a training
-run.
-"""
+"""Benchmarks the startup: the import, and the first finished step of a training run."""
 
 from collections.abc import Iterator, Sequence
 import functools
@@ -28,8 +26,10 @@ _RUN_REPETITIONS = 3
 
 
 def rows() -> Iterator[harness.Row]:
-  """Fresh processes on a warm disk: the import of the core, and the training command to its first
-  finished step.
+  """Yields the rows, from fresh processes on a warm disk.
+
+  They are the import of the core, and the time from the training command to its first finished
+  step.
   """
   seconds = harness.time_together(
     {
@@ -46,7 +46,7 @@ def rows() -> Iterator[harness.Row]:
     target=_IMPORT_TARGET,
   )
   cold, warm, floor = [], [], []
-  _first_step_twice()  # reads what is not on the warm disk yet, and renders the glyphs
+  _first_step_twice()  # warms the disk cache, and renders the glyphs
   for _ in range(_RUN_REPETITIONS):
     times = _first_step_twice()
     cold.append(times[0])
@@ -62,7 +62,7 @@ def rows() -> Iterator[harness.Row]:
     warm,
     cold,
     target=_WARM_TARGET,
-    note="the cache is one folder a user, by default",
+    note="by default the cache is one folder per user",
   )
   yield harness.row(
     "startup",
@@ -71,12 +71,12 @@ def rows() -> Iterator[harness.Row]:
     warm,
     floor,
     target=0.0,
-    note="no target: the floor",
+    note="no target: a lower bound",
   )
 
 
 def growth() -> Iterator[harness.Curve]:
-  """Nothing here grows with a size."""
+  """Yields nothing, since the startup does not grow with a size."""
   yield from ()
 
 
@@ -85,17 +85,18 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 def _first_step_twice() -> tuple[float, float]:
-  """Seconds to the first step of a run in a new folder, and of the same command once more."""
+  """Returns seconds to the first step of a run in a new folder, and of a second call."""
   with tempfile.TemporaryDirectory() as folder:
     return _first_step(Path(folder) / "run"), _first_step(Path(folder) / "run")
 
 
 def _first_step(workdir: Path) -> float:
-  """Seconds from the command to the line that tells its first step, which is written once its loss
-  is there; then it is stopped.
+  """Returns the seconds from the command to the log line of its first step.
+
+  The line is written once the loss is known. Then the process is killed.
 
   Raises:
-    RuntimeError: the command has ended without one.
+    RuntimeError: the command ended without a step.
   """
   began = time.perf_counter()
   command = [sys.executable, *_RUN, f"--workdir={workdir}"]

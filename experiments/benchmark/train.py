@@ -1,8 +1,9 @@
-"""The whole training step of a ResNet-50 with frozen batch norm on a CPU: forward, SOPRC, backward,
-SGD; against torch.
+"""Benchmarks the whole training step of a ResNet-50 on a CPU against torch.
 
-Each image size is measured in a process of its own: `malloc.keep_pages` must come before jax and
-torch start threads, and holds for both.
+The step has frozen batch norm, forward pass, SOPRC, backward pass and SGD.
+
+Each image size is measured in a separate process: `malloc.keep_pages` must come before jax and
+torch start threads, and it affects both.
 """
 
 from collections.abc import Iterator
@@ -23,20 +24,23 @@ _TARGET = 1.0
 
 
 def rows() -> Iterator[Row]:
-  """64 and 224 pixels, each against torch eager and torch.compile, both in channels_last."""
+  """Yields rows at 64 and 224 pixels against torch eager and torch.compile.
+
+  Both use channels_last.
+  """
   for size, batch_size in BATCHES.items():
     for fields in _in_a_process("rows", size, batch_size):
       yield Row(*fields)
 
 
 def growth() -> Iterator[Curve]:
-  """Seconds of our step by the batch at 64 pixels, and by the pixels at a batch of 8."""
+  """Yields the seconds of our step by the batch at 64 pixels, and by the pixels at batch 8."""
   for fields in _in_a_process("growth"):
     yield Curve(*fields)
 
 
 def _in_a_process(*arguments: Any) -> Iterator[list[Any]]:
-  """Fields of a row or a curve in each line that ``_main`` prints there.
+  """Yields the fields of a row or a curve, one per line that ``_main`` prints there.
 
   Raises:
     ModuleNotFoundError: torch is missing.
@@ -86,8 +90,9 @@ def _measure(image_size: int, batch_size: int) -> list[Row]:
 
 
 def _check(ours: "OurStep", peers: Any) -> None:
-  """Raises an AssertionError if the losses of the first two steps differ: the second one has the
-  first one's update in it.
+  """Raises an AssertionError if the losses of the first two steps differ.
+
+  The second loss includes the first update.
   """
   import numpy as np
 
@@ -98,8 +103,9 @@ def _check(ours: "OurStep", peers: Any) -> None:
 
 
 class OurStep:
-  """Our compiled step with its state and a batch of the embedded data set; each call takes a step
-  and returns its metrics.
+  """Our compiled step with its state and a batch of the embedded data set.
+
+  Each call takes a step and returns its metrics.
   """
 
   def __init__(self, image_size: int, batch_size: int):
@@ -150,7 +156,7 @@ def _curves() -> Iterator[Curve]:
 
 @functools.cache
 def _seconds(image_size: int, batch_size: int) -> float:
-  """Median seconds of our step."""
+  """Returns the median seconds of our step."""
   return median_seconds(OurStep(image_size, batch_size), repetitions=REPETITIONS)
 
 

@@ -1,5 +1,6 @@
-"""The training step of `train` in torch: torchvision's ResNet-50, batch norm frozen, and SOPRC with
-the default preset.
+"""The training step of `train` in torch.
+
+It is torchvision's ResNet-50 with frozen batch norm, and SOPRC with the default preset.
 """
 
 from typing import Any
@@ -14,7 +15,10 @@ from soprc_jax.models import embedding, pretrained
 
 
 class Bottleneck(nn.Module):
-  """1x1, 3x3 with the stride, 1x1 to four times the width, with torchvision's names."""
+  """1x1, 3x3 with the stride, and 1x1 convolutions to four times the width.
+
+  The names of the layers are torchvision's.
+  """
 
   def __init__(self, width_in: int, width: int, stride: int):
     super().__init__()
@@ -38,8 +42,9 @@ class Bottleneck(nn.Module):
 
 
 class Embedder(nn.Module):
-  """uint8 images ``[B, H, W, 3]`` to unit-norm embeddings ``[B, 512]``, with torchvision's
-  names.
+  """Maps uint8 images ``[B, H, W, 3]`` to unit-norm embeddings ``[B, 512]``.
+
+  The names of the layers are torchvision's.
   """
 
   def __init__(self) -> None:
@@ -66,10 +71,11 @@ class Embedder(nn.Module):
 
 
 def embedder(variables: Any) -> Embedder:
-  """The network with the weights of an `EmbeddingNet`, ``{"params": ..., "batch_stats": ...}``, in
-  torch's fastest layout.
+  """Returns the model with the weights of an `EmbeddingNet`, in torch's fastest layout.
+
+  ``variables`` is ``{"params": ..., "batch_stats": ...}``.
   """
-  net = Embedder().eval()  # frozen batch norm: the running statistics; scale and bias train
+  net = Embedder().eval()  # frozen batch norm uses the running statistics; scale and bias train
   for name, tensor in net.state_dict().items():
     if name.endswith("num_batches_tracked"):
       continue
@@ -84,10 +90,12 @@ def embedder(variables: Any) -> Embedder:
 
 
 class Step:
-  """One step of SOPRC and SGD, as `soprc_jax.training.step.train_step` with the default preset.
+  """One step of SOPRC and SGD, like `soprc_jax.training.step.train_step`.
+
+  It uses the default preset.
 
   Args:
-    net: an `Embedder`, perhaps compiled.
+    net: an `Embedder`, possibly compiled.
     images: ``[B, H, W, 3]`` uint8.
     labels: ``[B]`` rows of v, each class ``per_class`` times in a row.
     per_class: images of each class.
@@ -149,7 +157,7 @@ class Step:
     return risk + self._loss.lambda1 * _half(positive, -1) + self._loss.lambda2 * _half(negative, 1)
 
   def _carry(self, positive: torch.Tensor) -> torch.Tensor:
-    """v of the batch's classes (Eq. 10), ``[B / k, M]``, after it has taken the scores in."""
+    """Returns v of the batch's classes (Eq. 10), ``[B / k, M]``, updated with the scores."""
     phi = (
       _interpolate(positive, self._v.shape[1])
       .reshape(len(self._classes), self._per_class, -1)
@@ -163,13 +171,13 @@ class Step:
 
 
 def _half(scores: torch.Tensor, sign: int) -> torch.Tensor:
-  """Mean square of the scores on one side of their mean (Eq. 9)."""
+  """Computes the mean square of the scores on one side of their mean (Eq. 9)."""
   excess = torch.relu(sign * (scores - scores.mean()))
   return excess.square().sum() / (excess > 0).sum().clamp(min=1)
 
 
 def _interpolate(scores: torch.Tensor, num_points: int) -> torch.Tensor:
-  """phi of each list at midpoints (Alg. 2), ``[B, M]``."""
+  """Computes phi of each list at midpoints (Alg. 2), ``[B, M]``."""
   u, n = scores.sort(-1).values, scores.shape[-1]
   below = torch.minimum((2 * u[:, :1] - u[:, 1:2]).clamp(min=-1), u[:, :1])
   above = torch.maximum((2 * u[:, -1:] - u[:, -2:-1]).clamp(max=1), u[:, -1:])

@@ -1,1 +1,1 @@
-"""Imbalanced binary classification: SOPRC beside the usual losses."""
+"""Imbalanced binary classification: SOPRC compared with the usual losses."""

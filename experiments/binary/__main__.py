@@ -1,23 +1,25 @@
-r"""Imbalanced binary classification, the original AUPRC problem: SOPRC beside the usual losses,
-over seeds.
+r"""Trains imbalanced binary classifiers: SOPRC compared with the usual losses, over seeds.
+
+Binary classification is the original AUPRC problem.
 
 soprc train-binary --config=imbalanced:digits --workdir=runs/binary_digits
 
-Data sets: digits, breast_cancer, flights (see configs/imbalanced.py); they come with packages, pip
-install -e ".[binary]". On two idle CPU cores digits and breast_cancer take 25 seconds each and
-flights 2 minutes; with LibAUC, and other work beside, 3 and 9 minutes. Any key can be set:
---config.loss.tau1=0.3; --helpfull lists them.
+The data sets are digits, breast_cancer and flights (see configs/imbalanced.py). They come with
+packages: pip install -e ".[binary]". On two idle CPU cores digits and breast_cancer take 25 seconds
+each and flights 2 minutes; with LibAUC, on a busy machine, 3 and 9 minutes. Any key can be set, for
+example --config.loss.tau1=0.3; --helpfull lists them.
 
-Every method starts at a seed from the same weights and sees the same batches; its learning rate is
-picked from config.rates by the mean AUPRC on val over the seeds, and its best network on val is
-tested. --libauc_python=PYTHON adds LibAUC's APLoss with its optimizer SOAP, run by the interpreter
-of another virtual environment (with torch and libauc) on the same weights and batches.
+At each seed all methods start from the same weights and see the same batches. The learning rate of
+a method is chosen from config.rates by the mean validation AUPRC over the seeds. Its model with the
+best validation AUPRC is tested. --libauc_python=PYTHON adds LibAUC's APLoss with its optimizer
+SOAP. The interpreter of another virtual environment (with torch and libauc) runs it on the same
+weights and batches.
 
-The table has the methods of the call: one with fewer config.methods, or without --libauc_python,
-writes a shorter one; finished runs stay, and enter the table again with the longer call.
+The table has the methods of the call. A call with fewer config.methods, or without --libauc_python,
+writes a shorter table. Finished runs are kept, and a longer call includes them again.
 
 WORKDIR receives results.json (every value), table.md, pr_curves.png (test), convergence.png (val by
-step), and runs/, where each finished run is kept: the same command goes on where it stopped.
+step), and runs/ with each finished run. The same command resumes where it stopped.
 """
 
 from collections.abc import Sequence
@@ -38,8 +40,8 @@ absl_flags.declare_key_flag("workdir")
 _LIBAUC_PYTHON = absl_flags.DEFINE_string(
   "libauc_python",
   "",
-  "Interpreter with torch and libauc: its APLoss with SOAP is compared too, in a process of its "
-  "own.",
+  "Interpreter with torch and libauc: adds LibAUC's APLoss with SOAP to the comparison, in a "
+  "separate process.",
 )
 _EXAMPLE = "--config=imbalanced:digits --workdir=runs/binary_digits"
 
@@ -59,9 +61,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 class Study(NamedTuple):
-  """A study that has been checked: its config, its data, its methods, and what else belongs into
-  the results.
-  """
+  """A checked study: its config, data and methods, and further content of the results."""
 
   config: Any
   table: Any
@@ -99,13 +99,13 @@ def prepare(config: Any, folder: Path, python: str) -> Study:
 
 
 def make(study: Study, folder: Path, python: str) -> str:
-  """Makes what the folder does not hold yet, writes the results and returns the table."""
+  """Makes the runs that the folder lacks, writes the results and returns the table."""
   from experiments.binary import binary_report, binary_runs
 
   config, table, methods, about = study
   told = (
     f"{config.data.name}: {about['data']} {len(methods)} methods, {len(config.seeds)} seeds, "
-    f"into {folder}."
+    f"written to {folder}."
   )
   logging.getLogger("soprc_jax.train_binary").info("%s", told)
   rows = binary_runs.run_all(config, table, folder, methods=methods, python=python)

@@ -1,8 +1,9 @@
-"""Training on imbalanced classes: one compiled call a method and seed, with every learning rate
-side by side.
+"""Trains on imbalanced classes with one compiled call per method and seed.
 
-All methods share the splits, the first weights, the batches, the optimizer and the budget of their
-seed. AUPRC is taken of the logits.
+The call trains all learning rates side by side.
+
+At a seed, all methods share the splits, the initial weights, the batches, the optimizer and the
+budget. AUPRC is computed from the logits.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,11 +28,11 @@ class Task(NamedTuple):
   """What all methods share at one seed.
 
   Attributes:
-    splits: data.
-    params: first weights.
+    splits: train, validation and test data.
+    params: initial weights.
     batches: ``[E, K, B]`` int32 positions in the training split: E evaluations, K steps before
       each.
-    num_positives: only the first so many of a batch may be positive.
+    num_positives: only the first ``num_positives`` examples of a batch may be positive.
   """
 
   splits: tabular.Splits
@@ -41,13 +42,13 @@ class Task(NamedTuple):
 
 
 class Found(NamedTuple):
-  """What a method reached at one seed, with R learning rates.
+  """The results of a method at one seed, with R learning rates.
 
   Attributes:
-    val: ``[R, E]`` AUPRC on val, NaN where a logit is not finite.
-    losses: ``[R, E]`` mean training loss since the evaluation before.
-    scores: ``[R, n]`` logits of the test examples by the network that was best on val.
-    best: ``[R]`` val AUPRC of that network, NaN if there is none.
+    val: ``[R, E]`` validation AUPRC, NaN where a logit is not finite.
+    losses: ``[R, E]`` mean training loss since the previous evaluation.
+    scores: ``[R, n]`` logits of the test examples, by the model with the best validation AUPRC.
+    best: ``[R]`` validation AUPRC of that model, NaN if there is none.
   """
 
   val: np.ndarray
@@ -57,7 +58,7 @@ class Found(NamedTuple):
 
 
 class State(NamedTuple):
-  """What a step changes."""
+  """The state that a step updates."""
 
   params: Any
   opt_state: Any
@@ -65,7 +66,7 @@ class State(NamedTuple):
 
 
 def prepare(config: Any, table: tabular.Table, seed: int) -> Task:
-  """The task of a seed.
+  """Returns the task of a seed.
 
   Raises:
     ValueError: the data do not fit the config.
@@ -84,7 +85,7 @@ def prepare(config: Any, table: tabular.Table, seed: int) -> Task:
 
 
 def make_loss(config: Any, name: str, task: Task) -> Objective:
-  """The loss of a method for tasks of this size."""
+  """Returns the loss of a method for tasks of this size."""
   counts = np.bincount(task.splits.train.labels, minlength=2)
   setting = Setting(
     counts, num_steps=config.train.steps, max_positives=task.num_positives, axis_name=None
@@ -93,8 +94,9 @@ def make_loss(config: Any, name: str, task: Task) -> Objective:
 
 
 def make_trainer(config: Any, name: str, task: Task) -> Callable[[Task], Found]:
-  """A function that trains a method on any task of the same size: the seeds share its
-  compilation.
+  """Returns a function that trains a method on any task of the same size.
+
+  The seeds share its compilation.
   """
   loss = make_loss(config, name, task)
   network = _network(config)
@@ -109,7 +111,7 @@ def make_trainer(config: Any, name: str, task: Task) -> Callable[[Task], Found]:
       state, best, best_params = carry
       state, losses = take_steps(state, rows)
       value = auprc(network.apply(state.params, splits.val.features), splits.val.labels)
-      better = value > best  # never so for NaN
+      better = value > best  # always False for NaN
       best_params = jax.tree.map(
         lambda new, old: jnp.where(better, new, old), state.params, best_params
       )
@@ -139,8 +141,9 @@ def make_trainer(config: Any, name: str, task: Task) -> Callable[[Task], Found]:
 
 
 def make_stepper(config: Any, name: str, task: Task, rate: float) -> Callable[[State, Any], State]:
-  """``(state, batches [K, B]) -> state``, K steps of a method on a task, and nothing else: for
-  timing and for tests.
+  """Returns a function ``(state, batches [K, B]) -> state`` that takes K steps only.
+
+  It is for timing and for tests.
   """
   loss = make_loss(config, name, task)
   tx = make_optimizer(config, loss, rate)
@@ -156,7 +159,7 @@ def make_stepper(config: Any, name: str, task: Task, rate: float) -> Callable[[S
 
 
 def first_state(config: Any, name: str, task: Task) -> State:
-  """The state that every run of a task starts from."""
+  """Returns the state that every run of a task starts from."""
   tx = make_optimizer(config, make_loss(config, name, task), 1.0)
   return State(task.params, tx.init(task.params), jnp.zeros([], jnp.int32))
 
@@ -164,22 +167,25 @@ def first_state(config: Any, name: str, task: Task) -> State:
 def make_optimizer(
   config: Any, loss: Objective, rate: Any
 ) -> optax.GradientTransformationExtraArgs:
-  """The loss's tracker, then ``config.optim`` at a learning rate that may be traced."""
-  # The updates of SGD and of Adam are linear in the rate, so that one of 1 can be scaled.
+  """Returns the loss's tracker, chained with ``config.optim`` at a learning rate.
+
+  The learning rate may be traced.
+  """
+  # Updates of SGD and of Adam are linear in the learning rate, so those at rate 1 can be scaled.
   return optax.chain(
     loss.tracker, optimizers.make_optimizer(_at_rate_one(config)), optax.scale(rate)
   )
 
 
 def rate_factors(config: Any) -> np.ndarray:
-  """``[steps]`` factors of the learning rate by the schedule."""
+  """Returns the factor of the learning rate at each step, ``[steps]``, by the schedule."""
   schedule = optimizers.make_schedule(_at_rate_one(config))
   steps = jnp.arange(config.train.steps)
   return np.broadcast_to(np.asarray(schedule(steps), np.float64), steps.shape)
 
 
 def _at_rate_one(config: Any) -> Any:
-  """What `optimizers` reads of a retrieval config, with a learning rate of 1."""
+  """Returns what `optimizers` reads of a retrieval config, with a learning rate of 1."""
   optim = {**config.optim.to_dict(), "learning_rate": 1.0, "head_multiplier": 1.0}
   return config_dict.ConfigDict(
     {"optim": optim, "train": config.train.to_dict(), "warmup": {"steps": 0}}
@@ -188,7 +194,7 @@ def _at_rate_one(config: Any) -> Any:
 
 @jax.jit
 def auprc(logits: jax.Array, labels: jax.Array) -> jax.Array:
-  """`metrics.auprc`, NaN if a logit is not finite."""
+  """Computes `metrics.auprc`, NaN if a logit is not finite."""
   return jnp.where(jnp.all(jnp.isfinite(logits)), metrics.auprc(logits, labels), jnp.nan)
 
 
@@ -201,8 +207,9 @@ def _take_steps(
   state: State,
   rows: Any,
 ) -> tuple[State, jax.Array]:
-  """One optimisation step (Alg. 1) for each row ``[B]`` of ``rows [K, B]``; the state and the
-  losses ``[K]``.
+  """Takes one optimization step (Alg. 1) for each row ``[B]`` of ``rows [K, B]``.
+
+  Returns the state and the losses ``[K]``.
   """
 
   def step(state: State, rows: jax.Array) -> tuple[State, jax.Array]:

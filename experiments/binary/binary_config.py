@@ -1,5 +1,6 @@
-"""The config of the study of imbalanced classification: its table of keys, and checks that fail
-before anything is compiled.
+"""Defines the config of the study of imbalanced classification.
+
+It has a table of keys, and checks that fail before anything is compiled.
 """
 
 from typing import Any
@@ -10,7 +11,7 @@ from soprc_jax.training import config_keys, optimizers
 from soprc_jax.training.config import ConfigDict
 from soprc_jax.training.config_keys import Key
 
-# Beyond them float32 has no steps, or no numbers.
+# Outside these bounds float32 has no steps, or no numbers.
 _RATES = (1e-12, 1e12)
 _WIDEST = 2**14
 _SURROGATES = ("logistic", "huber")
@@ -20,24 +21,24 @@ KEYS = (
   Key(
     "seeds",
     (0, 1, 2, 3, 4),
-    "seeds of thinning, splits, weights and batches",
-    must="different integers >= 0, one at least",
+    "seeds of subsampling, splits, weights and batches",
+    must="different integers >= 0, at least one",
     holds=lambda seeds: config_keys.different(seeds, lambda seed: 0 <= seed < 2**31),
     often=True,
   ),
   Key(
     "methods",
     binary_losses.METHODS,
-    "methods; the first is compared with the others",
-    must=f"different names of {', '.join(binary_losses.METHODS)}, one at least",
+    "methods; the first one is compared with the others",
+    must=f"different names of {', '.join(binary_losses.METHODS)}, at least one",
     holds=lambda names: config_keys.different(names, lambda name: name in binary_losses.METHODS),
     often=True,
   ),
   Key(
     "rates",
     (0.001, 0.003, 0.01, 0.03),
-    "learning rates, of which val picks each method's own",
-    must=f"different numbers from {_RATES[0]:g} to {_RATES[1]:g}, one at least",
+    "learning rates; each method uses the best on the validation split",
+    must=f"different numbers from {_RATES[0]:g} to {_RATES[1]:g}, at least one",
     holds=lambda rates: config_keys.different(rates, lambda rate: _RATES[0] <= rate <= _RATES[1]),
     often=True,
   ),
@@ -46,13 +47,13 @@ KEYS = (
   Key(
     "data.share",
     0.05,
-    "share of positives to which the data are thinned; 0: as they are",
+    "share of positives to which the data are subsampled; 0: as they are",
     low=0,
     high=0.5,
   ),
-  Key("data.val_share", 0.2, "share of the data for val", above=0, high=1),
-  Key("data.test_share", 0.4, "share of the data for test", above=0, high=1),
-  Key("data.batch_size", 64, "examples of a batch", low=2, high=2**20),
+  Key("data.val_share", 0.2, "share of the data for the validation split", above=0, high=1),
+  Key("data.test_share", 0.4, "share of the data for the test split", above=0, high=1),
+  Key("data.batch_size", 64, "examples per batch", low=2, high=2**20),
   Key(
     "data.positive_share",
     0.25,
@@ -87,7 +88,7 @@ KEYS = (
   Key(
     "loss.prior_start",
     0.5,
-    "> 0: the prior goes from here to the data's, log-linear",
+    "> 0: the prior starts here and ends at the data's, log-linear",
     low=0,
     high=1,
     losses=_SOPRC,
@@ -95,7 +96,7 @@ KEYS = (
   Key(
     "loss.self_weight",
     None,
-    "weight of a positive in its T; None: 1/(M+1)",
+    "weight of a positive in its own T; None: 1/(M+1)",
     low=0,
     high=1,
     kind=float,
@@ -105,7 +106,7 @@ KEYS = (
   Key(
     "loss.weighted_cross_entropy.share",
     0.5,
-    "positives' share; 0: the data's",
+    "weight share of the positives; 0: the data's share",
     low=0,
     high=0.99,
     losses=_WEIGHTED,
@@ -114,7 +115,7 @@ KEYS = (
   Key(
     "loss.auroc.surrogate",
     "logistic",
-    "of the logits; huber: of the scores",
+    "surrogate loss; logistic: of the logits; huber: of the scores",
     choices=_SURROGATES,
     losses=("auroc",),
   ),
@@ -123,7 +124,7 @@ KEYS = (
   Key(
     "loss.libauc.gamma",
     0.9,
-    "gamma of APLoss, its default",
+    "gamma of APLoss; the default is LibAUC's",
     above=0,
     high=1,
     losses=(binary_losses.PEER,),
@@ -131,35 +132,38 @@ KEYS = (
   Key(
     "loss.libauc.margin",
     1.0,
-    "margin of APLoss, its default",
+    "margin of APLoss; the default is LibAUC's",
     above=0,
     losses=(binary_losses.PEER,),
   ),
   Key("optim.name", "adam", "optimizer", choices=optimizers.OPTIMIZERS),
   Key("optim.schedule", "cosine", "schedule of the learning rate", choices=("constant", "cosine")),
-  Key("optim.ramp_steps", 0, "steps in which the rate rises from 0"),
+  Key("optim.ramp_steps", 0, "steps in which the learning rate rises from 0"),
   Key("optim.momentum", 0.9, "momentum of SGD", low=0, high=1),
   Key("optim.weight_decay", 0.0, "weight decay, added to the gradient (L2)", low=0),
   Key("train.steps", 1000, "steps, a multiple of eval.every", low=1, high=10**7, often=True),
   Key(
     "eval.every",
     50,
-    "steps between evaluations on val; the best of these networks is tested",
+    "steps between validations; the best of these models is tested",
     low=1,
   ),
 )
 
 
 def default_config() -> Any:
-  """The keys of `KEYS` with their defaults; ``configs/imbalanced.py`` changes them by data set."""
+  """Returns the keys of `KEYS` with their defaults.
+
+  ``configs/imbalanced.py`` changes them by data set.
+  """
   return config_keys.default_config(KEYS)
 
 
 def resolve(config: Any) -> Any:
-  """A checked, locked copy.
+  """Returns a checked, locked copy.
 
   Raises:
-    ValueError: names each wrong key with its value and what is allowed.
+    ValueError: a key is wrong. The message names each with its value and what is allowed.
   """
   tree, default = config.to_dict(), default_config().to_dict()
   problems = config_keys.key_problems(tree, default)
@@ -176,7 +180,7 @@ def resolve(config: Any) -> Any:
 
 
 def without_methods(config: Any) -> Any:
-  """A copy without the list of methods: what they share, so that a folder can take further ones."""
+  """Returns a copy without the list of methods, so that a folder can take further ones."""
   kept = config.copy_and_resolve_references()
   with kept.unlocked():
     del kept.methods
@@ -184,7 +188,7 @@ def without_methods(config: Any) -> Any:
 
 
 def _joint_problems(config: Any) -> list[str]:
-  """What does not go together: one line each."""
+  """Returns one line for each combination of values that is not allowed."""
   problems, steps, every = [], config.train.steps, config.eval.every
   if config.data.val_share + config.data.test_share >= 1:
     problems.append("data.val_share + data.test_share must be below 1, the rest is for training")

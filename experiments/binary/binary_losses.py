@@ -1,5 +1,6 @@
-"""The losses that the study of imbalanced classification compares, as objectives of logits
-(soprc_jax/training/loss_protocol.py).
+"""The losses of the study of imbalanced classification, as objectives of logits.
+
+`soprc_jax/training/loss_protocol.py` defines objectives.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,23 +20,24 @@ SCORES = tuple(_BOUNDS)
 
 
 def make(name: str, config: Any, setting: Setting) -> Objective:
-  """The objective ``name`` of `LABELS` with the options of ``config.loss``, for logits ``[B]`` and
-  labels 0 or 1.
+  """Returns the objective ``name`` of `LABELS` with the options of ``config.loss``.
+
+  Its inputs are logits ``[B]`` and labels 0 or 1.
 
   Args:
-    name: of a method.
+    name: name of a method.
     config: ``config.loss``, resolved.
-    setting: ``class_counts``: negatives and positives of the training data; ``max_positives``: only
-      the first so many of a batch may be positive.
+    setting: ``class_counts`` are the numbers of negatives and positives of the training data. Only
+      the first ``max_positives`` examples of a batch may be positive.
   """
   return _FACTORIES[name](config, setting)
 
 
 def bound(logits: jax.Array, kind: str) -> jax.Array:
-  """Scores of logits: themselves, or bounded, so that a width tau keeps its meaning as the network
-  grows.
+  """Computes scores from logits: the logits, or bounded values of them.
 
-  The order stays; evaluation takes the logits, since bounded scores near their ends tie in float32.
+  With bounds, a width tau keeps its meaning as the logits grow. The order does not change.
+  Evaluation uses the logits, since bounded scores near their ends tie in float32.
   """
   if kind == "none":
     return logits
@@ -43,7 +45,7 @@ def bound(logits: jax.Array, kind: str) -> jax.Array:
 
 
 def _soprc(config: Any, setting: Setting) -> Objective:
-  """SOPRC (Eq. 8, 10) at the true prior, to which it may go from a larger one."""
+  """Returns the SOPRC objective (Eq. 8, 10) at the true prior, or annealed to it."""
   num_points = config.num_points or int(setting.class_counts[1])
   tracker = tracking.score_ema(1, num_points, config.beta, bounds=_BOUNDS[config.scores])
   prior = objectives.log_linear(config.prior_start, _prior(setting), setting.num_steps)
@@ -69,7 +71,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
 
 
 def _ap(config: Any, setting: Setting) -> Objective:
-  """The AP loss of the batch (Eq. 5), whose prior is the batch's."""
+  """Returns the AP loss of the batch (Eq. 5), whose prior is the batch's."""
 
   def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:
     found = _lists(logits, labels, config.scores, setting)
@@ -80,8 +82,9 @@ def _ap(config: Any, setting: Setting) -> Objective:
 
 
 def _auroc(config: Any, setting: Setting) -> Objective:
-  """Mean over the pairs of a positive and a negative, of l1 of the scores' difference or of the
-  logistic loss of the logits'.
+  """Returns the AUROC surrogate, a mean over the pairs of a positive and a negative.
+
+  It is l1 of the difference of the scores, or the logistic loss of that of the logits.
   """
   kind = "none" if config.auroc.surrogate == "logistic" else config.scores
 
@@ -104,7 +107,7 @@ def _auroc(config: Any, setting: Setting) -> Objective:
 
 
 def _cross_entropy(config: Any, setting: Setting) -> Objective:
-  """Of the batch as it comes."""
+  """Returns the cross entropy of the batch without weights."""
   del config
 
   def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:
@@ -114,7 +117,10 @@ def _cross_entropy(config: Any, setting: Setting) -> Objective:
 
 
 def _weighted_cross_entropy(config: Any, setting: Setting) -> Objective:
-  """With weights that make a share of positives of any batch, or the data's for 0."""
+  """Returns the cross entropy with weights that give the positives a fixed share.
+
+  The share 0 means that of the data.
+  """
   share = config.weighted_cross_entropy.share or _prior(setting)
 
   def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:
@@ -155,14 +161,14 @@ METHODS = tuple(_FACTORIES)
 
 
 def _prior(setting: Setting) -> float:
-  """Share pi of positives in the training data."""
+  """Returns the share pi of positives in the training data."""
   return float(setting.class_counts[1] / setting.class_counts.sum())
 
 
 def _lists(
   logits: jax.Array, labels: jax.Array, kind: str, setting: Setting
 ) -> lists.RetrievalLists:
-  """Makes the batch one list; positives only in the columns that may hold one."""
+  """Makes the batch one list, with positives only in the columns that may have one."""
   found = lists.binary_lists(bound(logits, kind), labels)
   columns = slice(None, setting.max_positives)
   return found._replace(

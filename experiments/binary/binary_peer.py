@@ -1,5 +1,6 @@
-"""LibAUC's APLoss with its optimizer SOAP on the very same task, in an interpreter of its own:
-never a dependency, never imported.
+"""Runs LibAUC's APLoss with its optimizer SOAP on the same task, in a separate interpreter.
+
+LibAUC is never a dependency, and never imported here.
 """
 
 from pathlib import Path
@@ -18,17 +19,17 @@ _VERSIONS = (
   "sys.version.split()[0])"
 )
 _REMEDY = (
-  "give the python of a virtual environment of its own with libauc in it:\n"
+  "give the python of a separate virtual environment with libauc:\n"
   "  python -m venv libauc_venv && libauc_venv/bin/pip install torch numpy scipy scikit-learn "
   "pandas tqdm && libauc_venv/bin/pip install --no-deps libauc"
 )
 
 
 def versions(python: str) -> str:
-  """What the interpreter has.
+  """Returns the versions of libauc, torch and Python in the interpreter.
 
   Raises:
-    ValueError: it does not run, or cannot import libauc.
+    ValueError: the interpreter does not run, or cannot import libauc.
   """
   if not SCRIPT.is_file():
     raise ValueError(
@@ -54,10 +55,10 @@ def versions(python: str) -> str:
 
 
 def train(config: Any, task: binary.Task, python: str) -> tuple[binary.Found, float]:
-  """As a trainer of `binary.make_trainer`, and the median seconds of a step.
+  """Trains like a trainer of `binary.make_trainer`; also returns the median seconds of a step.
 
   Raises:
-    ChildProcessError: the script has failed.
+    ChildProcessError: the script failed.
   """
   with tempfile.TemporaryDirectory(prefix="soprc_jax_peer_") as folder:
     given, gotten = Path(folder) / "task.npz", Path(folder) / "found.npz"
@@ -71,7 +72,7 @@ def train(config: Any, task: binary.Task, python: str) -> tuple[binary.Found, fl
       check=False,
     )
     if done.returncode or not gotten.exists():
-      raise ChildProcessError(f"{python} {SCRIPT} has failed: {_last_line(done.stderr)}")
+      raise ChildProcessError(f"{python} {SCRIPT} failed: {_last_line(done.stderr)}")
     with np.load(gotten, allow_pickle=False) as found:
       return _judged(found, task), float(found["step_seconds"])
 
@@ -79,7 +80,10 @@ def train(config: Any, task: binary.Task, python: str) -> tuple[binary.Found, fl
 def first_steps(
   config: Any, task: binary.Task, rate: float, *, steps: int
 ) -> tuple[Any, binary.Task]:
-  """The config and the task of a run of one rate that ends after so many steps: for timing."""
+  """Returns config and task of a run at one learning rate that ends after ``steps`` steps.
+
+  It is for timing.
+  """
   config = config.copy_and_resolve_references()
   batches = task.batches.reshape(-1, task.batches.shape[-1])[:steps]
   with config.unlocked():
@@ -110,7 +114,7 @@ def _task_arrays(config: Any, task: binary.Task) -> dict[str, np.ndarray]:
 
 
 def _judged(found: Any, task: binary.Task) -> binary.Found:
-  """The best network on val by the same measure as for every other method."""
+  """Returns the results of the best model on the validation split, measured as for all methods."""
   val = np.array(
     [
       [float(binary.auprc(logits, task.splits.val.labels)) for logits in run]

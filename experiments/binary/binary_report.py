@@ -1,5 +1,6 @@
-"""What the study of imbalanced classification found: a table, every value as JSON, and two
-pictures.
+"""Writes the results of the study of imbalanced classification.
+
+They are a table, every value as JSON, and two plots.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,11 +28,11 @@ def write(
   """Writes the four files and returns the table.
 
   Args:
-    folder: of the study.
-    config: resolved.
-    rows: methods, the first of which is compared with the others.
+    folder: folder of the study.
+    config: resolved config.
+    rows: methods. The first one is compared with the others.
     costs: method -> seconds of a step.
-    about: what else belongs into ``results.json``; ``machine`` stands below the table.
+    about: further content of ``results.json``. ``machine`` is also printed below the table.
   """
   values = {row.method: _test_values(row) for row in rows}
   table = markdown(config, rows, values, costs, about)
@@ -67,8 +68,9 @@ def markdown(
   costs: Mapping[str, float],
   about: Mapping[str, Any],
 ) -> str:
-  """The methods, best test AUPRC first, with the paired difference of the first method to each
-  other one.
+  """Returns a table of the methods, best test AUPRC first.
+
+  It has the paired difference of the first method to each other one.
   """
   first = rows[0].method
   header = [
@@ -93,11 +95,10 @@ def markdown(
   count = len(config.seeds)
   notes = [
     "",
-    f"{config.data.name}: {about['data']} By chance the AUPRC is {about['chance']:.4f}. Mean ± "
-    f"standard deviation over {count} "
-    f"seed{'s' if count > 1 else ''}, each with its own split; learning rate picked by the mean "
-    "AUPRC on val (* at the edge of the grid); the "
-    "best network on val is tested. Difference paired by seed, ± standard error.",
+    f"{config.data.name}: {about['data']} The AUPRC of chance is {about['chance']:.4f}. Mean ± "
+    f"standard deviation over {count} seed{'s' if count > 1 else ''}, each with its own split; "
+    "learning rate chosen by the mean validation AUPRC (* at the edge of the grid); the model with "
+    "the best validation AUPRC is tested. Difference paired by seed, ± standard error.",
     f"Step: {config.data.batch_size} examples; the methods take turns (LibAUC in its own process, "
     f"after them). {about['machine']}",
   ]
@@ -105,7 +106,7 @@ def markdown(
 
 
 def describe(splits: tabular.Splits) -> str:
-  """One sentence about the sizes of a split."""
+  """Returns one sentence about the sizes of a split."""
   parts = {"train": splits.train, "val": splits.val, "test": splits.test}
   sizes = [
     f"{name} {len(part.labels):,} ({part.labels.sum():,} positive)" for name, part in parts.items()
@@ -114,7 +115,7 @@ def describe(splits: tabular.Splits) -> str:
 
 
 def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
-  """Share of the pairs of a positive and a negative in the right order, ties one half.
+  """Computes the share of (positive, negative) pairs in the right order, ties one half.
 
   >>> print(auroc(np.array([0.9, 0.4, 0.4, 0.1]), np.array([1, 1, 0, 0])))
   0.875
@@ -127,7 +128,7 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 def pr_curve(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Recall, ascending, and precision at each distinct score."""
+  """Computes recall, ascending, and precision at each distinct score."""
   order = np.argsort(-scores)
   ends = np.flatnonzero(np.r_[np.diff(scores[order]) != 0, True])
   hits = np.cumsum(labels[order] > 0)[ends]
@@ -135,7 +136,7 @@ def pr_curve(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nda
 
 
 def _test_values(row: binary_runs.Row) -> dict[str, np.ndarray]:
-  """Metric -> ``[S]``, NaN where training broke down."""
+  """Returns metric -> ``[S]`` values, NaN where training diverged."""
   broken = ~np.isfinite(row.val)
   found = {
     "AUPRC": np.array(
@@ -147,8 +148,9 @@ def _test_values(row: binary_runs.Row) -> dict[str, np.ndarray]:
 
 
 def _mean_pr_curve(row: binary_runs.Row, *, points: int = 501) -> tuple[np.ndarray, np.ndarray]:
-  """Recall ``[points]``, and the mean precision there over the seeds; runs that broke down are left
-  out.
+  """Returns recall ``[points]``, and the mean precision there over the seeds.
+
+  Runs that diverged are left out.
   """
   grid = np.linspace(0, 1, points)
   fine = np.isfinite(row.val)

@@ -1,4 +1,4 @@
-"""The runs of a study in its folder: each is made once, and kept."""
+"""Makes the runs of a study in its folder; each is made once, and kept."""
 
 from collections.abc import Callable, Sequence
 import json
@@ -23,16 +23,17 @@ _log = logging.getLogger(__name__)
 
 
 class Row(NamedTuple):
-  """One method of a finished study, at the learning rate with the best mean val AUPRC over the
-  seeds.
+  """One method of a finished study, at its best learning rate.
+
+  That is the one with the best mean validation AUPRC over the seeds.
 
   Attributes:
     method: its name.
     rate: learning rate.
-    val_by_rate: rate -> mean over the seeds of the best val AUPRC, NaN if training broke down at a
-      seed.
-    val: ``[S]`` best val AUPRC at each seed.
-    convergence: ``[S, E]`` val AUPRC at each evaluation.
+    val_by_rate: learning rate -> mean over the seeds of the best validation AUPRC, NaN if training
+      diverged at a seed.
+    val: ``[S]`` best validation AUPRC at each seed.
+    convergence: ``[S, E]`` validation AUPRC at each evaluation.
     scores: ``[S, n]`` logits of the test examples.
     labels: ``[S, n]`` their labels.
   """
@@ -46,25 +47,25 @@ class Row(NamedTuple):
   labels: np.ndarray
 
   def at_edge(self) -> bool:
-    """Whether a rate beyond the grid may be better."""
+    """Returns whether a learning rate outside the grid may be better."""
     return len(self.val_by_rate) > 1 and self.rate in (min(self.val_by_rate), max(self.val_by_rate))
 
 
 def run_all(
   config: Any, table: tabular.Table, folder: Path, *, methods: Sequence[str], python: str = ""
 ) -> list[Row]:
-  """Trains every method at every seed, but for what the folder holds already.
+  """Trains every method at every seed, except for runs that the folder has already.
 
   Args:
-    config: resolved.
+    config: resolved config.
     table: data set of ``config.data``.
-    folder: of the study, which exists.
-    methods: names of `binary_losses.LABELS`, the first of which is compared with the others.
+    folder: folder of the study, which exists.
+    methods: names of `binary_losses.LABELS`. The first one is compared with the others.
     python: interpreter with libauc, for the method of that name.
 
   Raises:
     ValueError: the data do not fit the config.
-    ChildProcessError: the script with libauc has failed.
+    ChildProcessError: the script with libauc failed.
   """
   (folder / RUNS).mkdir(exist_ok=True)
   trainers: dict[str, Callable[[binary.Task], binary.Found]] = {}
@@ -76,7 +77,7 @@ def run_all(
     for method in methods:
       path, done = _path(folder, method, seed), done + 1
       if path.exists():
-        _log.info("%d/%d %s, seed %d (made before)", done, total, method, seed)
+        _log.info("%d/%d %s, seed %d (finished before)", done, total, method, seed)
         continue
       if method == binary_losses.PEER:
         found, _ = binary_peer.train(config, task, python)
@@ -110,12 +111,12 @@ def measure(
   steps: int = 50,
   rounds: int = 9,
 ) -> dict[str, float]:
-  """Seconds of a training step of each method at its rate, from the first weights: the median of
-  ``rounds`` calls of ``steps`` steps.
+  """Returns the seconds of a training step of each method at its learning rate.
 
-  The methods take turns, so that a busy machine slows them alike; libauc's, in its own process,
-  comes after them (median of its steps). Values of an earlier call in the folder are taken if they
-  are of the same methods.
+  The value is the median of ``rounds`` calls of ``steps`` steps from the initial weights. The
+  methods take turns, so that a busy machine slows all of them alike. LibAUC comes after them in its
+  own process (median of its steps). Values of an earlier call in the folder are reused if they are
+  of the same methods.
   """
   path = folder / COSTS
   if path.exists():
@@ -147,7 +148,7 @@ def measure(
 
 
 def _row(config: Any, folder: Path, method: str, labels: np.ndarray) -> Row:
-  """The method at the rate that val picks, from the files of its runs."""
+  """Returns the method at its best learning rate on the validation split, from its runs' files."""
   runs = [_load(_path(folder, method, seed), config, labels.shape[1]) for seed in config.seeds]
   best = np.stack([run.best for run in runs])
   val_by_rate = dict(zip(config.rates, best.mean(axis=0).tolist(), strict=True))
@@ -174,10 +175,10 @@ def _save(path: Path, found: binary.Found) -> None:
 
 
 def _load(path: Path, config: Any, num_test: int) -> binary.Found:
-  """What a run has reached, of these rates and so many evaluations and test examples.
+  """Returns the results of a run, with shapes that fit the config and ``num_test``.
 
   Raises:
-    ValueError: the file is damaged, or of a run of something else.
+    ValueError: the file is corrupt, or of a different run.
   """
   try:
     found = binary.Found(**stored.read_arrays(path, binary.Found._fields))
@@ -190,5 +191,5 @@ def _load(path: Path, config: Any, num_test: int) -> binary.Found:
           f"{array.dtype}"
         )
   except ValueError as error:
-    raise ValueError(f"{error}: remove it, and the run is made again") from error
+    raise ValueError(f"{error}: remove it, and the run is repeated") from error
   return found

@@ -1,5 +1,6 @@
-"""Trains with LibAUC's APLoss and SOAP on batches that it is given; a script for an interpreter of
-its own, with numpy, torch and libauc.
+"""Trains with LibAUC's APLoss and SOAP on given batches.
+
+This is a script for a separate interpreter with numpy, torch and libauc.
 
 PYTHON experiments/binary/libauc_peer.py TASK.npz FOUND.npz
 
@@ -19,7 +20,7 @@ import torch
 
 
 def main(task_path: str, found_path: str) -> None:
-  # Networks as small as these are slower on two threads than on one.
+  # Models as small as these are slower on two threads than on one.
   torch.set_num_threads(1)
   with np.load(task_path, allow_pickle=False) as task:
     found = [train(task, float(rate)) for rate in task["rates"]]
@@ -34,7 +35,9 @@ def main(task_path: str, found_path: str) -> None:
 
 
 def train(task: Any, rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-  """One run: logits of val and test ``[E, n]`` at each evaluation, mean losses ``[E]``, median
+  """Trains one run.
+
+  Returns logits of val and test ``[E, n]`` at each evaluation, mean losses ``[E]``, and the median
   seconds of a step.
   """
   features, labels = (
@@ -43,7 +46,7 @@ def train(task: Any, rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, f
   )
   network = make_network(task)
   positives = np.flatnonzero(task["train_labels"])
-  # APLoss keeps two averages for each positive, by its number among the positives.
+  # APLoss keeps two averages for each positive, indexed by its number among the positives.
   numbers = np.zeros(len(labels), np.int64)
   numbers[positives] = np.arange(len(positives))
   loss_fn = APLoss(
@@ -70,7 +73,7 @@ def train(task: Any, rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, f
       optimizer.param_groups[0]["lr"] = rate * float(factors[step])
       step += 1
       x, y = features[rows], labels[rows]
-      if y.any():  # APLoss refuses a batch without a positive
+      if y.any():  # APLoss raises for a batch without a positive
         # LibAUC's tutorials give APLoss probabilities; its margin is in their units.
         loss = loss_fn(torch.sigmoid(network(x)), y, torch.from_numpy(numbers[rows]))
         optimizer.zero_grad()
@@ -89,7 +92,7 @@ def train(task: Any, rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, f
 
 
 def make_network(task: Any) -> torch.nn.Sequential:
-  """The MLP with the given weights: ``kernel0 [in, out]``, ``bias0 [out]`` and so on."""
+  """Returns the MLP with the given weights: ``kernel0 [in, out]``, ``bias0 [out]`` and so on."""
   count = sum(name.startswith("kernel") for name in task.files)
   layers: list[torch.nn.Module] = []
   for i in range(count):

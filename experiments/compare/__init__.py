@@ -1,1 +1,1 @@
-"""A comparison of methods under one protocol: its plan, its runs, its tables and its page."""
+"""Compares methods under one protocol: plan, runs, tables and report page."""

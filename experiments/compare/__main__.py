@@ -1,23 +1,29 @@
-r"""Compares methods under one protocol: same start, batches and budget; learning rates picked on
-val; over seeds.
+r"""Compares methods under one protocol: same start, batches and budget, over several seeds.
+
+The learning rate of each method is chosen on the validation split.
 
 soprc compare --config=glyphs:compare --workdir=runs/compare
 soprc compare --config=glyphs:compare,finetune --workdir=runs/compare_finetune \
     --init_from='runs/compare/triplet-lr0.008-seed{seed}'
 
-Every method of config.compare.methods runs each rate of config.compare.rates at the first of
-config.compare.seeds, and its best rate on val at the other seeds; the flags below replace these. A
-method is a loss (triplet, smooth_ap, package.module:function for your own), a preset of SOPRC
-(paper, authors), soprc for the config as it is, or any other argument of the config file
-(ablation1). With --config.compare.soprc_with_sgd=true SOPRC trains by SGD and the others by Adam,
-as in the paper's appendix.
+Every method of config.compare.methods runs each learning rate of config.compare.rates at the first
+of config.compare.seeds. Its learning rate with the best validation mAUPRC also runs at the other
+seeds. The flags below replace these values. A method is one of:
 
-Each run has a folder in WORKDIR, and the same command goes on where it stopped. WORKDIR receives
+* a loss: triplet, smooth_ap, or package.module:function for a custom loss;
+* a preset of SOPRC: paper, authors;
+* soprc: the config as it is;
+* any other argument of the config file, such as ablation1.
+
+With --config.compare.soprc_with_sgd=true SOPRC trains by SGD and the others by Adam, as in the
+paper's appendix.
+
+Each run has a folder in WORKDIR. The same command resumes where it stopped. WORKDIR receives
 table.md, table.json, pr_curves.png (mean over seeds of the mean precision-recall curves on test)
 and convergence.png (mean over seeds of mAUPRC on val).
 
-A start that was trained on classes of val or test is an error; --allow_seen_classes notes them in
-the results and the table instead.
+It is an error if an initial model was trained on classes of val or test. --allow_seen_classes notes
+them in the results and the table instead.
 """
 
 from collections.abc import Sequence
@@ -33,7 +39,7 @@ from experiments import flags
 absl_flags.declare_key_flag("config")
 absl_flags.declare_key_flag("workdir")
 _METHODS = absl_flags.DEFINE_list(
-  "methods", None, "Methods; the first is compared with the others. Default: config.compare."
+  "methods", None, "Methods; the first one is compared with the others. Default: config.compare."
 )
 _RATES = absl_flags.DEFINE_list(
   "rates",
@@ -47,15 +53,15 @@ _SEEDS = absl_flags.DEFINE_list(
 _INIT_FROM = absl_flags.DEFINE_string(
   "init_from",
   None,
-  "Workdir of the run that every method starts from; {seed} is replaced by the seed. Default: "
-  "config.compare; empty: random weights.",
+  "Workdir of the run whose model every method starts from; {seed} is replaced by the seed. "
+  "Default: config.compare; empty: random weights.",
 )
 
 _ALLOW_SEEN = absl_flags.DEFINE_bool(
   "allow_seen_classes",
   False,
-  "Start from networks also if they were trained on classes of val or test: a warning and a note "
-  "in the results instead of an error.",
+  "Start from models also if they were trained on classes of val or test: a warning and a note in "
+  "the results instead of an error.",
 )
 _LIST = absl_flags.DEFINE_bool(
   "list", False, "Print the runs and the estimated time, and start none."
@@ -77,13 +83,14 @@ def main(argv: Sequence[str]) -> None:
       _print_plan(plan, first, run)
       return
     comparison.claim(plans.shared(first), plan.starts(), run.workdir, data=first.data)
-    _logger().info("%s; into %s.", plans.describe(plan), run.workdir)
+    _logger().info("%s; written to %s.", plans.describe(plan), run.workdir)
     _compare(plan, run)
 
 
 def _print_plan(plan: Any, first: Any, run: flags.Run) -> None:
-  """Prints the runs of each method and the time that is left, measured on a few steps of the first
-  method.
+  """Prints the runs of each method and the estimated time that is left.
+
+  The estimate is from a few steps of the first method.
   """
   from experiments.compare import comparison, plans, step_cost
   from soprc_jax._internal import text_table
@@ -118,7 +125,7 @@ def _compare(plan: Any, run: flags.Run) -> None:
 
 
 def _settings() -> Any:
-  """``config.compare`` with the flags in place of its values."""
+  """Returns ``config.compare`` with the flags in place of its values."""
   from experiments.compare import plans
 
   config = flags.load_config()
@@ -141,7 +148,7 @@ def _settings() -> Any:
 
 
 def _make_config(method: str) -> Any:
-  """The config file with a method, and the overrides of the command line."""
+  """Returns the config file with a method, and the overrides of the command line."""
   from soprc_jax.training import methods
 
   if not methods.is_method(method) and ":" not in method:
@@ -156,7 +163,7 @@ def _refuse_lost_overrides() -> None:
   for argument in flags.config_arguments():
     if methods.is_method(argument):
       raise ValueError(
-        f"--config=FILE:{argument} names a method, and the comparison sets the method of every "
+        f"--config=FILE:{argument} names a method, but the comparison sets the method of every "
         f"run: use --methods={argument}"
       )
   for key in flags.config_overrides():
@@ -166,8 +173,8 @@ def _refuse_lost_overrides() -> None:
       )
     if key == "optim.name" and _settings().soprc_with_sgd:
       raise ValueError(
-        "--config.optim.name goes with compare.soprc_with_sgd=False: with True SOPRC has sgd and "
-        "the others adam"
+        "--config.optim.name needs compare.soprc_with_sgd=False: with True SOPRC uses sgd and the "
+        "others adam"
       )
 
 

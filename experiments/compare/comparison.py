@@ -1,5 +1,6 @@
-"""A fair comparison of methods: same start, batches and budget, each with its learning rate picked
-on val.
+"""Compares methods fairly: same start, batches and budget.
+
+The learning rate of each method is chosen on the validation split.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from soprc_jax.training import workdir as workdir_lib
 _log = logging.getLogger(__name__)
 _DIVERGED = "diverged.json"
 _NOTE = "comparison.json"
-# Of the runs, see `plans.RunName.folder`.
+# Pattern of the runs' folders, see `plans.RunName.folder`.
 RUN_FOLDERS = "*-lr*-seed*"
 WRITES = (
   _NOTE,
@@ -33,7 +34,7 @@ WRITES = (
   RUN_FOLDERS,
 )
 _NOTED = {"shared": dict, "starts": {str: str}}
-# What a run has left: its results, or why it broke down.
+# Schema of what a run leaves: its results, or why it diverged.
 _METRICS = {"mAUPRC": float}
 _ENDED = ({"diverged": str}, {"val": _METRICS, "test": _METRICS})
 
@@ -43,9 +44,9 @@ class Row(NamedTuple):
 
   Attributes:
     method: its name.
-    rate: the learning rate with the best val mAUPRC at the first seed.
-    val: rate -> val mAUPRC at the first seed, NaN for a rate at which training broke down.
-    runs: its runs at ``rate``, one a seed.
+    rate: the learning rate with the best validation mAUPRC at the first seed.
+    val: learning rate -> validation mAUPRC at the first seed, NaN where training diverged.
+    runs: its runs at ``rate``, one per seed.
   """
 
   method: str
@@ -54,25 +55,24 @@ class Row(NamedTuple):
   runs: tuple[plans.RunName, ...]
 
   def at_edge(self) -> bool:
-    """Whether a rate beyond the grid may be better."""
+    """Returns whether a learning rate outside the grid may be better."""
     return len(self.val) > 1 and self.rate in (min(self.val), max(self.val))
 
 
 def check(
   plan: plans.Plan, make_config: plans.MakeConfig, folder: Path, *, allow_seen_classes: bool = False
 ) -> None:
-  """Raises a ValueError or an OSError for what would stop a run later or make the comparison
-  unfair.
+  """Raises a ValueError or an OSError for what would stop a run later or be unfair.
 
   Args:
-    plan: which runs.
-    make_config: config of a method.
-    folder: of the comparison, which may hold an earlier part of it.
+    plan: the runs to make.
+    make_config: returns the config of a method.
+    folder: folder of the comparison. It may have an earlier part of it.
     allow_seen_classes: see `check_starts`.
 
   Raises:
-    ValueError: methods differ in more than the loss (and the optimizer); the data have no val; a
-      run or the folder is of another comparison; a start does not fit.
+    ValueError: methods differ in more than the loss (and the optimizer); the data have no
+      validation split; a run or the folder is of another comparison; a start does not fit.
     OSError: a start is missing.
   """
   check_folder(folder)
@@ -81,7 +81,7 @@ def check(
   base = make_config("soprc")
   if base.loss.name != "soprc" or base.loss.preset != "default":
     raise ValueError(
-      "the config file's argument chooses a loss or a preset already: leave it out, and give it in "
+      "the config file's argument already chooses a loss or a preset: leave it out, and give it in "
       "--methods"
     )
   first = plans.run_config(
@@ -89,7 +89,8 @@ def check(
   )
   if first.data.trainval:
     raise ValueError(
-      "data.trainval must be False in a comparison: learning rates are picked on val; got True"
+      "data.trainval must be False in a comparison, which chooses learning rates on the validation "
+      "split; got True"
     )
   build.make_data(first)
   for method in plan.methods:
@@ -105,11 +106,12 @@ def check(
 
 
 def check_folder(folder: Path, writes: Sequence[str] = WRITES) -> None:
-  """Raises a ValueError if the folder is a file, of a training run, or holds what would be
-  overwritten.
+  """Raises a ValueError if a comparison cannot be written to the folder.
+
+  The folder may not be a file, be of a training run, or have files that would be overwritten.
 
   Args:
-    folder: of the comparison, which may hold an earlier part of it.
+    folder: folder of the comparison. It may have an earlier part of it.
     writes: see `workdir.check_files`.
   """
   if (folder / workdir_lib.CONFIG).exists() and not (folder / _NOTE).exists():
@@ -120,13 +122,13 @@ def check_folder(folder: Path, writes: Sequence[str] = WRITES) -> None:
 def check_starts(
   starts: Mapping[int, str], config: Any, *, allow_seen_classes: bool = False
 ) -> None:
-  """Loads the network that each seed starts from, and throws it away.
+  """Checks the model that each seed starts from by loading it.
 
   Args:
     starts: seed -> ``model.init_from``, see `plans.Plan.starts`.
     config: resolved config of one of the runs.
-    allow_seen_classes: log a warning instead of an error if a start was trained on classes of val
-      or test.
+    allow_seen_classes: log a warning instead of raising an error if a start was trained on classes
+      of val or test.
 
   Raises:
     ValueError: a start does not fit, was trained on classes of val or test, or is a run that has
@@ -140,7 +142,8 @@ def check_starts(
     folder = file_io.given(start, name="starts")
     if workdir_lib.find_config(folder) and not (folder / workdir_lib.RESULTS).exists():
       raise ValueError(
-        f"the run in {start} has not finished: the network to start from would change as it goes on"
+        f"the run in {start} has not finished, so that the model to start from can still change: "
+        "finish it first"
       )
     with config.unlocked():
       config.model.init_from = start
@@ -151,18 +154,19 @@ def check_starts(
 def claim(
   shared: Mapping[str, Any], starts: Mapping[int, str], folder: Path, *, data: Any = None
 ) -> None:
-  """Makes the folder and notes what is compared from which start on which data, or checks that it
-  is what was noted there.
+  """Creates the folder with a note of what is compared, or checks the note that is there.
+
+  The note has the config, the starts and the data.
 
   Args:
     shared: what all runs have in common, e.g. `plans.shared`.
     starts: seed -> ``model.init_from``, see `plans.Plan.starts`.
-    folder: of the comparison.
+    folder: folder of the comparison.
     data: ``config.data`` of the runs; None leaves the data out.
 
   Raises:
-    ValueError: the folder holds a comparison of another config, its runs started from other
-      networks, the data have changed since, or there is a link in it.
+    ValueError: the folder has a comparison of another config, its runs started from other models,
+      the data have changed since, or there is a link in it.
   """
   prints = {str(seed): checkpoints.fingerprint(start) for seed, start in starts.items()}
   noted = {"shared": shared, "starts": prints}
@@ -191,13 +195,13 @@ def claim(
   for seed, start in starts.items():
     if there["starts"].get(str(seed), prints[str(seed)]) != prints[str(seed)]:
       raise ValueError(
-        f"the network in {start} is not the one that earlier runs in {folder} started from: choose "
+        f"the model in {start} is not the one that earlier runs in {folder} started from: choose "
         "another folder"
       )
   if bool(there["starts"]) != bool(starts):
     raise ValueError(
       f"earlier runs in {folder} started from "
-      f"{'networks' if there['starts'] else 'random weights'}: choose another folder"
+      f"{'models' if there['starts'] else 'random weights'}: choose another folder"
     )
   if splits:
     _check_data(path, there, noted["data"], splits)
@@ -209,7 +213,7 @@ def _check_data(
   path: Path, there: Mapping[str, Any], here: Mapping[str, Any], splits: datasets.Splits
 ) -> None:
   """Raises a ValueError if the data are not those that the earlier runs were trained on."""
-  folder, noted = path.parent, there.get("data", here)  # an older version noted none
+  folder, noted = path.parent, there.get("data", here)  # older versions noted no data
   problem = stored.problem(noted, classes.SPLITS, "data")
   if problem:
     raise ValueError(
@@ -225,12 +229,12 @@ def _check_data(
 def run_all(
   plan: plans.Plan, make_config: plans.MakeConfig, folder: Path, *, allow_seen_classes: bool = False
 ) -> list[Row]:
-  """Makes every run that has not finished yet; a killed comparison goes on where it stopped.
+  """Makes every run that has not finished yet; a stopped comparison resumes.
 
   Args:
-    plan: which runs.
-    make_config: config of a method.
-    folder: of the comparison; each run has a folder in it.
+    plan: the runs to make.
+    make_config: returns the config of a method.
+    folder: folder of the comparison. Each run has a folder in it.
     allow_seen_classes: see `loop.train`.
 
   Raises:
@@ -256,8 +260,9 @@ def run_all(
 
 
 def finished(folder: Path, name: plans.RunName) -> dict[str, Any] | None:
-  """``results.json`` of a run; of one that broke down a dict with ``"diverged"``, the reason; None
-  if it has not ended yet.
+  """Returns ``results.json`` of a run, or None if the run has not ended yet.
+
+  For a diverged run it is a dict with ``"diverged"``, the reason.
   """
   for file in (workdir_lib.RESULTS, _DIVERGED):
     path = folder / name.folder() / file
@@ -265,16 +270,16 @@ def finished(folder: Path, name: plans.RunName) -> dict[str, Any] | None:
       return stored.read_json(
         path,
         _ENDED,
-        remedy="restore it from a copy, or remove it and the same command goes on with the run",
+        remedy="restore it from a copy, or remove it and the same command resumes the run",
       )
   return None
 
 
 def metric(folder: Path, name: plans.RunName, split: str, key: str) -> float:
-  """A metric of a run that has ended, NaN if it broke down.
+  """Returns a metric of a run that has ended, NaN if it diverged.
 
   Raises:
-    FileNotFoundError: it has not ended.
+    FileNotFoundError: the run has not ended.
     ValueError: its results lack the metric.
   """
   results = finished(folder, name)
@@ -285,14 +290,15 @@ def metric(folder: Path, name: plans.RunName, split: str, key: str) -> float:
   problem = stored.problem(results, {split: {key: float}})
   if problem:
     raise ValueError(
-      f"the results of {folder / name.folder()} are damaged or of another evaluation: {problem}"
+      f"the results of {folder / name.folder()} are corrupt or of another evaluation: {problem}"
     )
   return results[split][key]
 
 
 def seen_classes(folder: Path, names: Iterable[plans.RunName]) -> str:
-  """Returns a note on the classes of val and test that the starts of some runs were trained on;
-  empty if there are none.
+  """Returns a note on the classes of val and test that the starts were trained on.
+
+  Empty if there are none.
   """
   found = [(finished(folder, name) or {}).get("seen_classes") for name in names]
   told = dict.fromkeys(
@@ -302,12 +308,15 @@ def seen_classes(folder: Path, names: Iterable[plans.RunName]) -> str:
 
 
 def device(folder: Path, name: plans.RunName) -> str:
-  """What a run was trained on."""
+  """Returns the device that a run was trained on."""
   return str((finished(folder, name) or {}).get("device", "an unknown device"))
 
 
 def val_by_rate(folder: Path, method: str, rates: Sequence[float], seed: int) -> dict[float, float]:
-  """Val mAUPRC of the runs of ``seed``; all of them must have ended."""
+  """Returns validation mAUPRC by learning rate of the runs of ``seed``.
+
+  All of them must have ended.
+  """
   return {
     rate: metric(folder, plans.RunName(method, rate, seed), "val", "mAUPRC") for rate in rates
   }
@@ -321,24 +330,24 @@ def run_one(
   *,
   allow_seen_classes: bool = False,
 ) -> None:
-  """Makes a run unless it has ended before, and tells its result.
+  """Makes a run unless it has ended before, and logs its result.
 
   Args:
-    config: resolved, of this run.
-    folder: of the comparison.
-    name: of the run.
-    progress: of the comparison.
+    config: resolved config of this run.
+    folder: folder of the comparison.
+    name: name of the run.
+    progress: progress of the comparison.
     allow_seen_classes: see `loop.train`.
 
   Raises:
-    ValueError: its folder holds a run of another config.
+    ValueError: the folder has a run of another config.
   """
   workdir_lib.check(
     folder / name.folder(), config
   )  # a finished run of another config must not enter the table
   began = time.perf_counter()
   found = finished(folder, name)
-  # With another patience than it had, a run that broke down may go on.
+  # With another patience than before, a diverged run may continue.
   is_new = found is None or (
     "diverged" in found and _patience(config) not in (0, found.get("patience"))
   )
@@ -347,7 +356,7 @@ def run_one(
     try:
       loop.train(config, folder / name.folder(), allow_seen_classes=allow_seen_classes)
     except loop.DivergedError as error:
-      # Too high a rate is a result like another: remembered, so that the same command does not
+      # A learning rate that is too high is a result too: noted, so that the same command does not
       # repeat it.
       note = {"diverged": str(error), "patience": _patience(config)}
       workdir_lib.write_atomically(folder / name.folder() / _DIVERGED, json.dumps(note) + "\n")
@@ -360,7 +369,7 @@ def run_one(
 
 
 def _patience(config: Any) -> int:
-  """How many steps in a row that are not finite a run leaves out before it breaks down."""
+  """Returns how many non-finite steps in a row a run skips before it stops."""
   return int(config.train.max_skipped) if config.train.on_nonfinite == "skip" else 0
 
 
@@ -374,19 +383,19 @@ def _check_alike(first: Any, config: Any, method: str) -> None:
 
 
 class Progress:
-  """One line a run, with the time left judged by the runs made so far."""
+  """Logs one line per run, with the time left estimated from the runs so far."""
 
   def __init__(self, total: int):
     self._total, self._done, self._seconds = total, set[plans.RunName](), list[float]()
 
   def tell(self, name: plans.RunName, told: str, seconds: float | None) -> None:
-    """A run has ended, in this many seconds, or before."""
+    """Logs that a run has ended in ``seconds``; None if it had ended before."""
     if name in self._done:
-      return  # the first seed at the best rate
+      return  # the first seed at the best learning rate
     self._done.add(name)
     line = f"{len(self._done)}/{self._total} {name.folder()}: {told}"
     if seconds is None:
-      _log.info("%s (made before)", line)
+      _log.info("%s (finished before)", line)
       return
     self._seconds.append(seconds)
     left = (self._total - len(self._done)) * sum(self._seconds) / len(self._seconds)

@@ -1,4 +1,4 @@
-"""The report on a comparison of methods."""
+"""Makes the report page on a comparison of methods."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,12 +34,13 @@ _TABLE = {
 
 
 def make(folder: Path) -> str:
-  """The page on a finished comparison; curves need the folders of its runs, the page says where
-  they are gone.
+  """Returns the HTML page on a finished comparison.
+
+  Curves need the folders of its runs. The page says so if they are gone.
 
   Raises:
-    ValueError: a file is damaged.
-    OSError: a file may not be read.
+    ValueError: a file is corrupt.
+    OSError: a file cannot be read.
   """
   path = folder / "table.json"
   table = stored.read_json(
@@ -76,7 +77,7 @@ def make(folder: Path) -> str:
 
 
 def _check(path: Path, table: Mapping[str, Any]) -> None:
-  """Raises a ValueError where the methods do not have the same metrics and seeds."""
+  """Raises a ValueError if the methods do not have the same metrics and seeds."""
   first = table["methods"][0]
   for entry in table["methods"]:
     sizes = {len(entry["runs"]), *(len(found["values"]) for found in entry["test"].values())}
@@ -86,9 +87,8 @@ def _check(path: Path, table: Mapping[str, Any]) -> None:
       or sizes != {len(table["plan"]["seeds"])}
     ):
       raise ValueError(
-        f"{path} is damaged (method {entry['method']!r} has other metrics or seeds than the plan): "
-        "remove it, and the command of soprc compare "
-        "writes it again"
+        f"{path} is corrupt (method {entry['method']!r} has other metrics or seeds than the plan): "
+        "remove it, and the command of soprc compare writes it again"
       )
 
 
@@ -119,7 +119,7 @@ def _methods(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> 
 
 
 def _paper(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> tuple[Markup, str]:
-  """The table next to the paper's numbers on the same data, and its note."""
+  """Returns a table with the paper's numbers on the same data, and its note."""
   data = table["config"]["data"]
   reported = paper.reported(data["source"], trainval=bool(data.get("trainval")))
   assert reported is not None
@@ -146,7 +146,7 @@ def _paper(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> tu
 
 
 def _curves(folder: Path, table: Mapping[str, Any]) -> list[Markup]:
-  """Precision-recall and convergence; empty where the folders of the runs are gone."""
+  """Returns precision-recall and convergence charts; empty if the runs' folders are gone."""
   rows = {entry["label"]: _row(folder, table, entry) for entry in table["methods"]}
   if not any(
     (folder / run.folder() / workdir_lib.RESULTS).exists()
@@ -173,7 +173,7 @@ def _curves(folder: Path, table: Mapping[str, Any]) -> list[Markup]:
 
 
 def _series(curves: Mapping[str, tables.Curve], *, marks: bool = False) -> list[charts.Series]:
-  """Best mean first; a method has the same colour in all charts."""
+  """Returns the curves, best mean first; a method has the same color in all charts."""
   series = [
     charts.Series(name, x, y, None if i == 0 else i - 1, marks=marks and len(x) <= 40)
     for i, (name, (x, y)) in enumerate(curves.items())
@@ -189,8 +189,8 @@ def _row(folder: Path, table: Mapping[str, Any], entry: Mapping[str, Any]) -> co
   )
   if [name.folder() for name in names] != entry["runs"]:
     raise ValueError(
-      f"{folder / 'table.json'} is damaged (the runs of {entry['method']!r} are not those of its "
-      "rate and seeds): remove it, and make it again"
+      f"{folder / 'table.json'} is corrupt (the runs of {entry['method']!r} are not those of its "
+      "learning rate and seeds): remove it, and the command of soprc compare writes it again"
     )
   val = {
     float(rate): np.nan if value is None else value for rate, value in entry["val_by_rate"].items()
@@ -230,7 +230,7 @@ def _costs(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Ma
 def _own_keys(
   folder: Path, methods: Sequence[Mapping[str, Any]], default: Mapping[str, Any]
 ) -> Markup | None:
-  """The keys of loss and optimizer by method; None where the folders of all runs are gone."""
+  """Returns the keys of loss and optimizer by method; None if all runs' folders are gone."""
   configs = {entry["label"]: _own_config(folder, entry) for entry in methods}
   if not any(configs.values()):
     return None

@@ -1,4 +1,7 @@
-"""The files of a finished comparison: table.md, table.json, pr_curves.png, convergence.png."""
+"""Writes the files of a finished comparison.
+
+They are table.md, table.json, pr_curves.png and convergence.png.
+"""
 
 from collections.abc import Mapping, Sequence
 import hashlib
@@ -19,12 +22,12 @@ _COSTS = "costs.json"
 def write(
   folder: Path, plan: plans.Plan, rows: Sequence[comparison.Row], configs: Mapping[str, Any]
 ) -> str:
-  """Writes all of them and returns the table.
+  """Writes the files of a finished comparison and returns the table.
 
   Args:
-    folder: of the comparison.
+    folder: folder of the comparison.
     plan: what was compared.
-    rows: its methods, the first the one that is compared with the others.
+    rows: its methods. The first one is compared with the others.
     configs: method -> resolved config of one of its runs.
   """
   config = configs[rows[0].method]
@@ -66,8 +69,9 @@ def write(
 
 
 def _costs(folder: Path, configs: Mapping[str, Any]) -> dict[str, step_cost.Cost]:
-  """Costs of all methods, measured in one go; those of an earlier call if they were of the same
-  configs and device.
+  """Returns the costs of all methods, measured in one go.
+
+  Those of an earlier call are reused if its configs and device were the same.
   """
   path = folder / _COSTS
   key = {
@@ -84,8 +88,8 @@ def _costs(folder: Path, configs: Mapping[str, Any]) -> dict[str, step_cost.Cost
     except ValueError as error:
       _log.warning("%s", error)
     except (KeyError, TypeError) as error:
-      _log.warning("%s is damaged (it lacks costs: %s): measuring again", path, error)
-  _log.info("Measuring time and memory of a training step of each method.")
+      _log.warning("%s is corrupt (it lacks costs: %s): measuring again", path, error)
+  _log.info("Measuring time and memory of one training step of each method.")
   found = step_cost.measure(configs)
   workdir_lib.write_atomically(path, json.dumps({"key": key, "costs": found}, indent=2) + "\n")
   return found
@@ -99,10 +103,10 @@ def _digest(config: Any) -> str:
 
 
 def _title(plan: plans.Plan, configs: Mapping[str, Any]) -> str:
-  """What all runs share."""
+  """Returns what all runs share, for the title of the table."""
   config = next(iter(configs.values()))
   optimizers = " or ".join(sorted({config.optim.name for config in configs.values()}))
-  start = f"from the networks in {plan.init_from}" if plan.init_from else "from random weights"
+  start = f"from the models in {plan.init_from}" if plan.init_from else "from random weights"
   return (
     f"{config.data.source}, {config.model.name} (width {config.model.width}), {config.train.steps} "
     "steps of "

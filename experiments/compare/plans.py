@@ -1,4 +1,4 @@
-"""The plan of a comparison: which methods, rates, seeds and start, and the config of each run."""
+"""Plans a comparison: methods, learning rates, seeds and start, and the config of each run."""
 
 from collections.abc import Callable, Mapping
 import math
@@ -9,7 +9,7 @@ from soprc_jax.training import config as config_lib
 from soprc_jax.training import config_keys, methods
 from soprc_jax.training.config_keys import Key
 
-# What a comparison sets in every run: an override by hand would be lost.
+# Keys that a comparison sets in every run: an override would have no effect.
 OWN_KEYS = {
   "optim.learning_rate": "--rates",
   "seed": "--seeds",
@@ -17,7 +17,7 @@ OWN_KEYS = {
   "loss.name": "--methods",
   "loss.preset": "--methods",
 }
-_LARGEST_RATE = 1e38  # of float32
+_LARGEST_RATE = 1e38  # largest power of ten in float32
 T = TypeVar("T")
 KEYS = (
   Key(
@@ -28,39 +28,40 @@ KEYS = (
   Key(
     "compare.rates",
     (0.001, 0.01, 0.1),
-    "learning rates, of which val at the first seed picks each method's own",
+    "learning rates; each method uses the best on the validation split at the first seed",
   ),
   Key("compare.seeds", (0, 1, 2), "seeds"),
   Key(
     "compare.init_from",
     "",
-    "workdir of the run that all start from, {seed} replaced; empty: random weights",
+    "workdir of the run whose model all runs start from, {seed} replaced; empty: random weights",
   ),
   Key(
     "compare.soprc_with_sgd",
     False,
-    "SOPRC by SGD with sgd_rates, the others by Adam, as in the paper's appendix",
+    "whether SOPRC uses SGD with sgd_rates and the others Adam, as in the paper's appendix",
   ),
   Key("compare.sgd_rates", (0.001, 0.01, 0.1), "learning rates of SOPRC in that case"),
 )
-# A method's name -> the config of its runs, rate and seed not yet set.
+# A method's name -> the config of its runs, learning rate and seed not yet set.
 MakeConfig = Callable[[str], Any]
 
 
 class Plan(NamedTuple):
-  """Which runs a comparison makes: every method at each rate with the first seed, and at its best
-  rate with the others.
+  """The runs of a comparison.
+
+  Every method runs each learning rate with the first seed, and its best one with the other seeds.
 
   Attributes:
-    methods: names that the config file, or `methods.choose`, takes. The first is compared with the
-      others.
+    methods: names that the config file, or `methods.choose`, accepts. The first one is compared
+      with the others.
     rates: grid of learning rates.
-    seeds: seeds of weights, batches and augmentation; the first picks the rate.
-    init_from: workdir of the run that all methods start from, ``{seed}`` replaced; empty: random
-      weights.
-    soprc_with_sgd: SOPRC trains by SGD and the others by Adam, as in the paper's appendix; else all
-      by ``config.optim.name``.
-    sgd_rates: grid of SOPRC's rates in that case.
+    seeds: seeds of weights, batches and augmentation. The first one chooses the learning rate.
+    init_from: workdir of the run whose model all methods start from, ``{seed}`` replaced; empty:
+      random weights.
+    soprc_with_sgd: SOPRC trains by SGD and the others by Adam, as in the paper's appendix. If
+      False, all train by ``config.optim.name``.
+    sgd_rates: grid of SOPRC's learning rates with ``soprc_with_sgd``.
   """
 
   methods: tuple[str, ...]
@@ -71,23 +72,23 @@ class Plan(NamedTuple):
   sgd_rates: tuple[float, ...]
 
   def start(self, seed: int) -> str:
-    """``model.init_from`` of the runs of a seed."""
+    """Returns ``model.init_from`` of the runs of a seed."""
     return start_of(self.init_from, seed)
 
   def starts(self) -> dict[int, str]:
-    """Seed -> the network that its runs start from; empty from random weights."""
+    """Returns seed -> path of the model that its runs start from; empty for random weights."""
     return {seed: self.start(seed) for seed in self.seeds} if self.init_from else {}
 
 
 class RunName(NamedTuple):
-  """One run of a comparison."""
+  """The name of one run of a comparison."""
 
   method: str
   rate: float
   seed: int
 
   def folder(self) -> str:
-    """Name of its folder, e.g. ``triplet-lr0.004-seed1``."""
+    """Returns the name of its folder, e.g. ``triplet-lr0.004-seed1``."""
     return f"{self.method.replace(':', '.')}-lr{self.rate:g}-seed{self.seed}"
 
 
@@ -97,10 +98,10 @@ def default_settings() -> Any:
 
 
 def read_plan(settings: Any) -> Plan:
-  """The plan of ``config.compare``.
+  """Returns the plan of ``config.compare``.
 
   Raises:
-    ValueError: names each wrong key with its value and what is allowed.
+    ValueError: a key is wrong. The message names each with its value and what is allowed.
   """
   default = default_settings().to_dict()
   _raise_if(
@@ -119,7 +120,7 @@ def read_plan(settings: Any) -> Plan:
     ):
       problems.append(f"compare.{key} must be {what}; got {shown(settings[key])}")
       return ()
-    # Folders are named by six digits of a rate.
+    # Names of folders have six digits of a learning rate.
     names = [f"{value:g}" if kind is float else str(value) for value in values]
     if not values or len(set(names)) < len(names):
       problems.append(
@@ -145,17 +146,17 @@ def read_plan(settings: Any) -> Plan:
 def _raise_if(problems: list[str]) -> None:
   if problems:
     raise ValueError(
-      "the comparison does not work:\n" + "\n".join(f"  {problem}" for problem in problems)
+      "the comparison is not valid:\n" + "\n".join(f"  {problem}" for problem in problems)
     )
 
 
 def start_of(init_from: str, seed: int) -> str:
-  """``model.init_from`` of the runs of a seed, ``{seed}`` replaced."""
+  """Returns ``model.init_from`` of the runs of a seed, with ``{seed}`` replaced."""
   return init_from.replace("{seed}", str(seed))
 
 
 def run_config(plan: Plan, make_config: MakeConfig, name: RunName) -> Any:
-  """The resolved config of a run."""
+  """Returns the resolved config of a run."""
   config = make_config(name.method)
   if plan.soprc_with_sgd and name.method in methods.METHODS:
     config.optim.name = "sgd" if _by_sgd(plan, name.method) else "adam"
@@ -166,28 +167,29 @@ def run_config(plan: Plan, make_config: MakeConfig, name: RunName) -> Any:
 
 
 def best(val: Mapping[T, float]) -> T:
-  """The key with the highest val mAUPRC, of equal ones the first; one with which training broke
-  down (NaN) is below all.
+  """Returns the key with the highest validation mAUPRC, the first of equal ones.
+
+  NaN, where training diverged, is below all other values.
   """
   return max(val, key=lambda key: -math.inf if math.isnan(val[key]) else val[key])
 
 
 def describe(plan: Plan) -> str:
-  """The plan in a line."""
+  """Returns the plan in one line."""
   grids = {method: rates_of(plan, method) for method in plan.methods}
   shown = sorted({f"{', '.join(f'{rate:g}' for rate in grid)}" for grid in grids.values()})
-  start = f"the networks in {plan.init_from}" if plan.init_from else "random weights"
+  start = f"the models in {plan.init_from}" if plan.init_from else "random weights"
   return (
     f"{num_runs(plan)} runs: {len(plan.methods)} methods ({', '.join(plan.methods)}), learning "
-    "rates "
-    f"{' or '.join(shown)} at seed {plan.seeds[0]}, the best on val at seeds "
-    f"{', '.join(map(str, plan.seeds))}; from {start}"
+    f"rates {' or '.join(shown)} at seed {plan.seeds[0]}, the best on the validation split at "
+    f"seeds {', '.join(map(str, plan.seeds))}; from {start}"
   )
 
 
 def shared(config: Any) -> dict[str, Any]:
-  """What all runs of a comparison have in common: everything but the loss, the optimizer, the seed
-  and the start.
+  """Returns what all runs of a comparison have in common.
+
+  That is everything except the loss, the optimizer, the seed and the start.
   """
   tree = config.to_dict()
   del tree["loss"], tree["seed"], tree["model"]["init_from"]
@@ -197,14 +199,12 @@ def shared(config: Any) -> dict[str, Any]:
 
 
 def num_runs(plan: Plan) -> int:
-  """How many runs it takes."""
+  """Returns the number of runs of a plan."""
   return sum(len(rates_of(plan, method)) + len(plan.seeds) - 1 for method in plan.methods)
 
 
 def possible_runs(plan: Plan, method: str) -> list[RunName]:
-  """Returns every run that a method may make: its rates at the first seed, and each rate at the
-  others.
-  """
+  """Returns every run that a method may make: each learning rate at each seed."""
   return [RunName(method, rate, seed) for seed in plan.seeds for rate in rates_of(plan, method)]
 
 
@@ -215,5 +215,5 @@ def _by_sgd(plan: Plan, method: str) -> bool:
 
 
 def rates_of(plan: Plan, method: str) -> tuple[float, ...]:
-  """Grid of a method."""
+  """Returns the grid of learning rates of a method."""
   return plan.sgd_rates if _by_sgd(plan, method) else plan.rates

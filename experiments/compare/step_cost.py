@@ -1,5 +1,6 @@
-"""What a training step costs by the method: time, measured side by side, and memory, as XLA plans
-it.
+"""Measures what a training step costs by method.
+
+Time is measured with the methods taking turns. Memory is what XLA plans.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,12 +18,13 @@ _FORWARD_SHARE = 1 / 3
 
 
 class Cost(NamedTuple):
-  """Cost of one training step.
+  """The cost of one training step.
 
   Attributes:
-    step_seconds: median time of a step of the batch of all devices, without loading.
-    peak_bytes: memory of the step on one device, by XLA's plan: arguments (network, optimizer with
-      what the loss carries, batch), results that do not take their place, and temporaries.
+    step_seconds: median seconds of a step of the batch of all devices, without loading.
+    peak_bytes: memory of the step on one device, in bytes, by XLA's plan. It counts the arguments
+      (model, optimizer with the state of the loss, batch), results that do not reuse their memory,
+      and temporaries.
   """
 
   step_seconds: float
@@ -30,13 +32,13 @@ class Cost(NamedTuple):
 
 
 def measure(configs: Mapping[str, Any], *, rounds: int = 7) -> dict[str, Cost]:
-  """Costs of the main-phase step of each resolved config, from random weights.
+  """Measures the main-phase step of each resolved config, from random weights.
 
-  The methods take turns, one step each in every round, so that a busy machine slows them alike.
+  The methods take turns, one step each per round, so that a busy machine slows all of them alike.
 
   Args:
     configs: name -> resolved config.
-    rounds: timed steps of each, after one that is not timed.
+    rounds: number of timed steps of each, after one that is not timed.
   """
   steps = {name: _Step(config) for name, config in configs.items()}
   seconds: dict[str, list[float]] = {name: [] for name in steps}
@@ -49,11 +51,12 @@ def measure(configs: Mapping[str, Any], *, rounds: int = 7) -> dict[str, Cost]:
 
 
 def run_seconds(base: ConfigDict) -> Callable[[ConfigDict], float]:
-  """Measures steps of a config, and returns a function that estimates the seconds of a run of a
-  config like it.
+  """Measures steps of a config and returns a function that estimates a run's seconds.
+
+  The function takes a config that is like the measured one.
 
   Args:
-    base: resolved.
+    base: resolved config.
   """
   began = time.perf_counter()
   step = measure({"base": base}, rounds=2)["base"].step_seconds

@@ -1,4 +1,4 @@
-"""What a comparison found: a table in Markdown and JSON, and the mean curves of every method."""
+"""Tabulates the results of a comparison: a table in Markdown and JSON, and mean curves."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +17,8 @@ class Summary(NamedTuple):
 
   Attributes:
     row: the method and its runs.
-    values: metric name -> ``[seeds]``, NaN where a run broke down.
-    cost: of a training step.
+    values: metric name -> ``[seeds]``, NaN where a run diverged.
+    cost: cost of a training step.
   """
 
   row: comparison.Row
@@ -32,7 +32,7 @@ Curve = tuple[np.ndarray, np.ndarray]
 def summarize(
   folder: Path, row: comparison.Row, metrics: Sequence[str], cost: step_cost.Cost
 ) -> Summary:
-  """Test metrics of a method over the seeds."""
+  """Returns the test metrics of a method over the seeds."""
   values = {
     key: np.array([comparison.metric(folder, run, "test", key) for run in row.runs])
     for key in metrics
@@ -41,7 +41,7 @@ def summarize(
 
 
 def mean_and_deviation(values: np.ndarray) -> str:
-  """``mean ± standard deviation`` over seeds; the mean alone of one.
+  """Formats ``mean ± standard deviation`` over seeds; only the mean for one seed.
 
   >>> mean_and_deviation(np.array([0.5, 0.7]))
   '0.6000 ± 0.1414'
@@ -51,7 +51,9 @@ def mean_and_deviation(values: np.ndarray) -> str:
 
 
 def paired_difference(first: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-  """Mean over the seeds of first minus other, and its standard error (NaN for one seed).
+  """Computes the mean over the seeds of first minus other, and its standard error.
+
+  The error is NaN for one seed.
 
   >>> print([f"{value:.2f}" for value in paired_difference(np.array([0.5, 0.7]), np.array([0.4,
   ...   0.5]))])
@@ -63,7 +65,7 @@ def paired_difference(first: np.ndarray, other: np.ndarray) -> tuple[float, floa
 
 
 def difference(first: np.ndarray, other: np.ndarray) -> str:
-  """`paired_difference` in a cell; without the error for one seed.
+  """Formats `paired_difference` for a cell, without the error for one seed.
 
   >>> difference(np.array([0.5, 0.7]), np.array([0.4, 0.5]))
   '+0.1500 ± 0.0500'
@@ -73,12 +75,13 @@ def difference(first: np.ndarray, other: np.ndarray) -> str:
 
 
 def markdown(summaries: Sequence[Summary], device: str) -> str:
-  """A table of the methods, best mAUPRC first, and the paired difference of the first method to
-  each other one.
+  """Returns a table of the methods, best mAUPRC first.
+
+  It has the paired difference of the first method to each other one.
 
   Args:
-    summaries: the methods.
-    device: on which the costs were measured.
+    summaries: results of the methods.
+    device: device on which the costs were measured.
   """
   metrics = list(summaries[0].values)
   header = [
@@ -107,23 +110,22 @@ def markdown(summaries: Sequence[Summary], device: str) -> str:
     text_table.markdown(header, rows),
     "",
     f"Test, mean ± standard deviation over {count} seed{'s' if count > 1 else ''}; learning rate "
-    "picked on val at the first seed"
-    f" (* at the edge of its grid). Difference of {main} paired by seed, ± standard error.",
-    "Step: median time of a training step of the whole batch without loading, the methods taking "
-    "turns. Memory: XLA's plan for that step "
-    f"on one device. Both on {device}.",
+    "chosen on the validation split at the first seed (* at the edge of its grid). Difference of "
+    f"{main} paired by seed, ± standard error.",
+    "Step: median time of a training step of the whole batch without loading, measured with the "
+    f"methods taking turns. Memory: XLA's plan for that step on one device. Both on {device}.",
   ]
   broken = _broken(summaries)
   if broken:
     lines.append(
-      "Training broke down (loss or gradient not finite; left out of the curves): "
+      "Training diverged (loss or gradient not finite; left out of the curves): "
       f"{', '.join(broken)}."
     )
   return "\n".join(lines) + "\n"
 
 
 def _broken(summaries: Sequence[Summary]) -> list[str]:
-  """Names of the runs that broke down."""
+  """Returns the names of the runs that diverged."""
   names = []
   for summary in summaries:
     row, values = summary.row, next(iter(summary.values.values()))
@@ -140,12 +142,12 @@ def _broken(summaries: Sequence[Summary]) -> list[str]:
 
 
 def or_none(value: float | None) -> float | None:
-  """JSON has no NaN."""
+  """Returns the value as a float, or None for NaN, which JSON lacks."""
   return None if value is None or np.isnan(value) else float(value)
 
 
 def as_json(summaries: Sequence[Summary], about: Mapping[str, Any]) -> dict[str, Any]:
-  """The same for programs; ``about`` says what the comparison was."""
+  """Returns the same results for table.json; ``about`` describes the comparison."""
 
   def entry(summary: Summary) -> dict[str, Any]:
     row = summary.row
@@ -171,11 +173,12 @@ def as_json(summaries: Sequence[Summary], about: Mapping[str, Any]) -> dict[str,
 
 
 def mean_pr_curve(folder: Path, row: comparison.Row, *, points: int = 501) -> Curve:
-  """Recall ``[points]`` from 0 to 1, and the mean over the seeds of the runs' mean precision there;
-  runs that broke down are left out.
+  """Returns recall ``[points]`` from 0 to 1, and the mean precision there.
+
+  The mean is over the runs' mean precision. Runs that diverged are left out.
 
   Raises:
-    ValueError: the file of a run is damaged.
+    ValueError: the file of a run is corrupt.
   """
   recall = np.linspace(0.0, 1.0, points)
   curves = []
@@ -188,10 +191,10 @@ def mean_pr_curve(folder: Path, row: comparison.Row, *, points: int = 501) -> Cu
 
 
 def _pr_curve(path: Path) -> Curve:
-  """Recall, ascending, and precision there.
+  """Returns recall, ascending, and precision there.
 
   Raises:
-    ValueError: the file is damaged.
+    ValueError: the file is corrupt.
   """
   try:
     curve = stored.read_arrays(path, ("recall", "precision"))
@@ -203,29 +206,31 @@ def _pr_curve(path: Path) -> Curve:
       or {recall.dtype.kind, precision.dtype.kind} != {"f"}
     ):
       raise ValueError(
-        f"{path} is damaged (recall {list(recall.shape)} and precision {list(precision.shape)} are "
-        "no curve)"
+        f"{path} is corrupt (recall {list(recall.shape)} and precision {list(precision.shape)} are "
+        "not a curve)"
       )
   except ValueError as error:
-    raise ValueError(f"{error}: remove {path.parent}, and the run is made again") from error
+    raise ValueError(f"{error}: remove {path.parent}, and the run is repeated") from error
   # Recall falls as the threshold rises.
   return recall[::-1], precision[::-1]
 
 
 def mean_convergence(folder: Path, row: comparison.Row) -> Curve:
-  """Steps at which val was evaluated, and the mean over the seeds of val mAUPRC; runs that broke
-  down are left out.
+  """Returns the steps of evaluation, and the mean validation mAUPRC over the seeds.
+
+  Runs that diverged are left out.
   """
   steps, values = logged(folder, row, "val_mAUPRC")
   return steps, values.mean(axis=0) if len(values) else steps
 
 
 def logged(folder: Path, row: comparison.Row, key: str) -> tuple[np.ndarray, np.ndarray]:
-  """``[N]`` steps whose line of the log has a key, and ``[runs, N]`` its values; runs that broke
-  down are left out, N = 0 if the key is in no log.
+  """Returns ``[N]`` steps whose log line has a key, and its values ``[runs, N]``.
+
+  Runs that diverged are left out. N is 0 if the key is in no log.
 
   Raises:
-    ValueError: the logs of the runs do not have it at the same steps: one of them is damaged.
+    ValueError: the logs of the runs do not have the key at the same steps: one of them is corrupt.
   """
   found: dict[Path, list[tuple[float, float]]] = {}
   for run in row.runs:
@@ -240,7 +245,7 @@ def logged(folder: Path, row: comparison.Row, key: str) -> tuple[np.ndarray, np.
       )
       if problem:
         raise ValueError(
-          f"{path} is damaged ({problem}): remove {path.parent}, and the run is made again"
+          f"{path} is corrupt ({problem}): remove {path.parent}, and the run is repeated"
         )
       found[path] = lines
   sizes = {path: len(lines) for path, lines in found.items()}
@@ -248,9 +253,8 @@ def logged(folder: Path, row: comparison.Row, key: str) -> tuple[np.ndarray, np.
   if fewest < most:
     path = min(sizes, key=lambda path: sizes[path])
     raise ValueError(
-      f"{path} has {key} at {fewest} steps, the log of another seed at {most}: it is damaged. "
-      f"Remove {path.parent}, and the run is "
-      "made again"
+      f"{path} has {key} at {fewest} steps, the log of another seed at {most}: it is corrupt. "
+      f"Remove {path.parent}, and the run is repeated"
     )
   values = np.array(list(found.values()), float).reshape(len(found), most, 2)
   return values[0, :, 0] if len(values) else np.zeros(0), values[:, :, 1]

@@ -1,1 +1,1 @@
-"""The HTML page on a run or on a comparison."""
+"""Makes the HTML page on a run or on a comparison."""

@@ -1,14 +1,21 @@
-r"""Makes one HTML page on a finished training run, or on a finished comparison; the page needs
-nothing but itself.
+r"""Makes one HTML page on a finished training run or comparison; the page needs no other files.
 
 soprc report --workdir=runs/glyphs [--output=FILE.html] [--data_root=IMAGES]
 
-Of a run: results with the paper's numbers beside them, convergence, mean precision-recall curve,
-average precision by class, queries with their nearest images, classes that are taken for each
-other, the tracked scores v, time, config and versions. The test images are embedded once more by
-the network that was tested; where the data are gone, the page goes without pictures and says so. Of
-a comparison: the table of methods, curves, learning rates and costs. The page is
-WORKDIR/report.html unless --output names another file; an earlier report is replaced.
+The page on a run has:
+
+* results next to the paper's numbers;
+* convergence, mean precision-recall curve and average precision by class;
+* queries with their nearest images, and confusable classes;
+* v, the moving average of the positive scores of a class;
+* time, config and versions.
+
+The test images are embedded again with the model that was tested. If the data are gone, the page
+has no images and says so.
+
+The page on a comparison has the table of methods, curves, learning rates and costs.
+
+The page is WORKDIR/report.html unless --output names another file. An earlier report is replaced.
 """
 
 from collections.abc import Sequence
@@ -24,7 +31,7 @@ _OUTPUT = absl_flags.DEFINE_string("output", None, "HTML file. Default: WORKDIR/
 _DATA_ROOT = absl_flags.DEFINE_string(
   "data_root",
   None,
-  "Where the data of the run are now, if they have moved. Default: data.root of its config.",
+  "Place of the run's data, if they have moved. Default: data.root of its config.",
 )
 
 

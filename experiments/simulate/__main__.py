@@ -1,13 +1,16 @@
-r"""Errors of the estimators and of the interpolated scores on simulated scores: Fig. 1, Appendix
-B.2, Props. 1 to 3 of the paper.
+r"""Simulates the errors of the estimators and of the interpolated scores.
+
+It reproduces Fig. 1, Appendix B.2 and Props. 1 to 3 of the paper.
 
 soprc simulate --workdir=runs/simulation
 
-Three distributions of scores (binormal, bibeta, offset uniform), 100,000 scores with a share pi =
-0.1 of positives, batches with other shares, 500 repetitions. Under 3 minutes on two CPU cores.
-WORKDIR receives simulation.json (means and standard deviations) and PNG grids: densities,
+There are three distributions of scores (binormal, bibeta, offset uniform) and 100,000 scores with a
+share pi = 0.1 of positives. Batches have other shares, with 500 repetitions. The time is under 3
+minutes on two CPU cores.
+
+WORKDIR receives simulation.json (means and standard deviations) and plots as PNG files: densities,
 estimation errors with l_{0,1} and with the surrogates, interpolation errors, and v tracked by Eq.
-10 beside Prop. 1. A second call draws the pictures again from simulation.json.
+10 compared with Prop. 1. A second call redraws the plots from simulation.json.
 """
 
 from collections.abc import Sequence
@@ -24,11 +27,11 @@ absl_flags.declare_key_flag("workdir")
 _REPETITIONS = absl_flags.DEFINE_integer(
   "repetitions",
   500,
-  "Batches of each kind; 40 times as many draws of interpolated scores.",
+  "Number of batches of each kind. There are 40 times as many draws of interpolated scores.",
   lower_bound=2,
 )
 _POPULATION = absl_flags.DEFINE_integer(
-  "population", 100_000, "Scores of the data set.", lower_bound=1000
+  "population", 100_000, "Number of scores in the data set.", lower_bound=1000
 )
 _BATCH_SIZES = absl_flags.DEFINE_list(
   "batch_sizes", ["100", "200", "500", "1000", "2000", "5000"], "Sizes of the batches."
@@ -51,9 +54,9 @@ def main(argv: Sequence[str]) -> None:
       content = stored.read_json(path, {"settings": dict, "results": simulation.RESULTS})
       if content["settings"] != noted:
         raise ValueError(
-          f"{path} is of other settings: choose another --workdir, or the same flags"
+          f"{path} has results of other settings: choose another --workdir, or the same flags"
         )
-      log.info("Taken from %s.", path)
+      log.info("Using the results in %s.", path)
     else:
       began = time.perf_counter()
       folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,7 @@ def _settings(defaults: "simulation.Settings") -> "simulation.Settings":  # type
 
 
 def _summary(results: dict, settings: "simulation.Settings") -> str:  # type: ignore[name-defined,type-arg]  # noqa: F821
-  """Mean errors at the largest batch, one line a distribution."""
+  """Returns the mean errors at the largest batch, one line per distribution."""
   largest = max(settings.batch_sizes)
   lines = [
     f"mean error (estimate minus risk, l01) at batch size {largest}, by the share of positives in "

@@ -1,8 +1,8 @@
-"""Estimation and interpolation errors on simulated scores (Fig. 1 and Appendix B.2 of the paper;
-Props. 1 to 3).
+"""Simulates estimation and interpolation errors (Fig. 1, Appendix B.2 and Props. 1 to 3).
 
-A population of scores stands for the data set. Batches are drawn from it, with replacement, at a
-share of positives pi_0 that need not be its own; all repetitions run in one compiled call.
+A population of scores represents the data set. Batches are drawn from it with replacement. Their
+share of positives pi_0 can differ from that of the population. All repetitions run in one compiled
+call.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ import numpy as np
 from soprc_jax import estimators, interpolation, metrics, tracking
 from soprc_jax._internal import blockwise
 
-# M, but for the study of v itself.
+# M, except in the study of v itself.
 _POINTS = 100
 
 
@@ -24,11 +24,11 @@ class Distribution(NamedTuple):
   """Distributions of the scores of positives and negatives.
 
   Attributes:
-    title: for pictures.
+    title: title in plots.
     positive: ``(key, shape) -> scores``.
     negative: ``(key, shape) -> scores``.
     densities: ``x -> (density of positives, density of negatives)``.
-    support: interval that pictures show.
+    support: interval that plots show.
   """
 
   title: str
@@ -89,16 +89,14 @@ class Population(NamedTuple):
 
   @property
   def prior(self) -> float:
-    """Share pi of positives."""
+    """Returns the share pi of positives."""
     return len(self.positive) / (len(self.positive) + len(self.negative))
 
 
 def draw_population(
   name: str, *, size: int = 100_000, prior: float = 0.1, seed: int = 0
 ) -> Population:
-  """The scores of a data set of ``size`` examples, a share ``prior`` of them positive, by
-  `DISTRIBUTIONS`.
-  """
+  """Draws ``size`` scores by `DISTRIBUTIONS`, a share ``prior`` of them positive."""
   keys = jax.random.split(jax.random.key(seed))
   num_positives = round(size * prior)
   positive = DISTRIBUTIONS[name].positive(keys[0], (num_positives,))
@@ -119,7 +117,7 @@ class Batch(NamedTuple):
 
 
 def batch(size: int, share: float) -> Batch:
-  """A batch of ``size`` with a share pi_0 of positives, one at least.
+  """Returns a batch of ``size`` with a share pi_0 of positives, at least one.
 
   >>> batch(500, 0.02)
   Batch(positives=10, negatives=490)
@@ -129,7 +127,7 @@ def batch(size: int, share: float) -> Batch:
 
 
 def zero_one_risk(population: Population) -> float:
-  """1 - AUPRC of the population (Eq. 2)."""
+  """Computes 1 - AUPRC of the population (Eq. 2)."""
   scores = np.concatenate([population.positive, population.negative])
   labels = np.arange(len(scores)) < len(population.positive)
   return 1 - float(metrics.auprc(scores, labels.astype(np.int32)))
@@ -138,10 +136,11 @@ def zero_one_risk(population: Population) -> float:
 def zero_one_errors(
   population: Population, sizes: Batch, *, risk: float, repetitions: int, seed: int
 ) -> dict[str, np.ndarray]:
-  """Errors of the estimators with l_{0,1} in place of the surrogates against ``risk``, ``{"SOPRC":
-  [R], "AP": [R]}``.
+  """Computes the errors against ``risk`` of the estimators with l_{0,1}.
 
-  SOPRC has the population's prior and, in v, the scores of all positives; the AP loss has the
+  l_{0,1} replaces the surrogates. The result is ``{"SOPRC": [R], "AP": [R]}``.
+
+  SOPRC uses the population's prior, and its v has the scores of all positives. The AP loss uses the
   batch's share and the batch's positives.
   """
   keys = jax.random.split(jax.random.key(seed), repetitions)
@@ -168,7 +167,7 @@ def _zero_one_estimates(
 
 
 def surrogate_risk(population: Population, *, tau1: float, tau2: float) -> float:
-  """The risk f that the surrogate estimators aim at: Eq. 8 on the whole population."""
+  """Computes the risk f that the surrogate estimators estimate: Eq. 8 on the population."""
   v = _whole_v(population, _POINTS)
   loss = jax.jit(
     functools.partial(
@@ -188,7 +187,10 @@ def surrogate_errors(
   tau1: float,
   tau2: float,
 ) -> dict[str, np.ndarray]:
-  """As `zero_one_errors` with l1 and l2 of Eq. 7, against ``risk``, the `surrogate_risk`."""
+  """Computes the errors like `zero_one_errors`, with l1 and l2 of Eq. 7.
+
+  ``risk`` is the `surrogate_risk`.
+  """
   keys = jax.random.split(jax.random.key(seed), repetitions)
   found = _surrogate_estimates(
     keys, *_arrays_of(population), _whole_v(population, _POINTS), tau1, tau2, sizes
@@ -220,13 +222,14 @@ def _surrogate_estimates(
 
 
 class InterpolationErrors(NamedTuple):
-  """Errors of interpolated scores phi against the quantiles of all positives, averaged over the
-  positions.
+  """Errors of interpolated scores phi against the quantiles of all positives.
+
+  They are averaged over the positions.
 
   Attributes:
-    of_mean: of the mean of phi over the repetitions, mean absolute: what is systematic.
-    of_one: mean absolute error of a single phi: what one batch has.
-    spread: standard deviation of the latter over the repetitions.
+    of_mean: mean absolute error of the mean of phi over the repetitions: the systematic error.
+    of_one: mean absolute error of a single phi: the error of one batch.
+    spread: standard deviation of the error of a single phi over the repetitions.
   """
 
   of_mean: float
@@ -237,7 +240,7 @@ class InterpolationErrors(NamedTuple):
 def interpolation_errors(
   population: Population, num_positives: int, *, repetitions: int, seed: int
 ) -> InterpolationErrors:
-  """Errors of phi from ``num_positives`` scores (Alg. 2), by draws from the population."""
+  """Computes errors of phi from ``num_positives`` scores (Alg. 2), by random draws."""
   keys = jax.random.split(jax.random.key(seed), repetitions)
   quantiles = _whole_v(population, _POINTS)
   mean, single = _interpolated(keys, _arrays_of(population)[0], quantiles, num_positives)
@@ -250,7 +253,7 @@ def interpolation_errors(
 def _interpolated(
   keys: jax.Array, positives: jax.Array, quantiles: jax.Array, num_positives: int
 ) -> tuple[jax.Array, jax.Array]:
-  """The mean of phi over the draws, and the error of each draw averaged over the positions."""
+  """Returns the mean of phi over the draws, and the mean error of each draw."""
 
   def phi(key: jax.Array) -> jax.Array:
     drawn = positives[jax.random.randint(key, (num_positives,), 0, len(positives))]
@@ -261,15 +264,17 @@ def _interpolated(
 
 
 class Tracked(NamedTuple):
-  """Mean and variance of v after T steps of Eq. 10, averaged over the positions, beside Prop. 1.
+  """Mean and variance of v after T steps of Eq. 10, compared with Prop. 1.
+
+  They are averaged over the positions.
 
   Attributes:
     steps: T.
     bias: mean of v minus E phi, measured.
     expected_bias: (1 - beta)^T (v_1 - E phi).
-    variance: of v over that of phi, measured.
-    expected_variance: beta / (2 - beta) (1 - (1 - beta)^(2T)) for a start that is given, with (1 +
-      q) / (1 - q), q = (1 - beta)^T, in place of the bracket for the debiased start.
+    variance: variance of v over that of phi, measured.
+    expected_variance: beta / (2 - beta) (1 - (1 - beta)^(2T)) for a given start. For the debiased
+      start the last bracket is (1 + q) / (1 - q), q = (1 - beta)^T.
   """
 
   steps: int
@@ -290,16 +295,16 @@ def tracked(
   seed: int,
   num_points: int = 10,
 ) -> Tracked:
-  """Prop. 1 by ``chains`` independent trackers that see batches of a fixed model.
+  """Tests Prop. 1 by ``chains`` independent trackers that see batches of a fixed model.
 
   Args:
     population: scores.
     num_positives: n+ of each batch.
-    beta: of Eq. 10.
+    beta: beta of Eq. 10.
     steps: T.
-    initial_v: v_1 at every position; None starts debiased, where the first phi fills v.
+    initial_v: v_1 at every position. None starts debiased, so that the first phi fills v.
     chains: number of trackers.
-    seed: of the batches.
+    seed: seed of the batches.
     num_points: M.
   """
   start = None if initial_v is None else np.full(num_points, initial_v)
@@ -329,11 +334,14 @@ def _track(
   num_positives: int,
   steps: int,
 ) -> tuple[jax.Array, jax.Array]:
-  """``v [chains, M]`` after all steps from a state, and ``phi [T, chains, M]`` of each step."""
+  """Returns ``v [chains, M]`` after all steps from a state, and each step's ``phi``.
+
+  The shape of all phi is ``[T, chains, M]``.
+  """
   chains, num_points = state.v.shape
   tracker = tracking.score_ema(
     chains, num_points, lambda count: beta
-  )  # a number would compile anew for each
+  )  # a number would compile again for each value
 
   def step(state: Any, key: jax.Array) -> tuple[Any, jax.Array]:
     drawn = positives[jax.random.randint(key, (chains, num_positives), 0, len(positives))]
@@ -345,22 +353,22 @@ def _track(
 
 
 class Settings(NamedTuple):
-  """What `run` simulates.
+  """The settings of `run`.
 
   Attributes:
-    population: scores of a data set.
+    population: number of scores of a data set.
     prior: share pi of positives in it.
     shares: shares pi_0 of positives in the batches.
-    batch_sizes: n+ + n-.
-    repetitions: batches of each kind.
-    interpolation_repetitions: draws of phi; more of them, since the error of their mean is far
-      below that of one.
-    smooth_positives: positives of the data set that phi is drawn from.
-    tau1, tau2: of the surrogates.
-    betas: of Eq. 10.
-    steps: T of Eq. 10.
-    chains: independent trackers.
-    seed: of everything.
+    batch_sizes: values of n+ + n-.
+    repetitions: number of batches of each kind.
+    interpolation_repetitions: number of draws of phi. There are more of them, since the error of
+      their mean is far below that of one draw.
+    smooth_positives: number of positives of the data set that phi is drawn from.
+    tau1, tau2: widths of the surrogates.
+    betas: values of beta in Eq. 10.
+    steps: values of T, the number of steps of Eq. 10.
+    chains: number of independent trackers.
+    seed: seed of all draws.
   """
 
   population: int = 100_000
@@ -382,7 +390,7 @@ def _errors() -> dict[str, Any]:
   return {estimator: {"mean": float, "std": float} for estimator in ("SOPRC", "AP")}
 
 
-# Shape of what `run` returns, as `soprc_jax._internal.stored` has them.
+# Schema of what `run` returns, in the form of `soprc_jax._internal.stored`.
 RESULTS: dict[str, Any] = {
   **{
     name: {
@@ -403,16 +411,17 @@ RESULTS: dict[str, Any] = {
 
 
 def run(settings: Settings, *, told: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
-  """The whole study as JSON-able numbers, by distribution; ``told`` gets a line about each part
-  that is done.
+  """Runs the whole study and returns its numbers by distribution, ready for JSON.
+
+  ``told`` receives a line about each finished part.
   """
   found: dict[str, Any] = {}
   for name in DISTRIBUTIONS:
     population = draw_population(
       name, size=settings.population, prior=settings.prior, seed=settings.seed
     )
-    # Its quantiles are rough on the scale of 1 / sqrt(its size), which would hide the error of many
-    # positives.
+    # The population's quantiles have errors of about 1 / sqrt(its size), which would hide the error
+    # of many positives. So this population is larger.
     smooth = draw_population(
       name, size=2 * settings.smooth_positives, prior=0.5, seed=settings.seed
     )
@@ -463,7 +472,7 @@ def run(settings: Settings, *, told: Callable[[str], None] = lambda line: None) 
 
 
 def _positives(settings: Settings) -> list[int]:
-  """Numbers of positives from the smallest to the largest batch, about three a decade."""
+  """Returns numbers of positives from the smallest to the largest batch, about three a decade."""
   found = [
     batch(size, share).positives for share in settings.shares for size in settings.batch_sizes
   ]
@@ -474,7 +483,7 @@ def _positives(settings: Settings) -> list[int]:
 def _estimation(
   population: Population, sizes: Batch, risks: dict[str, float], settings: Settings
 ) -> dict[str, Any]:
-  """Mean and standard deviation of the errors of one kind of batch."""
+  """Returns mean and standard deviation of the errors of one kind of batch."""
   shared = {"repetitions": settings.repetitions, "seed": settings.seed + 1}
   errors = {
     "zero_one": zero_one_errors(population, sizes, risk=risks["zero_one"], **shared),
@@ -519,5 +528,5 @@ def _mean_risk(part: jax.Array, rest: jax.Array) -> jax.Array:
 
 
 def _whole_v(population: Population, num_points: int) -> jax.Array:
-  """The interpolated scores of all positives: what v tracks."""
+  """Returns the interpolated scores of all positives, which v tracks."""
   return interpolation.interpolate_scores(population.positive, num_points=num_points)

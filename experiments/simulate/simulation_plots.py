@@ -1,6 +1,4 @@
-"""Pictures of the simulation study: densities, estimation errors, interpolation errors,
-tracking.
-"""
+"""Plots the simulation study: densities, estimation errors, interpolation errors, tracking."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +13,7 @@ _COLOURS = {"SOPRC": "tab:blue", "AP": "tab:orange"}
 
 
 def plot_all(folder: Path, results: Mapping[str, Any], settings: simulation.Settings) -> list[str]:
-  """Draws everything that `simulation.run` has found; returns the names of the files."""
+  """Plots all results of `simulation.run` and returns the names of the files."""
   pictures = {
     "densities.png": _densities(),
     "estimation_zero_one.png": _estimation(results, settings, "zero_one", "l01"),
@@ -48,8 +46,9 @@ def _densities() -> Any:
 def _estimation(
   results: Mapping[str, Any], settings: simulation.Settings, kind: str, title: str
 ) -> Any:
-  """Mean error and one standard deviation against the batch size: a row a distribution, a column a
-  share of positives.
+  """Plots the mean error and one standard deviation against the batch size.
+
+  There is a row per distribution and a column per share of positives.
   """
   figure, axes = plots.grid(len(simulation.DISTRIBUTIONS), len(settings.shares), size=(3.4, 2.9))
   for row, name in zip(axes, simulation.DISTRIBUTIONS, strict=True):
@@ -96,7 +95,7 @@ def _interpolation(results: Mapping[str, Any]) -> Any:
 
 
 def _tracking(entries: Sequence[Mapping[str, Any]], settings: simulation.Settings) -> Any:
-  """Measured points on the lines of Prop. 1."""
+  """Plots measured points on the lines of Prop. 1."""
   figure, axes = plots.grid(1, 3, size=(4.4, 3.6))
   panels = (
     (axes[0, 0], "given", "bias", "Mean of v, start v = 0", "E v - E phi"),
@@ -123,7 +122,7 @@ def _tracking(entries: Sequence[Mapping[str, Any]], settings: simulation.Setting
 
 
 def _same_range(row: Sequence[Any]) -> None:
-  """One range of values for a row of pictures, so that they can be compared."""
+  """Sets one range of values for a row of plots, so that they can be compared."""
   limits = [axis.get_ylim() for axis in row]
   for axis in row:
     axis.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))

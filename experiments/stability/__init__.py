@@ -1,1 +1,1 @@
-"""The stability that the paper's theory bounds, measured on a small model."""
+"""Measures the stability that the paper's theory bounds, on a small model."""

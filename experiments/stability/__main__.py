@@ -1,19 +1,21 @@
-r"""Stability of SOPRC and its generalization gap, measured beside the paper's theory: Def. 1,
-Theorems 1 and 2.
+r"""Measures the stability of SOPRC and its generalization gap, compared with the paper's theory.
+
+The theory is Def. 1 and Theorems 1 and 2.
 
 soprc stability --workdir=runs/stability
 
-A small model is trained on S and on S with one positive (or one negative) drawn anew, with the same
-start and batches; epsilon is the mean distance of the parameters. It is measured against T, n+, n-,
-N+, N-, beta and the rate, for SOPRC, SOPRC without v and the AP loss (and two variants of SOPRC),
-at a constant rate and under the conditions of Theorem 2: 142 settings, 128 repetitions with 8
-positives and 8 negatives replaced in each. 13 minutes of CPU time in two threads: 7 to 13 minutes
-on two idle cores, 28 beside other work.
+A small model is trained on S, and on S with one positive (or one negative) replaced by a new draw.
+Start and batches are the same. Epsilon is the mean distance of the parameters. It is measured
+against T, n+, n-, N+, N-, beta and the learning rate, at a constant learning rate and under the
+conditions of Theorem 2. The algorithms are SOPRC, SOPRC without v, the AP loss and two variants of
+SOPRC. There are 142 settings with 128 repetitions, and 8 positives and 8 negatives are replaced in
+each. This takes 13 minutes of CPU time in two threads: 7 to 13 minutes on two idle cores, 28 on
+busy ones.
 
-WORKDIR receives stability.json (each setting as soon as it is measured: a killed call goes on with
-the same command), table.md (slopes, algorithms beside each other, and what agrees with the paper)
-and PNG pictures, both of the sweeps and algorithms of the call. A second call makes them again from
-stability.json.
+WORKDIR receives stability.json with each setting as soon as it is measured, so that the same
+command resumes after a kill. It also receives table.md (slopes, a comparison of the algorithms, and
+what agrees with the paper) and plots as PNG files, for the sweeps and algorithms of the call. A
+second call makes them again from stability.json.
 """
 
 from collections.abc import Sequence
@@ -28,20 +30,20 @@ absl_flags.declare_key_flag("workdir")
 _REPETITIONS = absl_flags.DEFINE_integer(
   "repetitions",
   128,
-  "Independent data sets and trainings of each setting, a multiple of 4.",
+  "Number of independent data sets and trainings of each setting, a multiple of 4.",
   lower_bound=8,
 )
 _REPLACED = absl_flags.DEFINE_integer(
   "replaced",
   8,
-  "Positives, and negatives, that are replaced one at a time in each repetition.",
+  "Number of positives, and of negatives, that are replaced one at a time in each repetition.",
   lower_bound=1,
 )
 _ALGORITHMS = absl_flags.DEFINE_list(
-  "algorithms", None, "Only these of: SOPRC, without_v, ap, through_t, self_weight."
+  "algorithms", None, "Some of SOPRC, without_v, ap, through_t, self_weight. Default: all."
 )
 _SWEEPS = absl_flags.DEFINE_list(
-  "sweeps", None, "Only these of: T, n+, n-, N+, N+(T=16), N-, N-(T=16), T=N+, beta, rate."
+  "sweeps", None, "Some of T, n+, n-, N+, N+(T=16), N-, N-(T=16), T=N+, beta, rate. Default: all."
 )
 _SEED = absl_flags.DEFINE_integer("seed", 0, "Seed of all draws.", lower_bound=0)
 
@@ -73,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
     settings = stability_sweeps.settings_of(sweeps)
     if not settings:
       raise ValueError(
-        "none of --algorithms is measured in any of --sweeps: give more of one or the other"
+        "none of --algorithms is measured in any of --sweeps: give more algorithms or sweeps"
       )
     results = stability_sweeps.run(folder / "stability.json", settings, effort, told=log.info)
     table = stability_report.markdown(sweeps, results, effort)
@@ -84,7 +86,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _named(flag: str, given: Sequence[str] | None, known: dict[str, str]) -> list[str]:
-  """What the names of a flag stand for, all if it is not given."""
+  """Returns what the names of a flag stand for, all if the flag is not given."""
   names = list(known) if given is None else [name.replace(" ", "") for name in given]
   wrong = [name for name in names if name not in known]
   if wrong or not names:

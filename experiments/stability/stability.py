@@ -1,9 +1,10 @@
-"""The quantity that the paper's theory bounds, measured: listwise on-average model stability (Def.
-1) and the generalization gap.
+"""Measures the quantities that the paper's theory bounds.
 
-A small model is trained on S and on S^(i), in which one positive (or one negative) is drawn anew,
-from the same start and with the same batches. All copies of a training run side by side as the
-lists of one batch; a copy differs from the training on S by one score, that of its own new example.
+They are the listwise on-average model stability (Def. 1) and the generalization gap.
+
+A small model is trained on S and on S^(i), in which one positive (or one negative) is replaced by a
+new draw. Start and batches are the same. All copies of a training run side by side as the lists of
+one batch. A copy differs from the training on S by one score, that of its own new example.
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from experiments.stability import stability_training
 from experiments.stability.stability_training import ALGORITHMS, Examples
 from soprc_jax._internal import checks
 
-# Both classes are standard normal, this far apart.
+# Distance of the two classes, which are standard normal.
 SHIFT = 2.0
 
 
@@ -23,17 +24,17 @@ class Setting(NamedTuple):
   """A training whose stability is measured.
 
   Attributes:
-    algorithm: one of `ALGORITHMS`. "SOPRC without v" has the interpolated scores of the batch
-      itself in place of v; "SOPRC, self weight 1/n+" weights each positive itself as the AP loss
-      does, much more than SOPRC's 1 / (M + 1).
+    algorithm: one of `ALGORITHMS`. The variant "SOPRC without v" uses the interpolated scores of
+      the batch instead of v. The variant "SOPRC, self weight 1/n+" has the self weight of the AP
+      loss, much more than SOPRC's 1 / (M + 1).
     num_positives: N+.
     num_negatives: N-.
     batch_positives: n+.
     batch_negatives: n-.
-    steps: every T at which it is measured, ascending; the training goes to the last one, once.
-    beta: of Eq. 10.
-    rate: eta, or C of eta_t = C / t.
-    decays: whether the rate is C / t (Theorem 2) instead of constant.
+    steps: every T at which it is measured, ascending. One training runs to the last T.
+    beta: beta of Eq. 10.
+    rate: learning rate eta, or C of eta_t = C / t.
+    decays: whether the learning rate is C / t (Theorem 2) instead of constant.
   """
 
   algorithm: str = "SOPRC"
@@ -48,8 +49,9 @@ class Setting(NamedTuple):
 
 
 class Measured(NamedTuple):
-  """What `measure` finds at each of L values of T in each of R repetitions, or blocks of 4 of them;
-  the means are the estimates.
+  """The results of `measure` at L values of T in R repetitions, or in blocks of 4 repetitions.
+
+  The means are the estimates.
 
   Attributes:
     epsilon_positive: ``[L, R]`` epsilon+ of Def. 1: distance of the parameters, averaged over all
@@ -58,8 +60,8 @@ class Measured(NamedTuple):
     gap: ``[L, R / 4]`` F(A(S)) - F(A(S); S), the left side of Theorem 1.
     train_risk: ``[L, R]`` F(A(S); S), Eq. 4 with the surrogates.
     start_risk: ``[R]`` F(w_1; S).
-    gradient: ``[R]`` largest gradient norm of SOPRC's loss (without v) on the way, whatever the
-      training's own loss: G is at least that.
+    gradient: ``[R]`` largest gradient norm of SOPRC's loss (without v) during training, also if the
+      training has another loss. G is at least that.
     smoothness: ``[R]`` largest change of the gradient over the change of the parameters, between
       two copies that see the same batch: an estimate of L from below.
   """
@@ -74,12 +76,12 @@ class Measured(NamedTuple):
 
 
 class Replaced(NamedTuple):
-  """Examples of one class that are replaced, one a copy.
+  """Examples of one class that are replaced, one per copy.
 
   Attributes:
-    positions: ``[K]`` where they stand in S.
-    weight: ``[K]`` with which the distances of the copies add up to the mean over all examples of
-      the class.
+    positions: ``[K]`` their positions in S.
+    weight: ``[K]`` weights of the copies' distances, whose weighted sum estimates the mean over all
+      examples of the class.
   """
 
   positions: np.ndarray
@@ -87,14 +89,14 @@ class Replaced(NamedTuple):
 
 
 class Draw(NamedTuple):
-  """All that is random in one repetition.
+  """All random values of one repetition.
 
   Attributes:
     data: S.
     other: S~.
-    start: ``[W]`` first parameters.
+    start: ``[W]`` initial parameters.
     batches: positions in S, ``[T, n+]`` and ``[T, n-]``.
-    replaced: positives and negatives that are replaced by those of S~ at the same positions.
+    replaced: positives and negatives that are replaced by the examples of S~ at the same positions.
   """
 
   data: Examples
@@ -105,19 +107,19 @@ class Draw(NamedTuple):
 
 
 def measure(setting: Setting, *, repetitions: int, replaced: int, seed: int) -> Measured:
-  """Stability and generalization gap of one training.
+  """Measures the stability and the generalization gap of one training.
 
-  The gap needs no test data: each model is tested on the training sets of the other repetitions of
-  its block, which stand for S~ in the proof of Theorem 1. Every set and every model takes part in
-  both means equally often, so the luck of a whole set or of a whole model cancels.
+  The gap needs no test data. Each model is tested on the training sets of the other repetitions of
+  its block, which play the role of S~ in the proof of Theorem 1. Every set and every model is in
+  both means equally often, so effects of a whole set or of a whole model cancel.
 
   Args:
-    setting: what is trained.
+    setting: the training to measure.
     repetitions: R, a multiple of 4: independent draws of S, S~ and of the algorithm's randomness.
-    replaced: K >= 1, positives, and negatives, that are replaced, one at a time, in each
-      repetition; see `replace`.
-    seed: of everything. Repetition r begins with the same examples and the same parameters in every
-      setting.
+    replaced: K >= 1, the number of positives, and of negatives, that are replaced one at a time in
+      each repetition; see `replace`.
+    seed: seed of all draws. Repetition r starts with the same examples and the same parameters in
+      every setting.
 
   Raises:
     ValueError: unknown algorithm, batch larger than the data, or a number out of range.
@@ -154,7 +156,7 @@ def measure(setting: Setting, *, repetitions: int, replaced: int, seed: int) -> 
 
 
 def check(setting: Setting, repetitions: int, replaced: int) -> None:
-  """Refuses what `measure` cannot measure.
+  """Raises a ValueError for a setting that `measure` cannot measure.
 
   Raises:
     ValueError: as `measure`.
@@ -184,7 +186,7 @@ def check(setting: Setting, repetitions: int, replaced: int) -> None:
 
 
 def draw(setting: Setting, *, replaced: int, seed: int, repetition: int) -> Draw:
-  """Data, start, batches and replaced examples of one repetition."""
+  """Draws data, start, batches and replaced examples of one repetition."""
 
   def stream(number: int) -> np.random.Generator:
     return np.random.default_rng((seed, repetition, number))
@@ -214,8 +216,9 @@ def draw(setting: Setting, *, replaced: int, seed: int, repetition: int) -> Draw
 
 
 def draw_batches(rng: np.random.Generator, steps: int, size: int, count: int) -> np.ndarray:
-  """``[steps, size]`` positions in [0, count), distinct within a batch: each set of ``size`` is
-  equally likely (Floyd's algorithm).
+  """Draws ``[steps, size]`` positions in [0, count), distinct within a batch.
+
+  Each set of ``size`` is equally likely (Floyd's algorithm).
   """
   uniform = rng.random((steps, size))
   chosen = np.empty((steps, size), np.int32)
@@ -229,31 +232,29 @@ def draw_batches(rng: np.random.Generator, steps: int, size: int, count: int) ->
 def replace(
   rng: np.random.Generator, batches: np.ndarray, count: int, replaced: int, steps: tuple[int, ...]
 ) -> Replaced:
-  r"""Examples to replace, drawn so that the weighted sum of their distances has the mean of Def. 1
-  as its expectation.
+  r"""Draws examples to replace, such that Def. 1 is the expectation of their weighted distances.
 
-  Only examples that a batch has drawn are chosen: an example that none has drawn never enters the
-  training, so its distance is 0 exactly. A draw s of the training is chosen with chance q_s, and
-  with it the example i(s) that it has drawn, so example i with chance :math:`p_i = \sum_{i(s) = i}
-  q_s`. With the weight :math:`1 / (N K p_i)` the sum over the K choices is in expectation
+  Only examples that a batch has drawn are chosen. An example that no batch has drawn never enters
+  the training, so its distance is exactly 0. A draw s of the training is chosen with probability
+  q_s, and with it the example i(s) that it has drawn. So example i has the probability
+  :math:`p_i = \sum_{i(s) = i} q_s`. With the weight :math:`1 / (N K p_i)` the sum over the K
+  choices is in expectation
 
   .. math:: K \sum_s q_s \frac{d_{i(s)}}{N K p_{i(s)}} = \sum_{p_i > 0} p_i \frac{d_i}{N p_i}
             = \frac{1}{N} \sum_{i=1}^N d_i
 
-  where the last step is :math:`d_i = 0` wherever :math:`p_i = 0`. The choices are K points at equal
-  distances in the cumulative q, with one random offset: one of them, picked at random, is
-  distributed by q, and together they are spread over the time of the training. If K is a multiple
-  of the number of draws and q is uniform, each draw is chosen equally often and the sum is the mean
-  itself.
+  where the last step uses :math:`d_i = 0` wherever :math:`p_i = 0`. The choices are K points at
+  equal distances in the cumulative q, with one random offset. A random one of them is distributed
+  by q, and together they are spread over the time of the training. If K is a multiple of the number
+  of draws and q is uniform, each draw is chosen equally often and the sum is exactly the mean.
 
   Args:
-    rng: of the offset.
+    rng: generator of the offset.
     batches: ``[T, n]`` positions that the batches draw.
     count: N.
     replaced: K.
-    steps: every T at which the distance is wanted. q is the mean of the uniform distributions over
-      the draws up to each of them, so that a small T has its share of examples that are drawn so
-      early.
+    steps: every T at which the distance is measured. q is the mean of the uniform distributions
+      over the draws up to each T, so that a small T has its share of early examples.
   """
   times = np.arange(1, len(batches) + 1)
   by_time = np.mean([(times <= last) / last for last in steps], axis=0)
@@ -274,7 +275,7 @@ def _inputs(one: Draw) -> stability_training.Inputs:
       one.data.positive[one.batches.positive], one.data.negative[one.batches.negative]
     ),
     positions=one.batches,
-    # The first copy is the training on S: no position is its own.
+    # The first copy is the training on S, with no replaced position.
     new=np.concatenate(
       [one.other.positive[:1], one.other.positive[positive], one.other.negative[negative]]
     ),
@@ -285,8 +286,9 @@ def _inputs(one: Draw) -> stability_training.Inputs:
 
 
 def _gap(risks: np.ndarray) -> np.ndarray:
-  """Mean risk on the sets of others minus that on the own set, ``[B]`` from ``[B, models,
-  sets]``.
+  """Returns the mean risk on the sets of others minus that on the own set, ``[B]``.
+
+  ``risks`` is ``[B, models, sets]``.
   """
   own = np.trace(risks, axis1=1, axis2=2)
   size = risks.shape[1]
@@ -294,7 +296,7 @@ def _gap(risks: np.ndarray) -> np.ndarray:
 
 
 def _own(risks: np.ndarray) -> np.ndarray:
-  """``[R]`` risk of each model on its own set."""
+  """Returns the risk of each model on its own set, ``[R]``."""
   return np.diagonal(risks, axis1=1, axis2=2).reshape(-1)
 
 

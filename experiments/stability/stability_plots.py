@@ -1,5 +1,7 @@
-"""Pictures of the stability study: epsilon and gap against each quantity, and the algorithms where
-they have learned equally much.
+"""Plots the stability study.
+
+Epsilon and gap are plotted against each quantity, and the algorithms where they have learned
+equally much.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,12 +41,12 @@ _TITLES = {
   CONSTANT: "constant rate",
   THEOREM: "conditions of Theorem 2 (eta_t = C / t, beta = 1 / n+)",
 }
-# Slopes that Theorem 2 allows, drawn as lines; a bound of 0 says that the curve does not rise.
+# Slopes that Theorem 2 allows, drawn as lines. A bound of 0 means that the curve does not rise.
 _LINES = stability_slopes.THEOREM_BOUNDS
 
 
 def plot_all(folder: Path, sweeps: Sequence[Sweep], results: Results) -> list[str]:
-  """Draws all that was measured; returns the names of the files."""
+  """Plots all measurements and returns the names of the files."""
   pictures = {}
   for conditions, file in _FILES.items():
     chosen = [
@@ -62,9 +64,9 @@ def plot_all(folder: Path, sweeps: Sequence[Sweep], results: Results) -> list[st
 
 
 def _sweeps(sweeps: Sequence[Sweep], results: Results) -> Any:
-  """A row a measure, a column a quantity."""
+  """Plots a row per measure and a column per quantity."""
   quantities = list(dict.fromkeys(sweep.quantity for sweep in sweeps))
-  # Wide enough for the title where there is one column only.
+  # Wide enough for the title if there is only one column.
   figure, axes = plots.grid(
     len(_MEASURES), len(quantities), size=(max(3.5, 10.0 / len(quantities)), 3.0)
   )
@@ -106,7 +108,7 @@ def _curve(axis: Any, sweep: Sweep, results: Results, measure: str) -> None:
 
 
 def _bound(axis: Any, quantity: str, measure: str) -> None:
-  """The slope that Theorem 2 allows at most, from the first point of SOPRC on."""
+  """Draws the largest slope that Theorem 2 allows, from the first point of SOPRC."""
   bound = _LINES.get(measure, {}).get(quantity)
   lines = [line for line in axis.containers if line.get_label() == "SOPRC"]
   if bound is None or not lines:
@@ -123,7 +125,7 @@ def _bound(axis: Any, quantity: str, measure: str) -> None:
 
 
 def _same_range(axes: np.ndarray) -> None:
-  """One range of values in each row, so that the quantities can be compared."""
+  """Sets one range of values in each row, so that the quantities can be compared."""
   for row in axes:
     limits = [axis.get_ylim() for axis in row]
     for axis in row:
@@ -131,7 +133,7 @@ def _same_range(axes: np.ndarray) -> None:
 
 
 def _legend(figure: Any, axes: np.ndarray) -> None:
-  """One legend under all pictures."""
+  """Draws one legend under all plots."""
   found: dict[str, Any] = {}
   for axis in axes.flat:
     for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -145,7 +147,10 @@ def _legend(figure: Any, axes: np.ndarray) -> None:
 
 
 def _progress(sweeps: Sequence[Sweep], results: Results) -> Any:
-  """Each measure against the fall of the training risk: a row the conditions, a point a rate."""
+  """Plots each measure against the fall of the training risk.
+
+  There is a row per kind of conditions and a point per learning rate.
+  """
   conditions = list(dict.fromkeys(sweep.conditions for sweep in sweeps))
   figure, axes = plots.grid(len(conditions), len(_MEASURES), size=(4.4, 3.4))
   for row, name in zip(axes, conditions, strict=True):
@@ -167,7 +172,7 @@ def _progress(sweeps: Sequence[Sweep], results: Results) -> Any:
       if measure != "gap":
         axis.set_yscale("log")
   _legend(figure, axes)
-  figure.suptitle("Algorithms where they have learned equally much (T = 256, a point a rate)")
+  figure.suptitle("Algorithms where they have learned equally much (T = 256, a point per rate)")
   return figure
 
 
@@ -178,8 +183,9 @@ def _fall(point: stability_sweeps.Point, results: Results, measure: str) -> tupl
 
 
 def _theorem1(sweeps: Sequence[Sweep], results: Results) -> Any:
-  """The gap against its bound, a point for each T of each setting; without those gaps that are not
-  above their standard error.
+  """Plots the gap against its bound, with a point for each T of each setting.
+
+  Gaps that are not above their standard error are left out.
   """
   figure, axes = plots.grid(1, 1, size=(6.0, 4.6))
   axis = axes[0, 0]

@@ -1,5 +1,6 @@
-"""The tables of the stability study, and what of the paper they agree with: every verdict is
-computed from the numbers.
+"""Writes the tables of the stability study, with verdicts on the paper's claims.
+
+Every verdict is computed from the numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,10 +13,10 @@ from soprc_jax._internal import text_table
 
 LABELS = {"epsilon_positive": "eps+", "epsilon_negative": "eps-", "gap": "gap"}
 AGREES, DISAGREES, OPEN = "agrees", "does not agree", "not resolved"
-# By how much the training risk has fallen where algorithms are compared.
+# Falls of the training risk at which algorithms are compared.
 _SAME_RATE = "the same rate"
 _FALLS = (0.1, 0.15, 0.2, 0.25)
-# Less stable by the paper, and than what; the last pair differs in v and in the prior only.
+# (less stable, more stable) by the paper; the last pair differs only in v and in the prior.
 _PAIRS = (
   ("SOPRC without v", "SOPRC"),
   ("AP loss", "SOPRC"),
@@ -24,7 +25,7 @@ _PAIRS = (
 
 
 class Claim(NamedTuple):
-  """What the paper says, what was measured, and whether they agree."""
+  """A claim of the paper, the measurement, and whether they agree."""
 
   paper: str
   measured: str
@@ -32,12 +33,12 @@ class Claim(NamedTuple):
 
 
 def markdown(sweeps: Sequence[Sweep], results: Results, effort: stability_sweeps.Effort) -> str:
-  """All tables, as far as their sweeps were measured."""
+  """Returns all tables whose sweeps were measured."""
   parts = [
     f"{effort.repetitions} repetitions, {effort.replaced} positives and {effort.replaced} "
-    f"negatives replaced in each, one at a time; seed {effort.seed}. Slopes of "
-    "logarithms ± standard errors, by least squares; - where a mean is not positive. SOPRC's "
-    "prior, tau1 and tau2 are those of the risk F.",
+    f"negatives replaced in each, one at a time; seed {effort.seed}. Slopes of logarithms ± "
+    "standard errors, by least squares; - if a mean is not positive. SOPRC's prior, tau1 and tau2 "
+    "are those of the risk F.",
     *_slope_tables(sweeps, results),
     *_comparisons(sweeps, results),
     _table("The paper and the measurement", ("the paper", "measured", ""), claims(sweeps, results)),
@@ -46,8 +47,9 @@ def markdown(sweeps: Sequence[Sweep], results: Results, effort: stability_sweeps
 
 
 def claims(sweeps: Sequence[Sweep], results: Results) -> list[Claim]:
-  """The verdicts on Theorem 1, Theorem 2 and on what v is for, as far as their sweeps were
-  measured.
+  """Returns the verdicts on Theorem 1, Theorem 2 and the purpose of v.
+
+  Only claims whose sweeps were measured are included.
   """
   return [*_theorem1(sweeps, results), *_theorem2(sweeps, results), *_more_stable(sweeps, results)]
 
@@ -56,11 +58,10 @@ def _theorem1(sweeps: Sequence[Sweep], results: Results) -> Iterator[Claim]:
   found = stability_slopes.theorem1(stability_sweeps.settings_of(sweeps), results)
   measured = (
     f"holds in {found.points - len(found.broken)} of {found.points} points; the gap is "
-    f"{found.median:.2g} of the bound in the median, "
-    f"{found.largest:.2g} at most"
+    f"{found.median:.2g} of the bound in the median, {found.largest:.2g} at most"
   )
   if found.broken:
-    measured += f"; broken first in {found.broken[0]}"
+    measured += f"; first violated in {found.broken[0]}"
   yield Claim(
     "Theorem 1: gap <= G (n+ eps+ + n- eps-)", measured, DISAGREES if found.broken else AGREES
   )
@@ -82,8 +83,10 @@ def _theorem2(sweeps: Sequence[Sweep], results: Results) -> Iterator[Claim]:
 
 
 def _more_stable(sweeps: Sequence[Sweep], results: Results) -> Iterator[Claim]:
-  """The others have the larger eps+ (Sec. 3: v makes the algorithm more stable, the AP loss is not,
-  above all against a changed positive).
+  """Yields the claims that the other algorithms have a larger eps+ than SOPRC.
+
+  By Sec. 3, v makes the algorithm more stable, and the AP loss is less stable, above all against a
+  changed positive.
   """
   for conditions in stability_sweeps.CONDITIONS:
     for algorithm, reference in _PAIRS:
@@ -109,15 +112,16 @@ def _more_stable(sweeps: Sequence[Sweep], results: Results) -> Iterator[Claim]:
 
 
 def _together(verdicts: Sequence[str]) -> str:
-  """The verdict of all that are resolved; `OPEN` if they contradict each other, or none is
-  resolved.
+  """Returns the verdict of all that are resolved.
+
+  It is `OPEN` if they contradict each other, or none is resolved.
   """
   resolved = {verdict for verdict in verdicts if verdict != OPEN}
   return resolved.pop() if len(resolved) == 1 else OPEN
 
 
 def larger(ratio: Estimate) -> str:
-  """Whether a ratio is above 1 by more than two standard errors, below it, or neither.
+  """Returns whether a ratio is above 1 by more than two standard errors, below it, or neither.
 
   >>> larger(Estimate(1.3, 0.1)), larger(Estimate(0.7, 0.1)), larger(Estimate(1.1, 0.1))
   ('agrees', 'does not agree', 'not resolved')
@@ -163,7 +167,7 @@ def _slope_tables(sweeps: Sequence[Sweep], results: Results) -> Iterator[str]:
 
 
 def _by_rate(sweeps: Sequence[Sweep], results: Results) -> Iterator[str]:
-  """Slopes in T at each C: the exponent of Theorem 2 grows with C."""
+  """Yields slopes in T at each C: the exponent of Theorem 2 grows with C."""
   rows = []
   for sweep in _of(sweeps, THEOREM):
     for point in sweep.points if sweep.quantity == "rate" else ():
@@ -213,13 +217,13 @@ def _comparisons(sweeps: Sequence[Sweep], results: Results) -> Iterator[str]:
         "fall of the training risk",
         *(f"{label} (ratio to SOPRC)" for label in LABELS.values()),
       )
-      yield _table(f"Algorithms beside each other, {conditions}, at the last T", heads, rows)
+      yield _table(f"Algorithms compared, {conditions}, at the last T", heads, rows)
 
 
 def _compared(
   sweeps: Sequence[Sweep], results: Results, conditions: str, reference: str
 ) -> Iterator[tuple[str, dict[str, Compared]]]:
-  """Algorithms at the same rate, and where each has learned equally much."""
+  """Yields the algorithms at the same learning rate, and where each has learned equally much."""
   last = {
     sweep.algorithm: sweep.points[-1] for sweep in _of(sweeps, conditions) if sweep.quantity == "T"
   }

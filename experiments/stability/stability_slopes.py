@@ -1,5 +1,6 @@
-"""What the measurements of the stability study say: slopes, Theorems 1 and 2, and the algorithms
-beside each other, with standard errors.
+"""Analyzes the measurements of the stability study, with standard errors.
+
+It computes slopes, tests Theorems 1 and 2, and compares the algorithms.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,11 +15,10 @@ Results = Mapping[str, stability.Measured]
 MEASURES = ("epsilon_positive", "epsilon_negative", "gap")
 
 # Theorem 2: eps+ <= K (T n+)^a / N+ and eps- <= K (T n-)^a / N- with a = lambda / (lambda + 1) for
-# some lambda > 0, which is not known. What holds for every lambda are these bounds of the slopes.
-# Where T is fixed, N+ stands in the denominator only: -1, whatever lambda is. Where T = N+ grows
-# with it, a - 1 < 0. What does not stand in a formula cannot raise it: 0. K and lambda depend on n+
-# through beta = 1 / n+ (the proof has K of the order 1 / beta^2), which the theorem counts as a
-# constant, and so do we.
+# some unknown lambda > 0. These bounds of the slopes hold for every lambda. If T is fixed, N+ is in
+# the denominator only: -1 for any lambda. If T = N+ grows with it, a - 1 < 0. A quantity that is
+# not in a formula cannot raise it: 0. K and lambda depend on n+ through beta = 1 / n+ (in the proof
+# K is of the order 1 / beta^2). The theorem treats that as a constant, and so do we.
 THEOREM_BOUNDS = {
   "epsilon_positive": {
     "T": 1.0,
@@ -54,28 +54,30 @@ class Estimate(NamedTuple):
 
 
 def samples(measured: stability.Measured, measure: str, at: int) -> np.ndarray:
-  """``[B]`` means of one measure at the T number ``at`` over blocks of `stability_training.BLOCK`
-  repetitions, the units that are independent.
+  """Returns ``[B]`` block means of one measure at the T number ``at``.
+
+  The blocks have `stability_training.BLOCK` repetitions and are independent.
   """
   values = getattr(measured, measure)
   values = values[at] if values.ndim == 2 else values
-  # The gap is one number a block already.
+  # The gap already is one number per block.
   return values if measure == "gap" else values.reshape(-1, stability_training.BLOCK).mean(axis=1)
 
 
 def jackknife(statistic: Callable[[np.ndarray], float], blocks: np.ndarray) -> Estimate | None:
-  """A statistic of means over independent blocks, and its standard error by leaving out one block
-  at a time.
+  """Computes a statistic of means over independent blocks, and its standard error.
 
-  Blocks that have the same number in all settings also have the same examples there, so what they
-  share cancels from the error of a slope or of a ratio.
+  The error is from leaving out one block at a time.
+
+  Blocks with the same number have the same examples in all settings, so what they share cancels
+  from the error of a slope or of a ratio.
 
   Args:
-    statistic: from means ``[...]``; NaN where it has no value.
+    statistic: function of means ``[...]``; NaN where it has no value.
     blocks: ``[..., B]``, B >= 2.
 
   Returns:
-    None if the statistic has no value for the means, or for those without some block.
+    None if the statistic has no value for the means, or for the means without some block.
   """
   count = blocks.shape[-1]
   total = blocks.sum(axis=-1)
@@ -87,7 +89,9 @@ def jackknife(statistic: Callable[[np.ndarray], float], blocks: np.ndarray) -> E
 
 
 def power(values: Sequence[float], means: np.ndarray) -> float:
-  """Least-squares slope of ``log(means)`` against ``log(values)``; NaN if a mean is not positive.
+  """Computes the least-squares slope of ``log(means)`` against ``log(values)``.
+
+  NaN if a mean is not positive.
 
   >>> print(f"{power((1, 2, 4), 3 * np.array([1, 2, 4]) ** -0.5):.3f}")
   -0.500
@@ -102,8 +106,8 @@ class Slopes(NamedTuple):
   """Slopes of one measure in one sweep, None where a mean is not positive.
 
   Attributes:
-    all: over all points.
-    last: between the last two points: an O() is about large values.
+    all: slope over all points.
+    last: slope between the last two points, since O() is about large values.
   """
 
   all: Estimate | None
@@ -111,7 +115,7 @@ class Slopes(NamedTuple):
 
 
 def slopes(sweep: stability_sweeps.Sweep, results: Results, measure: str) -> Slopes:
-  """Slopes of ``measure``, one of `MEASURES`, in the quantity of the sweep."""
+  """Computes slopes of ``measure``, one of `MEASURES`, in the quantity of the sweep."""
   values = [point.value for point in sweep.points]
   blocks = np.stack(
     [
@@ -126,8 +130,9 @@ def slopes(sweep: stability_sweeps.Sweep, results: Results, measure: str) -> Slo
 
 
 def agrees(slope: Estimate | None, bound: float) -> bool | None:
-  """Whether a slope agrees with an upper bound: it is at most two standard errors above it. None if
-  there is no slope.
+  """Returns whether a slope agrees with an upper bound; None if there is no slope.
+
+  It agrees if it is at most two standard errors above the bound.
 
   >>> agrees(Estimate(-0.9, 0.06), -1.0), agrees(Estimate(-0.9, 0.04), -1.0)
   (True, False)
@@ -136,7 +141,7 @@ def agrees(slope: Estimate | None, bound: float) -> bool | None:
 
 
 class Exponent(NamedTuple):
-  """lambda / (lambda + 1) of Theorem 2, from below.
+  """lambda / (lambda + 1) of Theorem 2, estimated from below.
 
   Attributes:
     smoothness: L, estimated from below: the mean over the repetitions of the largest ratio of
@@ -151,21 +156,21 @@ class Exponent(NamedTuple):
 
 
 def exponent(setting: stability.Setting, measured: stability.Measured) -> Exponent:
-  """The exponent of Theorem 2 at the constants of a measured setting."""
+  """Computes the exponent of Theorem 2 with the constants of a measured setting."""
   smoothness = float(measured.smoothness.mean())
   constant = smoothness * setting.rate * (1 + np.sqrt(1 - setting.beta**2 + setting.beta))
   return Exponent(smoothness, constant, constant / (constant + 1))
 
 
 class Theorem1(NamedTuple):
-  """The gap beside G (n+ eps+ + n- eps-) at every T of every setting.
+  """The gap compared with G (n+ eps+ + n- eps-) at every T of every setting.
 
   Attributes:
-    points: how many.
-    broken: `stability_sweeps.name` and T of those whose gap is more than two standard errors above
-      the bound.
-    largest: largest gap over bound.
-    median: of gap over bound.
+    points: number of comparisons.
+    broken: `stability_sweeps.name` and T of violations, with a gap more than two standard errors
+      above the bound.
+    largest: largest ratio of gap over bound.
+    median: median ratio of gap over bound.
   """
 
   points: int
@@ -175,8 +180,9 @@ class Theorem1(NamedTuple):
 
 
 def theorem1(settings: Sequence[stability.Setting], results: Results) -> Theorem1:
-  """Theorem 1 with the largest gradient norm that was seen in the setting for G: at most G, so the
-  test is stricter than the theorem.
+  """Tests Theorem 1 with the largest gradient norm seen in the setting instead of G.
+
+  That norm is at most G, so the test is stricter than the theorem.
   """
   ratios, broken = [], []
   for setting in settings:
@@ -192,7 +198,7 @@ def theorem1(settings: Sequence[stability.Setting], results: Results) -> Theorem
 def bound_and_gap(
   setting: stability.Setting, measured: stability.Measured, at: int
 ) -> tuple[Estimate, float]:
-  """The gap, and G (n+ eps+ + n- eps-), of one setting at the T number ``at``."""
+  """Returns the gap, and G (n+ eps+ + n- eps-), of one setting at the T number ``at``."""
   gap = samples(measured, "gap", at)
   moved = setting.batch_positives * measured.epsilon_positive[at].mean()
   moved += setting.batch_negatives * measured.epsilon_negative[at].mean()
@@ -206,9 +212,9 @@ class Compared(NamedTuple):
   """An algorithm at the end of its training.
 
   Attributes:
-    fall: of the training risk since the start.
+    fall: fall of the training risk since the start.
     values: each of `MEASURES`, None where it has no value.
-    ratios: each over that of the reference.
+    ratios: each value over that of the reference.
   """
 
   fall: float
@@ -219,8 +225,9 @@ class Compared(NamedTuple):
 def at_same_rate(
   points: Mapping[str, stability_sweeps.Point], results: Results, *, reference: str = "SOPRC"
 ) -> dict[str, Compared]:
-  """Algorithms after the same number of steps at the same rate, from the point of each, beside the
-  one that is the reference.
+  """Compares algorithms with a reference at the same learning rate and number of steps.
+
+  ``points`` has the point of each.
   """
   blocks = {algorithm: _columns([point], results) for algorithm, point in points.items()}
   return {
@@ -236,13 +243,14 @@ def at_equal_fall(
   *,
   reference: str = "SOPRC",
 ) -> dict[str, Compared]:
-  """Algorithms after the same number of steps, each at the rate at which its training risk has
-  fallen by ``fall``.
+  """Compares algorithms at the learning rates where their training risk falls by ``fall``.
 
-  A loss with a smaller gradient moves less, in S and in S^(i) alike, and has a smaller epsilon for
-  having learned less. Here each has learned equally much: logarithms are interpolated linearly
-  between the rates of a sweep of each algorithm. No value where no rate of it, or of the reference,
-  falls so far.
+  The number of steps is the same.
+
+  A loss with a smaller gradient moves less, in S and in S^(i) alike, and has a smaller epsilon
+  because it has learned less. Here each algorithm has learned equally much. Logarithms are
+  interpolated linearly between the learning rates of its sweep. There is no value if the training
+  risk of the algorithm, or of the reference, never falls that far.
   """
   blocks = {algorithm: _columns(sweep.points, results) for algorithm, sweep in sweeps.items()}
   return {
@@ -254,7 +262,7 @@ def at_equal_fall(
 
 
 def _columns(points: Sequence[stability_sweeps.Point], results: Results) -> np.ndarray:
-  """``[len(points), 4, B]``: the fall of the training risk, and the `MEASURES`."""
+  """Returns the fall of the training risk and the `MEASURES`, ``[len(points), 4, B]``."""
   rows = []
   for point in points:
     measured = results[stability_sweeps.name(point.setting)]
@@ -264,8 +272,9 @@ def _columns(points: Sequence[stability_sweeps.Point], results: Results) -> np.n
 
 
 def _interpolated(means: np.ndarray, k: int, fall: float) -> float:
-  """Column k where the fall, which ascends with the rate at first, has the given value; NaN
-  outside, or beside a mean that is not positive.
+  """Interpolates column k at the given fall, which at first ascends with the learning rate.
+
+  NaN outside, or next to a mean that is not positive.
   """
   falls = means[:, 0]
   above = int(np.argmax(falls >= fall))

@@ -1,5 +1,6 @@
-"""Which trainings the stability study measures, how long they take, and their measurement with what
-has been measured before.
+"""Plans the trainings of the stability study and measures those that are missing.
+
+Also estimates how long they take.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +19,9 @@ from soprc_jax.training import workdir
 
 CONSTANT, THEOREM = "constant rate", "Theorem 2"
 CONDITIONS = (CONSTANT, THEOREM)
-# The gradient through T is no method of its own: it is measured where Theorem 2 says something
-# about it.
+# The gradient through T is not a separate method. It is measured where Theorem 2 applies to it.
 _THROUGH_T = "SOPRC, gradient through T"
-# For the AP loss, that nothing else than v and the prior be different.
+# Compared with the AP loss, only v and the prior differ.
 SELF_WEIGHT = "SOPRC, self weight 1/n+"
 
 _STEPS = (16, 32, 64, 128, 256)
@@ -55,8 +55,8 @@ _VALUES: dict[str, dict[str, tuple[float, ...]]] = {
     "beta": (0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
     "rate": (0.0125, 0.025, 0.05, 0.1),
   },
-  # N+ stays at least T; beta follows n+. Up to T = 16 an example is drawn once at most, nearly
-  # always.
+  # N+ is always at least T; beta follows n+. Up to T = 16 an example is nearly always drawn at most
+  # once.
   THEOREM: {
     "T": _STEPS,
     **_BATCHES,
@@ -77,9 +77,9 @@ class Point(NamedTuple):
   """One point of a sweep.
 
   Attributes:
-    value: of the quantity.
-    setting: that is measured.
-    at: which of its ``steps``.
+    value: value of the quantity.
+    setting: the setting that is measured.
+    at: index in its ``steps``.
   """
 
   value: float
@@ -104,14 +104,14 @@ class Sweep(NamedTuple):
 
 
 def plan(algorithms: Sequence[str], quantities: Sequence[str]) -> list[Sweep]:
-  """All sweeps of these algorithms in these quantities.
+  """Returns all sweeps of these algorithms in these quantities.
 
   Args:
     algorithms: of `stability.ALGORITHMS`.
     quantities: of `QUANTITIES`.
 
   Raises:
-    ValueError: a name is none of them, or there is none.
+    ValueError: a name is unknown, or there is no name.
   """
   for kind, given, known in (
     ("algorithms", algorithms, stability.ALGORITHMS),
@@ -151,8 +151,9 @@ def _points(conditions: str, quantity: str, algorithm: str) -> tuple[Point, ...]
 
 
 def _point(base: stability.Setting, quantity: str, value: float) -> Point:
-  """The base itself where it has the value. Else only its last T is measured, but for sweeps that
-  compare values of T.
+  """Returns the point of a value; it is the base itself if the base has the value.
+
+  Otherwise only its last T is measured, except in sweeps that compare values of T.
   """
   changed: dict[str, Any] = {_FIELDS[quantity]: value}
   setting, last = base._replace(**changed), base.steps[-1]
@@ -168,7 +169,7 @@ def _point(base: stability.Setting, quantity: str, value: float) -> Point:
 
 
 def settings_of(sweeps: Sequence[Sweep]) -> list[stability.Setting]:
-  """Every setting once; those that share a compiled training stand together."""
+  """Returns every setting once, sorted so that those with the same compilation are adjacent."""
   settings = dict.fromkeys(point.setting for sweep in sweeps for point in sweep.points)
   return sorted(
     settings, key=lambda setting: (stability.ALGORITHMS.index(setting.algorithm), _shape(setting))
@@ -180,7 +181,7 @@ def _shape(setting: stability.Setting) -> tuple[int, ...]:
 
 
 def name(setting: stability.Setting) -> str:
-  """One line that tells a setting from all others.
+  """Returns one line that distinguishes a setting from all others.
 
   >>> name(stability.Setting())
   'SOPRC: N+ 256, N- 2304, n+ 4, n- 36, T 256, beta 0.1, eta 0.05'
@@ -199,8 +200,8 @@ class Effort(NamedTuple):
 
   Attributes:
     repetitions: R, a multiple of 4.
-    replaced: K, positives, and negatives, in each repetition.
-    seed: of everything.
+    replaced: K, the number of replaced positives, and of replaced negatives, in each repetition.
+    seed: seed of all draws.
   """
 
   repetitions: int = 128
@@ -209,8 +210,9 @@ class Effort(NamedTuple):
 
 
 def expected_seconds(settings: Sequence[stability.Setting], effort: Effort) -> list[float]:
-  """Rough time of each setting on one core of an AMD EPYC, with the compilation where a shape is
-  new.
+  """Estimates the seconds of each setting on one core of an AMD EPYC.
+
+  The compilation is included where a shape is new.
   """
   seen: set[Any] = set()
   found = []
@@ -241,27 +243,26 @@ def expected_seconds(settings: Sequence[stability.Setting], effort: Effort) -> l
 def run(
   path: Path, settings: Sequence[stability.Setting], effort: Effort, *, told: Callable[[str], None]
 ) -> dict[str, stability.Measured]:
-  """Measures what ``path`` does not hold yet, and keeps each setting there as soon as it is
-  measured.
+  """Measures the settings that ``path`` lacks, and writes each one as soon as it is measured.
 
   Args:
     path: JSON file, new or of the same effort and model.
-    settings: what is wanted.
-    effort: how much.
-    told: gets a line about the plan and about each setting.
+    settings: the settings to return.
+    effort: how much is measured of each.
+    told: receives a line about the plan and about each setting.
 
   Returns:
-    `name` of each setting -> what was measured.
+    `name` of each setting -> its measurements.
 
   Raises:
-    ValueError: the file is damaged, or of another effort or model: the message says what differs. A
-      setting or the effort is out of range.
+    ValueError: the file is corrupt, or of another effort or model (the message says what differs).
+      A setting or the effort is out of range.
   """
   for setting in settings:
     stability.check(setting, effort.repetitions, effort.replaced)
   about = {**effort._asdict(), "model": _model()}
   content = _read(path, about)
-  # What is there is checked before anything is measured.
+  # Existing measurements are checked before anything is measured.
   list(
     _measured(
       path,
@@ -279,7 +280,7 @@ def run(
   )
   began = time.perf_counter()
   path.parent.mkdir(parents=True, exist_ok=True)
-  # Two at once, since one hardly uses a second core.
+  # Two at a time, since one hardly uses a second core.
   with concurrent.futures.ThreadPoolExecutor(_WORKERS) as pool:
     found = pool.map(functools.partial(stability.measure, **effort._asdict()), missing)
     try:
@@ -302,10 +303,10 @@ def run(
 def _measured(
   path: Path, content: Mapping[str, Any], settings: Sequence[stability.Setting], effort: Effort
 ) -> Iterator[stability.Measured]:
-  """What the content of the file has of each setting.
+  """Yields the measurements of each setting from the content of the file.
 
   Raises:
-    ValueError: it has another number of values than were measured.
+    ValueError: the file has another number of values than were measured.
   """
   runs, blocks = effort.repetitions, effort.repetitions // stability_training.BLOCK
   for setting in settings:
@@ -329,7 +330,7 @@ def _measured(
         fits = False
       if not fits:
         raise ValueError(
-          f"{path} is damaged ({key} of {name(setting)!r} is not {list(shape)} numbers): "
+          f"{path} is corrupt ({key} of {name(setting)!r} is not {list(shape)} numbers): "
           f"{stored.REMEDY}"
         )
     yield stability.Measured(*arrays)
@@ -355,7 +356,7 @@ def _rounded(values: np.ndarray) -> Any:
 
 
 def _model() -> dict[str, Any]:
-  """What is not in a setting but changes the numbers."""
+  """Returns the constants that are not in a setting but change the numbers."""
   return {
     "features": stability_training.FEATURES,
     "hidden": stability_training.HIDDEN,
@@ -379,7 +380,7 @@ def _read(path: Path, about: Mapping[str, Any]) -> dict[str, Any]:
   ]
   if differences:
     raise ValueError(
-      f"{path} is of other settings ({'; '.join(differences)}): choose another --workdir, or the "
-      "same flags"
+      f"{path} has results of other settings ({'; '.join(differences)}): choose another --workdir, "
+      "or the same flags"
     )
   return content

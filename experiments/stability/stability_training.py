@@ -1,5 +1,6 @@
-"""The small model of the stability study, and its training on many copies of the data that differ
-in one example each.
+"""Trains the small model of the stability study on many copies of the data.
+
+The copies differ in one example each.
 """
 
 import functools
@@ -19,22 +20,22 @@ ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 _CARRIES_V = ("SOPRC", "SOPRC, gradient through T", "SOPRC, self weight 1/n+")
 
 FEATURES, HIDDEN, POINTS = 20, 8, 20
-# The prior belongs to the distribution: it stays when the numbers of examples change.
+# The prior belongs to the distribution: it does not change with the numbers of examples.
 LOSS: dict[str, Any] = {"prior": 0.1, "tau1": 0.5, "tau2": 0.05}
 BOUNDS = (-1.0, 1.0)
 _START_SCALE = 0.3
-# Where two trainings are nearer than that, the difference of their float32 gradients is rounding.
+# At smaller distances of two trainings, the difference of their float32 gradients is rounding.
 _LEAST_DISTANCE = 1e-3
-# Repetitions that are trained at once, and whose models are tested on each other's training sets.
+# Number of repetitions that are trained at once, with models tested on each other's training sets.
 BLOCK = 4
 
 
 class Examples(NamedTuple):
-  """What there is of each class: features ``[N+, D]`` and ``[N-, D]``, or positions in them.
+  """Features ``[N+, D]`` and ``[N-, D]`` of the two classes, or positions in them.
 
   Attributes:
-    positive: of the positives.
-    negative: of the negatives.
+    positive: values of the positives.
+    negative: values of the negatives.
   """
 
   positive: Any
@@ -45,10 +46,10 @@ class Inputs(NamedTuple):
   """A training on S, the first of C copies, and on C - 1 sets that differ from S in one example.
 
   Attributes:
-    start: ``[W]`` first parameters.
+    start: ``[W]`` initial parameters.
     batches: features ``[T, n+, D]`` and ``[T, n-, D]`` of the batches from S.
     positions: their positions in S, ``[T, n+]`` and ``[T, n-]``.
-    new: ``[C, D]`` the example that each copy has instead of one of S.
+    new: ``[C, D]`` the example that replaces one of S in each copy.
     replaced: ``[C]`` positions of the positive, and of the negative, that it replaces; -1 for none.
   """
 
@@ -64,9 +65,9 @@ class Trained(NamedTuple):
 
   Attributes:
     weights: ``[R, T, W]`` parameters of the training on S after each step.
-    distances: ``[R, T, C - 1]`` of the other copies from them.
-    gradient: ``[R]`` largest gradient norm of SOPRC's loss without v on the batches, whatever the
-      training's own loss.
+    distances: ``[R, T, C - 1]`` distances of the other copies' parameters from them.
+    gradient: ``[R]`` largest gradient norm of SOPRC's loss without v on the batches, also if the
+      training has another loss.
     smoothness: ``[R]`` largest change of the gradient over the change of the parameters, between S
       and a copy that sees the same batch.
   """
@@ -78,17 +79,18 @@ class Trained(NamedTuple):
 
 
 def first_weights(rng: np.random.Generator) -> np.ndarray:
-  """``[W]`` parameters of the untrained model."""
+  """Returns the parameters of the untrained model, ``[W]``."""
   return np.float32(_START_SCALE) * rng.standard_normal(HIDDEN * (FEATURES + 2), np.float32)
 
 
 def scores(weights: jax.Array, examples: jax.Array) -> jax.Array:
-  """Scores in (-1, 1) of one hidden layer of tanh: bounded with bounded gradients, as the
-  assumptions ask.
+  """Computes scores in (-1, 1) by one hidden layer of tanh.
+
+  They are bounded with bounded gradients, as the theory assumes.
 
   Args:
     weights: ``[C, W]``.
-    examples: ``[n, D]`` that all models see, or ``[C, 1, D]``, one for each.
+    examples: ``[n, D]`` for all models, or ``[C, 1, D]``, one for each model.
 
   Returns:
     ``[C, n]``, or ``[C, 1]``.
@@ -101,21 +103,21 @@ def scores(weights: jax.Array, examples: jax.Array) -> jax.Array:
 
 
 def train(inputs: Inputs, *, algorithm: str, beta: float, rate: float, decays: bool) -> Trained:
-  """Alg. 1 with plain SGD (no L_var) on all copies, from the same start, with the same batches.
+  """Trains all copies by plain SGD (Alg. 1 without L_var), with the same start and batches.
 
   Args:
-    inputs: of R repetitions, stacked.
+    inputs: inputs of R repetitions, stacked.
     algorithm: one of `ALGORITHMS`.
-    beta: of Eq. 10.
-    rate: eta, or C of eta_t = C / t.
-    decays: which of the two.
+    beta: beta of Eq. 10.
+    rate: learning rate eta, or C of eta_t = C / t.
+    decays: whether the learning rate is C / t.
   """
   return _train_all(inputs, beta, rate, decays, algorithm)
 
 
 @functools.partial(jax.jit, static_argnames="algorithm")
 def _train_all(inputs: Inputs, beta: Any, rate: Any, decays: Any, algorithm: str) -> Trained:
-  # A few at once: one is too small to keep the core busy, all of them leave its cache.
+  # A few at a time: one is too small to keep the core busy, all of them do not fit into its cache.
   return jax.lax.map(
     lambda one: _train(one, beta, rate, decays, algorithm), inputs, batch_size=BLOCK
   )
@@ -125,7 +127,7 @@ def _train(inputs: Inputs, beta: Any, rate: Any, decays: Any, algorithm: str) ->
   copies = len(inputs.new)
   tracker = tracking.score_ema(
     copies, POINTS, lambda count: beta, bounds=BOUNDS
-  )  # a number would compile anew for each
+  )  # a number would compile again for each value
 
   def loss_fn(
     weights: jax.Array, state: Any, batch: Examples, hits: Examples
@@ -160,7 +162,7 @@ def _train(inputs: Inputs, beta: Any, rate: Any, decays: Any, algorithm: str) ->
 def _losses(
   positive: jax.Array, negative: jax.Array, state: Any, tracker: Any, algorithm: str
 ) -> jax.Array:
-  """``[C]`` loss of each copy."""
+  """Computes the loss of each copy, ``[C]``."""
   if algorithm == "AP loss":
     taus = {name: LOSS[name] for name in ("tau1", "tau2")}
     return estimators.ap_loss(positive, negative, reduce_fn=None, **taus)
@@ -183,24 +185,26 @@ def _batch_risk(weights: jax.Array, positive: jax.Array, negative: jax.Array) ->
 
 
 def _distances(rows: jax.Array) -> jax.Array:
-  """``[C - 1]`` distances from the first of ``[C, W]``."""
+  """Computes distances from the first row of ``[C, W]``, ``[C - 1]``."""
   return jnp.linalg.norm(rows[1:] - rows[:1], axis=1)
 
 
 def _ratio(change: jax.Array, moved: jax.Array, where: jax.Array) -> jax.Array:
-  """Largest ``change / moved`` of copies that see the same batch and are far enough apart
-  to tell.
+  """Computes the largest ``change / moved`` of copies that see the same batch.
+
+  Copies that are too near for a reliable ratio are left out.
   """
   return jnp.max(masks.ratio(change, moved), where=where & (moved > _LEAST_DISTANCE), initial=0.0)
 
 
 def risks(weights: Any, data: Examples) -> np.ndarray:
-  """F(w_r; S_q) of Eq. 4 with the surrogates, v the scores of all positives, of each model on each
-  set of its block of `BLOCK` repetitions.
+  """Computes the risk F(w_r; S_q) (Eq. 4) of each model on each set of its block.
+
+  It has the surrogates, and v has the scores of all positives. A block has `BLOCK` repetitions.
 
   Args:
-    weights: ``[R, W]`` of the model of each repetition, R a multiple of `BLOCK`.
-    data: ``[R, N+, D]`` and ``[R, N-, D]``.
+    weights: ``[R, W]`` parameters of each repetition's model, R a multiple of `BLOCK`.
+    data: ``[R, N+, D]`` and ``[R, N-, D]`` training sets.
 
   Returns:
     ``[R / BLOCK, BLOCK, BLOCK]``, models by sets.

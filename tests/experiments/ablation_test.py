@@ -331,7 +331,7 @@ class TestCommand:
     done = self._call(tmp_path / "new", "--minutes=0")
     assert done.returncode == 0, done.stderr
     assert "start_of_v    4 runs, about" in done.stderr
-    assert "in all 10 runs left" in done.stderr
+    assert "10 runs left in total" in done.stderr
     assert "9 runs are left" in done.stdout
     assert "| config | soprc | 0.016 |" in done.stdout
     written = {path.name for path in (tmp_path / "new").iterdir()}

@@ -238,9 +238,9 @@ class TestConfig:
       ({"methods": ("soprc", "svm")}, "methods must be different names of soprc, cross_entropy"),
       (
         {"rates": (0.1, 0.1)},
-        "rates must be different numbers from 1e-12 to 1e+12, one at least; got (0.1, 0.1)",
+        "rates must be different numbers from 1e-12 to 1e+12, at least one; got (0.1, 0.1)",
       ),
-      ({"seeds": ()}, "seeds must be different integers >= 0, one at least; got ()"),
+      ({"seeds": ()}, "seeds must be different integers >= 0, at least one; got ()"),
       ({"data.val_share": 0.7}, "data.val_share + data.test_share must be below 1"),
       ({"train.steps": 50}, "train.steps must be a multiple of eval.every=20, e.g. 40; got 50"),
       ({"model.widths": (0,)}, "model.widths must be integers >= 1 and <= 16384; got (0,)"),
@@ -263,7 +263,7 @@ class TestPeer:
   def test_an_interpreter_without_libauc(self, tmp_path):
     with pytest.raises(
       ValueError,
-      match=r"cannot be started \(No such file or directory\): give the python of a virtual",
+      match=r"cannot be started \(No such file or directory\): give the python of a separate",
     ):
       binary_peer.versions(str(tmp_path / "python"))
     broken = tmp_path / "python"
@@ -273,7 +273,7 @@ class TestPeer:
       ValueError, match=r"cannot import libauc \(ModuleNotFoundError: No module named libauc\)"
     ):
       binary_peer.versions(str(broken))
-    with pytest.raises(ChildProcessError, match="has failed: ModuleNotFoundError"):
+    with pytest.raises(ChildProcessError, match="failed: ModuleNotFoundError"):
       binary_peer.train(_config(), _tiny_task(), str(broken))
 
   def test_the_script_trains_the_same_network_on_the_same_batches(self, monkeypatch, task, found):

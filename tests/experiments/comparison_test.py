@@ -171,7 +171,7 @@ class TestPlan:
 
   def test_config_that_chooses_a_method_already_is_refused(self, tmp_path):
     plan = plans.read_plan(_settings())
-    with pytest.raises(ValueError, match="chooses a loss or a preset already"):
+    with pytest.raises(ValueError, match="already chooses a loss or a preset"):
       comparison.check(plan, lambda method: _make_config("authors"), tmp_path / "new")
 
   def test_methods_with_another_budget_or_network_are_refused(self, tmp_path):
@@ -266,7 +266,7 @@ class TestStarts:
   def test_random_weights_behind_networks_are_refused(self, tmp_path, start):
     self._check(tmp_path / "new", start)
     plan = plans.read_plan(_settings(seeds=(0,)))
-    with pytest.raises(ValueError, match="started from networks: choose another folder"):
+    with pytest.raises(ValueError, match="started from models: choose another folder"):
       _claim(plan, _make_config, tmp_path / "new")
 
   def test_other_classes_are_refused(self, tmp_path, start):

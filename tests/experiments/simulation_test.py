@@ -165,7 +165,7 @@ def test_command(tmp_path):
   assert (tmp_path / "run" / "tracking.png").exists()
   other = runs.call("experiments.simulate", *flags, "--seed=1")
   assert other.returncode == 1
-  assert "is of other settings: choose another --workdir" in other.stderr
+  assert "has results of other settings: choose another --workdir" in other.stderr
 
 
 def test_a_link_in_the_folder_is_refused(tmp_path):

@@ -173,7 +173,7 @@ def test_f56_other_programs_name_it_too(disks, capsys, error):
   with pytest.raises(SystemExit), flags.errors_as_messages():
     raise error
   assert capsys.readouterr().err.startswith(
-    "Error: no space is left in /dev/shm (0.0 MiB free): make some ("
+    "Error: no space is left in /dev/shm (0.0 MiB free): free some ("
   )
 
 

@@ -47,7 +47,7 @@ class TestComparison:
     _in_run(tmp_path, "results.json", content)
     with pytest.raises(
       ValueError,
-      match=r"triplet-lr0.01-seed0.results.json is damaged (.|\n)*the same command goes on",
+      match=r"triplet-lr0.01-seed0.results.json is damaged (.|\n)*the same command resumes",
     ):
       comparison.metric(tmp_path, NAME, "test", "recall@1")
 
@@ -56,7 +56,7 @@ class TestComparison:
     assert comparison.metric(tmp_path, NAME, "test", "mAUPRC") == 0.5
     with pytest.raises(
       ValueError,
-      match=r"triplet-lr0.01-seed0 are damaged or of another .*: test.recall@1 is missing",
+      match=r"triplet-lr0.01-seed0 are corrupt or of another .*: test.recall@1 is missing",
     ):
       comparison.metric(tmp_path, NAME, "test", "recall@1")
 
@@ -81,7 +81,7 @@ class TestComparison:
     (tmp_path / "costs.json").write_bytes(content)
     with caplog.at_level("WARNING"):
       assert report._costs(tmp_path, {"triplet": None}) == found
-    assert "costs.json is damaged" in caplog.text
+    assert "costs.json is corrupt" in caplog.text
     caplog.clear()
     assert report._costs(tmp_path, {"triplet": None}) == found
     assert not caplog.text
@@ -99,7 +99,7 @@ class TestComparison:
     _in_run(tmp_path, workdir.PR_CURVE, b"")
     np.savez(tmp_path / NAME.folder() / workdir.PR_CURVE, **arrays)
     with pytest.raises(
-      ValueError, match=r"pr_curve.npz is damaged .*: remove .*seed0, and the run is made again"
+      ValueError, match=r"pr_curve.npz is corrupt .*: remove .*seed0, and the run is repeated"
     ):
       tables.mean_pr_curve(tmp_path, ROW)
 
@@ -132,7 +132,7 @@ class TestComparison:
     _in_run(tmp_path, workdir.METRICS, b'{"step": 1, "val_mAUPRC": "high"}\n')
     with pytest.raises(
       ValueError,
-      match=r"metrics.jsonl is damaged \(\[0\].val_mAUPRC must be a number, it is 'high'\)",
+      match=r"metrics.jsonl is corrupt \(\[0\].val_mAUPRC must be a number, it is 'high'\)",
     ):
       tables.mean_convergence(tmp_path, ROW)
 
@@ -189,7 +189,7 @@ class TestStability:
     content = self._content()
     content["measured"][stability_sweeps.name(self.SETTING)][key] = value
     (tmp_path / "stability.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=rf"stability.json is damaged \(.*{key}.*\): remove it"):
+    with pytest.raises(ValueError, match=rf"stability.json is corrupt \(.*{key}.*\): remove it"):
       self._run(tmp_path)
 
 
@@ -240,14 +240,14 @@ class TestBinary:
     if not changes:
       assert binary_runs._load(path, config, 5).best.shape == (1,)
       return
-    with pytest.raises(ValueError, match=r"run.npz(.|\n)*: remove it, and the run is made again"):
+    with pytest.raises(ValueError, match=r"run.npz(.|\n)*: remove it, and the run is repeated"):
       binary_runs._load(path, config, 5)
 
   @pytest.mark.parametrize("content", [b"", b"PK", b"PK\x03\x04" + b"\0" * 99])
   def test_run_that_is_no_archive(self, tmp_path, config, content):
     (tmp_path / "run.npz").write_bytes(content)
     with pytest.raises(
-      ValueError, match=r"run.npz is damaged(.|\n)*: remove it, and the run is made again"
+      ValueError, match=r"run.npz is damaged(.|\n)*: remove it, and the run is repeated"
     ):
       binary_runs._load(tmp_path / "run.npz", config, 5)
 
@@ -268,6 +268,6 @@ def test_config_of_a_run(tmp_path, content):
 def test_figures_of_an_earlier_benchmark_are_kept(tmp_path, content):
   (tmp_path / "benchmark.json").write_bytes(content)
   assert benchmark._told(tmp_path / "benchmark.json") in (
-    "the benchmark.json of 2026-01-01, another machine,",
+    "the benchmark.json of 2026-01-01, another machine",
     "a benchmark.json that cannot be read",
   )

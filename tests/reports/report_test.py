@@ -397,7 +397,7 @@ class TestRefusals:
 
   def test_place_of_the_page(self, folder, tmp_path):
     (tmp_path / "mine.html").write_text("<p>mine</p>")
-    self._refused(folder, "exists, and is no report", output=tmp_path / "mine.html")
+    self._refused(folder, "exists and is not a report", output=tmp_path / "mine.html")
     self._refused(folder, "is a folder", output=tmp_path)
     self._refused(folder, "there is no folder", output=tmp_path / "no" / "page.html")
     assert (tmp_path / "mine.html").read_text() == "<p>mine</p>"
@@ -550,7 +550,7 @@ class TestPageOfAComparison:
       (lambda content: content["methods"][1].pop("step_seconds"), "step_seconds is missing"),
       (
         lambda content: content["methods"][0].update(runs=["a", "b"]),
-        "are not those of its rate and seeds",
+        "are not those of its learning rate and seeds",
       ),
     ):
       _change(path, change)
