@@ -146,9 +146,7 @@ def binary_loss(
   """
   _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2)
   if jnp.ndim(scores) not in (1, 2):
-    raise ValueError(
-      f"scores must be [L], or [K, L] of K problems, got shape {jnp.shape(scores)}"
-    )
+    raise ValueError(f"scores must be [L], or [K, L] of K problems, got shape {jnp.shape(scores)}")
   lists = lists_lib.binary_lists(scores, labels, where=where)
   if list_ids is None:
     num_problems, num_rows = (

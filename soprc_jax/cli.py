@@ -85,7 +85,7 @@ def _overview(there: dict[str, Path]) -> str:
       "commands:",
       *lines,
       "",
-      "soprc COMMAND --help explains a command. Example with the built-in data set:",
+      "soprc COMMAND --help explains a command. Example with the embedded data set:",
       "  soprc train --config=glyphs --workdir=runs/glyphs",
       "Example with your images, one subfolder per class:",
       "  soprc train --config=folder:small --config.data.root=IMAGES --workdir=runs/mine",

@@ -539,7 +539,7 @@ class OptaxTest(chex.TestCase):
       apply_fn=None, params=_PARAMS, tx=optax.chain(_TRACKERS["debiased"], optax.sgd(0.1))
     )
     with self.assertRaisesRegex(
-      TypeError, r"positive_scores, list_ids.*cannot pass extra arguments.*beside the optimizer's"
+      TypeError, r"positive_scores, list_ids.*cannot pass extra arguments.*next to the optimizer's"
     ):
       state.apply_gradients(grads=_GRADS)
     for wrapped in (optax.MultiSteps(state.tx, 2), optax.apply_if_finite(state.tx, 3)):
