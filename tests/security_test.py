@@ -149,7 +149,7 @@ class TestArrays:
     )
     with caplog.at_level(logging.WARNING):
       assert glyphs.load(tmp_path).digest() == small.digest()
-    assert "is damaged (Object arrays cannot be loaded when allow_pickle=False)" in caplog.text
+    assert "is corrupt (Object arrays cannot be loaded when allow_pickle=False)" in caplog.text
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
   def test_labels_beside_the_records_of_tfds(self, tmp_path, caplog):
@@ -167,7 +167,7 @@ class TestArrays:
 
   def test_files_of_runs(self, tmp_path):
     np.savez(tmp_path / "run.npz", val=_evil(tmp_path / "executed"))
-    with pytest.raises(ValueError, match=r"run\.npz is damaged \(Object arrays cannot be loaded"):
+    with pytest.raises(ValueError, match=r"run\.npz is corrupt \(Object arrays cannot be loaded"):
       stored.read_arrays(tmp_path / "run.npz", ["val"])
     assert not (tmp_path / "executed").exists()
 

@@ -2,7 +2,7 @@
 
 The function is the same on all devices. On GPUs and TPUs XLA calls optimized convolution libraries.
 Its convolutions for CPUs, and especially their gradients, are several times slower than its matrix
-products. The two numbers after each method tell how many times as long a training step takes
+products. The two numbers after each method are the factors by which a training step slows down
 without it: for ``configs/glyphs.py``, and for a ResNet-50 at 224 pixels.
 
 * 1x1 convolutions are products of pixels and kernel (1.16, 1.95).

@@ -70,8 +70,9 @@ def read(source: str) -> dict[str, np.ndarray]:
 
   Args:
     source: a ``.pth``, ``.pt`` or ``.bin`` file (requires torch 2.10; read with ``weights_only``,
-      so that nothing in it is executed), a ``.safetensors`` file, or ``hf://USER/REPOSITORY[/FILE]``
-      (requires ``huggingface_hub``; FILE defaults to ``model.safetensors``).
+      so that nothing in it is executed), a ``.safetensors`` file, or a name
+      ``hf://USER/REPOSITORY[/FILE]`` (requires ``huggingface_hub``; FILE defaults to
+      ``model.safetensors``).
 
   Raises:
     FileNotFoundError: there is no such file.

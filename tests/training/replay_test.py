@@ -21,7 +21,7 @@ def test_damaged_reproductions_are_told(tmp_path):
     '{"step": 3, "config": {"seed": "x"}}',
   ):
     (folder / "report.json").write_text(content)
-    with pytest.raises(ValueError, match=r"report\.json is damaged|report\.json"):
+    with pytest.raises(ValueError, match=r"report\.json is corrupt|report\.json"):
       replay.load(tmp_path)
   with pytest.raises(ValueError, match=r"--step=4: .* keeps 3"):
     replay.load(tmp_path, step=4)
