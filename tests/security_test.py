@@ -216,11 +216,11 @@ class TestWeights:
   @pytest.mark.parametrize(
     ("header", "length", "message"),
     [
-      ({}, 2**64 - 1, "no safetensors file"),  # -1 as a signed number
-      ({}, 2**63, "no safetensors file"),
-      ({}, 90_000_000, "no safetensors file"),
-      ({"a": ("F32", [4], [0, 2**50])}, None, "no safetensors file"),
-      ({"a": ("F32", [2**62, 4], [0, 16])}, None, "no safetensors file"),
+      ({}, 2**64 - 1, "not a safetensors file"),  # -1 as a signed number
+      ({}, 2**63, "not a safetensors file"),
+      ({}, 90_000_000, "not a safetensors file"),
+      ({"a": ("F32", [4], [0, 2**50])}, None, "not a safetensors file"),
+      ({"a": ("F32", [2**62, 4], [0, 16])}, None, "not a safetensors file"),
       ({"a": ("F8_E4M3", [16], [0, 16])}, None, "weights of an unsupported type"),
       (
         {"x": ("F32", [2], [0, 8]), "module.x": ("F32", [2], [8, 16])},

@@ -790,5 +790,5 @@ def test_f53_a_tracker_made_under_jit_outlives_it(initial_v):
 
 
 def test_f53_a_traced_initial_v_is_an_error_that_says_so():
-  with pytest.raises(TypeError, match="initial_v must be known when the score_ema is made"):
+  with pytest.raises(TypeError, match="initial_v must be known when the score_ema is created"):
     jax.jit(lambda start: score_ema(2, 3, 0.5, initial_v=start).init(None).v)(jnp.zeros(3))

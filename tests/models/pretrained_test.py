@@ -215,8 +215,8 @@ def test_nothing_in_a_file_is_executed(tmp_path):
   [
     ("missing.pth", None, FileNotFoundError, "there is no such file"),
     pytest.param("html.pth", b"<html>", ValueError, "not a file of weights", marks=_needs_torch),
-    ("html.safetensors", b"<html>", ValueError, "no safetensors file"),
-    ("empty.safetensors", b"", ValueError, "no safetensors file"),
+    ("html.safetensors", b"<html>", ValueError, "not a safetensors file"),
+    ("empty.safetensors", b"", ValueError, "not a safetensors file"),
   ],
 )
 def test_f35_files_that_are_no_weights_are_named(tmp_path, name, content, error, message):
