@@ -152,8 +152,8 @@ def ap_loss(
             - h_k)}\right), \quad \sigma(x) = \frac{x}{1 + x}
 
   with ``T_i = (1 - s) mean_k l2(h_i - h_k) + s`` for the mean in the denominator. The loss is too
-  small if the share of positives in the batch is above that of the data, and too large if it is
-  below (Prop. 2, sign as proved).
+  small if the share of positives in the batch is above that of the data. If the share is below, the
+  loss is too large (Prop. 2, sign as proved).
 
   Args:
     positive_scores: ``[..., P]`` scores of the positives.

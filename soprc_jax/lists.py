@@ -134,8 +134,8 @@ def retrieval_lists(
       others are counted and excluded from the list (they are not negatives). ``None`` keeps all,
       with P the size of the gallery. Pass the largest number of positives that a batch can contain,
       since losses cost ``P`` times the gallery.
-    gallery: ``[G, D]`` candidates other than the batch, the same on each device. ``None`` takes the
-      batch.
+    gallery: ``[G, D]`` candidates other than the batch. Each device uses its gallery unchanged,
+      without joining those of other devices. ``None`` takes the batch.
     gallery_labels: ``[G]`` integers of any type, compared by value; required with ``gallery``.
     where: ``[B]`` mask of the valid images of the batch; ``None`` means all.
     gallery_where: ``[G]`` mask of the valid candidates, only with ``gallery``; ``None`` means all.

@@ -4,8 +4,8 @@ The sums are ``S_i = sum_j w_j f((y_j - t_i) / tau)``. They take ``O((T + Y) log
 linear memory.
 
 The values y are sorted once. A tree over them stores the moments of each node about its smallest
-value. An interval of sorted values consists of a few nodes of each level: at either end at most one
-less than a node has children. The sum of a polynomial over a node follows from its moments.
+value. An interval of sorted values consists of a few nodes of each level. With c children per node
+these are at most c - 1 at either end. The sum of a polynomial over a node follows from its moments.
 
 Every moment and, for l1, every coefficient is non-negative, and nothing is ever subtracted. So the
 rounding error of float32 stays relative to the sum. Differences of prefix sums would lose all
@@ -319,7 +319,7 @@ def _num_below(
   """Counts the ascending values with ``(y - t) / tau < edge`` (or ``<=``), ``[T]``.
 
   The search uses that very quotient, as the sum over pairs does. If tau is less than the spacing of
-  floats at t, ``t + tau * edge`` is t itself, which would put equal scores on the wrong side of the
+  floats at t, ``t + tau * edge`` is t itself. That would put equal scores on the wrong side of the
   edge.
   """
 

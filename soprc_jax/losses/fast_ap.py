@@ -19,9 +19,9 @@ def fast_ap_loss(
 ) -> jax.Array:
   r"""Computes the FastAP loss, 1 - AP from a soft histogram of squared distances.
 
-  See Cakir et al., "Deep metric learning to rank", CVPR 2019. With triangular weights of width 4 /
-  L around L + 1 centers in [0, 4], let h be the histogram of all candidates, h+ that of the
-  positives, and H, H+ their cumulative sums:
+  See Cakir et al., "Deep metric learning to rank", CVPR 2019. The histograms have triangular
+  weights of width 4 / L around the L + 1 centers of [0, 4]. Let h be the histogram of all
+  candidates, h+ that of the positives, and H, H+ their cumulative sums:
 
   .. math:: L = 1 - \mathrm{mean}_q \frac{1}{N^+_q} \sum_l \frac{h^+_l H^+_l}{H_l}
 

@@ -205,7 +205,9 @@ class _Evil:
 @_needs_torch
 def test_nothing_in_a_file_is_executed(tmp_path):
   torch.save({"conv1.weight": _Evil(tmp_path / "executed")}, tmp_path / "evil.pth")
-  with pytest.raises(ValueError, match="not a file of weights that can be read without executing it"):
+  with pytest.raises(
+    ValueError, match="not a file of weights that can be read without executing it"
+  ):
     pretrained.read(str(tmp_path / "evil.pth"))
   assert not (tmp_path / "executed").exists()
 
