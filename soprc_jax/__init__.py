@@ -1,8 +1,8 @@
 """SOPRC: stochastic optimization of the area under the precision-recall curve, in JAX.
 
-The core is pure functions and optax transforms; it defines no flags and touches no device on
-import. Paper: Wen et al., "Exploring the Algorithm-Dependent Generalization of AUPRC Optimization
-with List Stability", NeurIPS 2022.
+The core consists of pure functions and optax transforms. Importing it defines no flags and
+initializes no device. Paper: Wen et al., "Exploring the Algorithm-Dependent Generalization of AUPRC
+Optimization with List Stability", NeurIPS 2022.
 """
 
 from __future__ import annotations
@@ -46,19 +46,20 @@ __all__ = [
 
 
 def load(path: str | os.PathLike[str]) -> model.Model:
-  """Loads a trained model; see `soprc_jax.serving.model.load`.
+  """Loads a trained model, as `soprc_jax.serving.model.load` does.
 
-  It needs the packages of a training run: ``pip install "soprc_jax[train]"``.
+  This requires the packages of a training run: ``pip install "soprc_jax[train]"``.
 
   Args:
-    path: workdir of a training run, ``best/`` in it, or the output of ``soprc convert-weights``.
+    path: workdir of a training run, its folder ``best/``, or the output of ``soprc
+      convert-weights``.
 
   Returns:
     A model with ``embed(images)``, ``search(queries, gallery)`` and ``config``.
 
   Raises:
-    ImportError: the packages of a training run are missing.
-    FileNotFoundError, ValueError: there is no such model.
+    ImportError: the packages of a training run are not installed.
+    FileNotFoundError, ValueError: ``path`` holds no such model.
   """
   from soprc_jax.serving import model
 

@@ -1,6 +1,4 @@
-"""SOPRC of a batch in one call: lists, v of this step, loss, and what the optimizer's
-update needs.
-"""
+"""SOPRC loss of a batch in one call: lists, auxiliary vector v, loss, and optimizer arguments."""
 
 from typing import Any
 
@@ -30,25 +28,26 @@ def retrieval_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> tuple[jax.Array, lists_lib.UpdateArgs]:
-  """Computes the loss of a batch of embeddings for retrieval (Alg. 1): Eq. 8 with v of this step,
-  plus Eq. 9.
+  """Computes the SOPRC loss of a batch of embeddings for retrieval (Alg. 1).
 
-  Each image is a query, the other images of the batch are its list.
+  The loss is Eq. 8 with the auxiliary vector v of this step, plus Eq. 9. Each image is a query. The
+  other images of the batch are its list.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalised again).
+    embeddings: ``[B, D]``, unit norm (not normalized again).
     labels: ``[B]`` integers or booleans.
-    tracker: as of `score_ema`, made with the same ``axis_name`` and, for cosines, ``bounds=(-1,
-      1)``.
+    tracker: the result of `score_ema`, created with the same ``axis_name`` and, for cosine
+      similarities, ``bounds=(-1, 1)``.
     opt_state: any tree with exactly one state of a `score_ema`.
     prior: number or ``[B]``, in [0, 1]: the share of positives in a list of the whole data set.
-    list_ids: ``[B]`` integers in [0, C), the row of v of each query; by default its label.
-    max_positives: see `retrieval_lists`.
+    list_ids: ``[B]`` integers in [0, C), the row of v of each query. Defaults to its label.
+    max_positives: limit on the positives of a query, see `retrieval_lists`. None keeps all.
     tau1: width of the surrogate of negatives, > 0, see `soprc_loss`.
     tau2: width of the surrogate of positives, > 0.
     lambda1: weight of the positive part of `semi_variance`, >= 0.
-    lambda2: weight of its negative part, >= 0.
-    where: ``[B]`` mask of the valid images. The rows of the others are not used.
+    lambda2: weight of the negative part of `semi_variance`, >= 0.
+    where: ``[B]`` mask of the valid images. The rows of invalid images are not used. None means
+      that all are valid.
     axis_name: name of a mapped axis whose devices hold the other images of the batch.
 
   Returns:
@@ -56,7 +55,7 @@ def retrieval_loss(
     tracker.
 
   Raises:
-    AssertionError, TypeError, ValueError: as `retrieval_lists`, `score_ema` and `soprc_loss`.
+    AssertionError, TypeError, ValueError: as in `retrieval_lists`, `score_ema` and `soprc_loss`.
 
   >>> import optax, soprc_jax
   >>> tracker = soprc_jax.score_ema(num_lists=2, num_points=4, beta=0.1, bounds=(-1, 1))
@@ -78,7 +77,7 @@ def retrieval_loss(
   list_ids = class_labels.integer_labels(labels if list_ids is None else list_ids, "list_ids")
   if list_ids.dtype == bool:
     list_ids = list_ids.astype(jnp.int32)
-  if where is not None:  # the label of an image that only fills the batch may be no row
+  if where is not None:  # the label of a padding image may not be a valid row
     list_ids = jnp.where(masks.as_mask(where, "where"), list_ids, jnp.zeros_like(list_ids))
   return _loss(
     lists,
@@ -108,31 +107,32 @@ def binary_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> tuple[jax.Array, lists_lib.UpdateArgs]:
-  """Computes the loss of a batch of scores with binary labels (Alg. 1): Eq. 8 with v of this step,
-  plus Eq. 9.
+  """Computes the SOPRC loss of a batch of scores with binary labels (Alg. 1).
+
+  The loss is Eq. 8 with the auxiliary vector v of this step, plus Eq. 9.
 
   Args:
-    scores: ``[L]``, or of K binary problems ``[K, L]``.
-    labels: like ``scores``; > 0 (or True) is positive.
-    tracker: as of `score_ema`, made with the same ``axis_name``.
+    scores: ``[L]``, or ``[K, L]`` for K binary problems.
+    labels: same shape as ``scores``; > 0 (or True) is positive.
+    tracker: the result of `score_ema`, created with the same ``axis_name``.
     opt_state: any tree with exactly one state of a `score_ema`.
     prior: number or ``[K]``, in [0, 1]: the share of positives in the whole data set.
-    list_ids: ``[K]`` integers in [0, C), the row of v of each problem; by default 0 to K - 1.
+    list_ids: ``[K]`` integers in [0, C), the row of v of each problem. Defaults to 0, ..., K - 1.
     tau1: width of the surrogate of negatives, > 0, see `soprc_loss`.
     tau2: width of the surrogate of positives, > 0.
     lambda1: weight of the positive part of `semi_variance`, >= 0.
-    lambda2: weight of its negative part, >= 0.
-    where: like ``scores``, mask of the valid entries.
+    lambda2: weight of the negative part of `semi_variance`, >= 0.
+    where: mask of the valid entries, same shape as ``scores``. None means that all are valid.
     axis_name: name of a mapped axis whose devices hold other entries of the same problems, as in
-      data-parallel training: each device ranks its own, and they share the rows of v. Give
-      ``list_ids`` if they hold other problems.
+      data-parallel training. Each device ranks its own entries. All devices share the rows of v.
+      Pass ``list_ids`` if the devices hold different problems.
 
   Returns:
     The scalar loss, and the keyword arguments for the ``update`` of the chain that holds the
     tracker.
 
   Raises:
-    AssertionError, TypeError, ValueError: as `binary_lists`, `score_ema` and `soprc_loss`.
+    AssertionError, TypeError, ValueError: as in `binary_lists`, `score_ema` and `soprc_loss`.
 
   >>> import soprc_jax
   >>> tracker = soprc_jax.score_ema(num_lists=1, num_points=4, beta=0.1)
@@ -146,9 +146,7 @@ def binary_loss(
   """
   _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2)
   if jnp.ndim(scores) not in (1, 2):
-    raise ValueError(
-      f"scores must be [L], or [K, L] of K problems, got the shape {jnp.shape(scores)}"
-    )
+    raise ValueError(f"scores must be [L], or [K, L] of K problems, got shape {jnp.shape(scores)}")
   lists = lists_lib.binary_lists(scores, labels, where=where)
   if list_ids is None:
     num_problems, num_rows = (
@@ -158,7 +156,7 @@ def binary_loss(
     if num_problems > num_rows:
       raise ValueError(
         f"{num_problems} problems need a score_ema of num_lists={num_problems} or more, got "
-        f"{num_rows}; scores of one problem are [L]"
+        f"{num_rows}. Scores of a single problem have shape [L]"
       )
     list_ids = jnp.arange(num_problems)
   list_ids = class_labels.integer_labels(list_ids, "list_ids")
@@ -176,16 +174,16 @@ def binary_loss(
 
 
 def _check(tracker: Any, axis_name: collectives.AxisName, **weights: Any) -> None:
-  """Raises for a tracker that does not fit, or weights that are no numbers."""
+  """Raises an error if the tracker does not fit, or if a weight is not a number."""
   if not isinstance(tracker, tracking.ScoreEma):
     raise TypeError(
-      "tracker must be what score_ema returned, not the chain that holds it; got "
+      "tracker must be what score_ema returned, not the chain that contains it; got "
       f"{type(tracker).__name__}"
     )
   if tracker.axis_name != axis_name:
     raise ValueError(
-      "the tracker and the loss need the same axis_name, else v is not that of all devices; got "
-      f"{tracker.axis_name!r} and {axis_name!r}"
+      "the tracker and the loss need the same axis_name, otherwise v does not cover all devices; "
+      f"got {tracker.axis_name!r} and {axis_name!r}"
     )
   for name, weight in weights.items():
     if weight is None or jnp.ndim(weight):
@@ -212,7 +210,7 @@ def _loss(
   )
   if any(
     isinstance(weight, jax.Array) or weight != 0 for weight in lambdas
-  ):  # a traced weight may be 0 at times
+  ):  # a traced weight can be 0 in some steps
     loss += estimators.semi_variance(
       *scores, lambda1=lambdas[0], lambda2=lambdas[1], axis_name=axis_name, **lists.masks
     )

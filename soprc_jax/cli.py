@@ -1,6 +1,4 @@
-"""The command ``soprc``: ``soprc NAME ...`` runs the program ``python -m experiments.NAME``
-of a checkout.
-"""
+"""Command ``soprc``: ``soprc NAME ...`` runs the same program as ``python -m experiments.NAME``."""
 
 import ast
 from collections.abc import Sequence
@@ -12,19 +10,19 @@ import re
 import runpy
 import sys
 
-# Modules of experiments/ that are no programs, and the package behind train_binary.
+# Modules of experiments/ that are not programs, and the package behind train_binary.
 _NO_PROGRAMS = ("binary", "flags", "malloc")
 _PACKAGE = Path(__file__).parent
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs a program by its name, with the rest of the command line as its flags.
+  """Runs the named program, with the rest of the command line as its flags.
 
   Args:
-    argv: command line; default: that of the process.
+    argv: command line; None takes that of the process.
 
   Returns:
-    The exit status, where no program was run.
+    The exit status, if no program was run.
   """
   argv = list(sys.argv if argv is None else argv)
   root = _root()
@@ -33,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   if name in ("--help", "-h", "help", "--helpfull"):
     try:
       print(_overview(there), flush=True)
-    except BrokenPipeError:  # of a pager that was closed
+    except BrokenPipeError:  # the user closed the pager
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
   if name == "--version":
@@ -49,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   if importlib.util.find_spec("absl") is None:
     print('Error: the commands need more packages: pip install "soprc_jax[train]"', file=sys.stderr)
     return 1
-  # Programs import experiments and configs from the top level; so do the processes that they start.
+  # Programs, and the processes that they start, import experiments and configs from the top level.
   sys.path.insert(0, str(root))
   os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(root), os.environ.get("PYTHONPATH")])
@@ -60,15 +58,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _root() -> Path:
-  """The folder of ``experiments`` and ``configs``: inside the package where it was installed from a
-  wheel, else the checkout.
+  """Returns the folder that contains ``experiments`` and ``configs``.
+
+  It is inside the package if that was installed from a wheel, otherwise it is the checkout.
   """
   installed = _PACKAGE / "programs"
   return installed if installed.is_dir() else _PACKAGE.parent
 
 
 def _programs(folder: Path) -> dict[str, Path]:
-  """The programs of a folder by the names of their modules."""
+  """Returns the programs of a folder by module name."""
   files = {path.stem: path for path in folder.glob("[!_]*.py") if path.stem not in _NO_PROGRAMS}
   packages = {path.parent.name: path for path in folder.glob("[!_]*/__main__.py")}
   packages = {name: path for name, path in packages.items() if name not in _NO_PROGRAMS}
@@ -76,7 +75,7 @@ def _programs(folder: Path) -> dict[str, Path]:
 
 
 def _overview(there: dict[str, Path]) -> str:
-  """The commands, one line each, read without running anything."""
+  """Returns the help text with one line a command, without importing the programs."""
   width = max(map(len, there))
   lines = [f"  {_shown(name):{width}}  {_summary(path)}" for name, path in there.items()]
   return "\n".join(
@@ -88,9 +87,9 @@ def _overview(there: dict[str, Path]) -> str:
       "commands:",
       *lines,
       "",
-      "soprc COMMAND --help explains a command. For example, on the embedded data set:",
+      "soprc COMMAND --help explains a command. Example with the embedded data set:",
       "  soprc train --config=glyphs --workdir=runs/glyphs",
-      "and on your own images, one subfolder a class:",
+      "Example with your images, one subfolder per class:",
       "  soprc train --config=folder:small --config.data.root=IMAGES --workdir=runs/mine",
     ]
   )

@@ -1,6 +1,7 @@
 """Estimators of the AUPRC risk: SOPRC (Eq. 8), the AP loss (Eq. 5), the semi-variance term (Eq. 9).
 
-A *list* is one query with its candidates. Leading axes are batch axes, the last axis is the list.
+A *list* is one query with its candidates. The last axis is the list, all leading axes are batch
+axes.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ def soprc_loss(
   axis_name: collectives.AxisName = None,
   algorithm: Algorithm = "auto",
 ) -> jax.Array:
-  r"""Stochastic AUPRC risk of each list, and their mean (Eq. 8).
+  r"""Computes the stochastic AUPRC risk of each list, and its mean over the lists (Eq. 8).
 
   With l1, l2 of Eq. 7, prior pi, self weight s and scores ``h_i`` (positive), ``g_j`` (negative):
 
@@ -43,48 +44,60 @@ def soprc_loss(
             - s)\, \mathrm{mean}_m\, \ell_2(h_i - v_m) + s, \quad
             L = \mathrm{mean}_i \frac{(1 - \pi) F_i}{(1 - \pi) F_i + \pi T_i}
 
-  The loss lies in [0, 1]. It does not depend on the share of positives in the batch, only on
-  ``prior`` (Prop. 2); ``ap_loss`` does.
+  The loss lies in [0, 1]. Unlike ``ap_loss`` it does not depend on the share of positives in the
+  batch, only on ``prior`` (Prop. 2).
 
-  **Upper bound.** Let ``v`` be all positive scores of the list (``P`` of them), ``prior = P / (P +
-  N)`` its true share, and ``0 <= self_weight <= 1 / P`` (so the default ``1 / (M + 1)`` with ``M =
-  P``, and the paper's 0). Then ``soprc_loss >= 1 - metrics.auprc`` on the same list, for any tau1,
-  tau2 > 0 and either ``tpr_gradient``. *Proof.* ``l1 >= l_{0,1}`` gives ``F_i >= FPR(h_i)``. Let
-  ``k`` be the number of positives strictly above ``h_i``. As ``l2 <= l_{0,1}`` and ``l2(x) = 0``
-  for ``x >= 0``, ``mean_m l2 <= k / P``, so ``T_i <= k / P + s (1 - k / P) <= k / P + s <= (k + 1)
-  / P <= TPR(h_i)``, because ``h_i`` counts itself in TPR. ``x -> x / (1 + x)`` increases, hence
-  each term is at least ``(1 - pi) FPR / ((1 - pi) FPR + pi TPR)``, and their mean over i is ``1 -
-  AUPRC`` (Eq. 2). With a larger ``self_weight`` T_i can exceed TPR, and the bound may fail. For any
-  other prior the same holds against ``metrics.auprc(..., prior=prior)``.
+  **Upper bound.** Let ``v`` be all ``P`` positive scores of the list and ``prior = P / (P + N)``
+  its true share. Let ``0 <= self_weight <= 1 / P``. That holds for the default ``1 / (M + 1)`` with
+  ``M = P``, and for the paper's 0. Then ``soprc_loss >= 1 - metrics.auprc`` on the same list, for
+  any tau1, tau2 > 0 and either ``tpr_gradient``.
+
+  *Proof.* ``l1 >= l_{0,1}`` gives ``F_i >= FPR(h_i)``. Let ``k`` be the number of positives
+  strictly above ``h_i``. As ``l2 <= l_{0,1}`` and ``l2(x) = 0`` for ``x >= 0``, it follows that
+  ``mean_m l2 <= k / P``. Because ``h_i`` counts itself in TPR,
+
+  ``T_i <= k / P + s (1 - k / P) <= k / P + s <= (k + 1) / P <= TPR(h_i)``.
+
+  ``x -> x / (1 + x)`` increases, hence each term is at least ``(1 - pi) FPR / ((1 - pi) FPR + pi
+  TPR)``. The mean of this over i is ``1 - AUPRC`` (Eq. 2).
+
+  With a larger ``self_weight`` T_i can exceed TPR, and the bound may fail. For any other prior the
+  same holds against ``metrics.auprc(..., prior=prior)``.
 
   Args:
-    positive_scores: ``[..., P]`` scores of the positives; any finite range, cosines in retrieval.
+    positive_scores: ``[..., P]`` scores of the positives, in any finite range. In retrieval they
+      are cosine similarities.
     negative_scores: ``[..., N]`` scores of the negatives.
-    v: ``[..., M]`` carried scores (Eq. 10), in any order. Constant: no gradient into v.
-    prior: positive rate pi in [0, 1] of the data set, broadcastable to ``[...]``. Checked where it
-      is a plain number or a numpy array; a list whose traced prior lies outside has a risk of NaN.
+    v: ``[..., M]`` auxiliary vector, a moving average of the positive scores (Eq. 10), in any
+      order. Treated as constant: no gradient into v.
+    prior: positive rate pi in [0, 1] of the data set, broadcastable to ``[...]``. It is checked if
+      it is a plain number or a numpy array. A list whose traced prior lies outside has a risk of
+      NaN.
     tau1: width of l1, > 0.
     tau2: width of l2, > 0.
     positive_where: ``[..., P]`` mask of valid positives; ``None`` means all.
     negative_where: ``[..., N]`` mask of valid negatives; ``None`` means all.
-    self_weight: weight s in [0, 1] with which a positive counts itself in T. ``None`` is ``1 / (M +
-      1)``, the authors' code; 0 is the paper's text, in which the best positive has T = 0, loss 1
-      and no gradient.
+    self_weight: weight s in [0, 1] with which a positive counts itself in T. ``None`` means ``1 /
+      (M + 1)``, as in the authors' code. The paper's text has 0, where the best positive has T = 0,
+      loss 1 and no gradient.
     tpr_gradient: whether the gradient passes through T too. The default False is the authors' code.
-      With v held fixed, a positive raises its T by moving down, so True fights the ranking.
-    reduce_fn: reduces over lists, called as ``reduce_fn(values, where=valid)``; ``None`` returns
+      With v held fixed, a positive raises its T by moving down, so True works against the ranking.
+    reduce_fn: reduces over lists, called as ``reduce_fn(values, where=valid)``. ``None`` returns
       one value per list.
     axis_name: name of a mapped axis whose devices hold the other lists of the batch.
-    algorithm: how the sums over a list are taken. ``"dense"``: every pair of scores, in blocks; ``P
-      N + P M`` operations. ``"sorted"``: by sorting, ``(P + N + M) log`` operations and memory in
-      proportion to ``P + N + M``; the same value and gradient to float32 rounding, in reverse mode
-      only (no ``jax.jvp``, ``jax.hessian``), for scalar taus. ``"auto"``: per sum, sorted where a
-      list is so long that it is faster. In float64 the sum over v stays dense.
+    algorithm: how the sums over a list are computed.
+
+      * ``"dense"``: over every pair of scores, in blocks; ``P N + P M`` operations.
+      * ``"sorted"``: by sorting; ``(P + N + M) log`` operations and memory proportional to ``P + N
+        + M``. Value and gradient are the same up to float32 rounding. Requires scalar taus and
+        reverse mode (no ``jax.jvp``, no ``jax.hessian``).
+      * ``"auto"``: for each sum, sorted if the list is long enough for that to be faster. In
+        float64 the sum over v stays dense.
 
   Returns:
-    Loss in [0, 1]: a scalar, or ``[...]`` (0 where invalid) if ``reduce_fn`` is None. A list
-    without a valid positive or a valid negative is invalid; without any valid list the loss is 0.
-    At least float32.
+    Loss in [0, 1], at least float32: a scalar, or ``[...]`` (0 where invalid) if ``reduce_fn`` is
+    None. A list without a valid positive or a valid negative is invalid. Without any valid list the
+    loss is 0.
 
   Raises:
     AssertionError: when traced, if the leading axes differ.
@@ -130,17 +143,17 @@ def ap_loss(
   axis_name: collectives.AxisName = None,
   algorithm: Algorithm = "auto",
 ) -> jax.Array:
-  r"""Average-precision loss of the batch itself (Eq. 5): the biased estimator, for comparison.
+  r"""Computes the average-precision loss of the batch alone (Eq. 5), a biased estimator.
 
-  It is Eq. 8 with the batch's own positives in place of v and its own share of positives in place
-  of the prior:
+  It is meant for comparison. It is Eq. 8 with the positives of the batch in place of v, and the
+  share of positives in the batch in place of the prior:
 
   .. math:: L = \mathrm{mean}_i\, \sigma\!\left(\frac{\sum_j \ell_1(h_i - g_j)}{\sum_k \ell_2(h_i
             - h_k)}\right), \quad \sigma(x) = \frac{x}{1 + x}
 
-  with ``T_i = (1 - s) mean_k l2(h_i - h_k) + s`` for the mean in the denominator. With the share of
-  positives in the batch above that of the data it is too small, below it too large (Prop. 2, sign
-  as proved).
+  with ``T_i = (1 - s) mean_k l2(h_i - h_k) + s`` for the mean in the denominator. The loss is too
+  small if the share of positives in the batch is above that of the data. If the share is below, the
+  loss is too large (Prop. 2, sign as proved).
 
   Args:
     positive_scores: ``[..., P]`` scores of the positives.
@@ -149,16 +162,17 @@ def ap_loss(
     tau2: width of l2, > 0.
     positive_where: ``[..., P]`` mask of valid positives; ``None`` means all.
     negative_where: ``[..., N]`` mask of valid negatives; ``None`` means all.
-    self_weight: weight s in [0, 1] of the positive itself in T. ``None`` is ``1 / P`` (P counts the
-      list's valid positives): then the best positive has T = 1 / P, its exact share.
-    tpr_gradient: whether the gradient passes through T too, here on both sides of ``h_i - h_k``.
+    self_weight: weight s in [0, 1] with which a positive counts itself in T. ``None`` means ``1 /
+      P``, where P counts the valid positives of the list. The best positive then has T = 1 / P, its
+      exact share.
+    tpr_gradient: whether the gradient passes through T too, here through both ``h_i`` and ``h_k``.
     reduce_fn: as in `soprc_loss`.
     axis_name: as in `soprc_loss`.
-    algorithm: as in `soprc_loss`, with the list's positives in place of v.
+    algorithm: as in `soprc_loss`, with the positives of the list in place of v.
 
   Returns:
-    Loss in [0, 1]: a scalar, or ``[...]`` (0 where invalid) if ``reduce_fn`` is None. At least
-      float32.
+    Loss in [0, 1], at least float32: a scalar, or ``[...]`` (0 where invalid) if ``reduce_fn`` is
+    None.
 
   Raises:
     AssertionError: when traced, if the leading axes differ.
@@ -202,33 +216,33 @@ def semi_variance(
   mean_gradient: bool = True,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
-  r"""Semi-variance term L_var: positives below their mean, negatives above theirs (Eq. 9).
+  r"""Computes the semi-variance of positives below and negatives above their mean, L_var (Eq. 9).
 
   .. math:: L = \lambda_1\, \mathrm{mean}_{h_i < \mu^+} (h_i - \mu^+)^2
             + \lambda_2\, \mathrm{mean}_{g_j > \mu^-} (g_j - \mu^-)^2
 
   Args:
-    positive_scores: ``[..., P]`` scores of the positives; beyond 2.8e14 (2e149 in float64) they
-      count as that, so that no square overflows.
-    negative_scores: ``[..., N]`` scores of the negatives, likewise.
+    positive_scores: ``[..., P]`` scores of the positives, clipped to an absolute value of 2.8e14
+      (2e149 in float64), so that no square overflows.
+    negative_scores: ``[..., N]`` scores of the negatives, clipped likewise.
     lambda1: weight of the positive part, >= 0.
     lambda2: weight of the negative part, >= 0.
     positive_where: ``[..., P]`` mask of valid positives; ``None`` means all.
     negative_where: ``[..., N]`` mask of valid negatives; ``None`` means all.
     average_over: ``"selected"`` divides by the number of selected scores (authors' code), ``"all"``
-      by n+ and n- (the paper's text). An empty selection gives 0.
-    pool: ``"batch"``: means and sums over all valid lists of the batch; ``"list"``: each list by
-      itself, then the mean over the valid lists.
+      by n+ and n- (paper's text). An empty selection gives 0.
+    pool: ``"batch"`` takes means and sums over all valid lists of the batch. ``"list"`` computes
+      each list separately, then averages over the valid lists.
     mean_gradient: whether the gradient passes through the means mu.
     axis_name: name of a mapped axis whose devices hold the other lists of the batch.
 
   Returns:
-    Scalar >= 0, at least float32. Lists without a valid positive or a valid negative are left out.
+    Scalar >= 0, at least float32. Lists without a valid positive or a valid negative are ignored.
 
   Raises:
     AssertionError: when traced, if the leading axes differ.
     ValueError: ``average_over`` or ``pool`` is not one of the above; a lambda is a plain number
-      below 0; a mask does not fit, or holds other numbers than 0 and 1.
+      below 0; a mask has another shape, or contains other numbers than 0 and 1.
 
   >>> print(f"{semi_variance(jnp.array([[0.9, 0.5]]), jnp.array([[0.3, 0.1]])):.4f}")
   0.0900
@@ -244,9 +258,7 @@ def semi_variance(
   limit = _largest_deviation(dtype)
 
   def half(scores: jax.Array, mask: jax.Array, sign: float) -> jax.Array:
-    """Semi-variance of the scores on the side of ``sign`` of their mean, per list or of the
-    batch.
-    """
+    """Returns the semi-variance of the scores above (sign 1) or below (-1) their mean."""
     scores, mask = jnp.clip(scores, -limit, limit), mask & lists.valid[..., None]
     axis, names = (-1, None) if pool == "list" else (None, axis_name)
     mean = masks.masked_mean(scores, mask, axis, names)
@@ -277,8 +289,9 @@ def _list_risk(
   tpr_gradient: bool,
   algorithm: str,
 ) -> jax.Array:
-  """Mean over the positives of ``(1 - pi) F / ((1 - pi) F + pi T)``, ``[...]``: Eq. 8 with v, Eq. 5
-  with the positives as ``others``.
+  """Averages ``(1 - pi) F / ((1 - pi) F + pi T)`` over the positives of each list, ``[...]``.
+
+  This is Eq. 8 if ``others`` is v, and Eq. 5 if ``others`` are the positives.
   """
   positives = lists.positive_scores
   prior = checks.prior_per_list(prior, positives)
@@ -287,7 +300,7 @@ def _list_risk(
     L1, positives, lists.negative_scores, lists.negative_where, tau=tau1, algorithm=algorithm
   )
   tpr = pair_means(L2, positives, others, others_where, tau=tau2, algorithm=algorithm)
-  # Scores of 1e38 overflow to inf; the largest number instead keeps (1 - prior) F and the risk
+  # Scores of 1e38 overflow to inf. Clipping to the largest number keeps (1 - prior) F and the risk
   # defined.
   fpr = jnp.minimum(fpr, jnp.finfo(fpr.dtype).max)
   tpr = (1.0 - weight) * tpr + weight
@@ -305,8 +318,10 @@ def _checked_lists(
   negative_where: ArrayLike | None,
   **others: Any,
 ) -> tuple[Any, ...]:
-  """Checks the arguments of an estimator: the lists, whose invalid scores become 0, and ``others``
-  in their dtype.
+  """Checks the arguments of an estimator.
+
+  Returns:
+    The lists, with 0 for invalid scores, then each of ``others`` in the dtype of the lists.
   """
   checks.check_masks_passed(
     positive_scores=(positive_scores, positive_where),
@@ -327,7 +342,7 @@ def _check_hyperparameters(
   prior: ArrayLike | None,
   algorithm: str,
 ) -> None:
-  """Range checks of what is a plain number here; under jit the config has checked it before."""
+  """Checks the ranges of plain numbers. Under jit the config has checked them before."""
   if algorithm not in ALGORITHMS:
     raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {algorithm!r}")
   checks.check_width("tau1", tau1)
@@ -339,25 +354,25 @@ def _check_hyperparameters(
 
 
 def _largest_deviation(dtype: Any) -> float:
-  """A score of which 2^30 squares have a finite sum, two deviations wide."""
+  """Returns a score so small that 2^30 squares of twice its value have a finite sum."""
   return float(np.sqrt(float(jnp.finfo(dtype).max)) / 2**16)
 
 
 def _reduce_lists(
   values: jax.Array, valid: jax.Array, reduce_fn: ReduceFn | None, axis_name: collectives.AxisName
 ) -> jax.Array:
-  """Reduces over the valid lists of all devices; 0 without any."""
+  """Reduces over the valid lists of all devices; returns 0 if there are none."""
   values = jnp.where(valid, values, jnp.zeros_like(values))
   if reduce_fn is None:
     return values
   if reduce_fn is jnp.mean:
     return masks.masked_mean(values, valid, None, axis_name)
   if axis_name is not None:
-    # An arbitrary reduction needs all values: it is applied to the joined batch on each device.
+    # A custom reduction needs all values, so each device applies it to the joined batch.
     tiled = values.ndim > 0
     values, valid = jax.lax.all_gather((values, valid), axis_name, tiled=tiled)
-  # Without a valid list all (zero) values take part, since jnp.max and others want one.
+  # Without a valid list all values (zeros) are reduced, since jnp.max and others need at least one.
   reduced = reduce_fn(values, where=valid | ~jnp.any(valid))
-  # The mean of equal values: shard_map then knows that they are equal and counts their gradient
+  # All devices hold the same value. Their mean tells shard_map so, which then counts the gradient
   # once.
   return reduced if axis_name is None else jax.lax.pmean(reduced, axis_name)

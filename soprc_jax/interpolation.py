@@ -1,4 +1,4 @@
-"""Score interpolation phi (Alg. 2): any number of scores to a fixed number of points."""
+"""Score interpolation phi (Alg. 2): maps any number of scores to a fixed number of points."""
 
 import functools
 from typing import Any, Literal
@@ -22,22 +22,22 @@ def interpolate_scores(
   grid: Grid = "midpoints",
   where: ArrayLike | None = None,
 ) -> jax.Array:
-  r"""Interpolated scores phi(u), the quantiles of a list's positive scores (Alg. 2).
+  r"""Interpolates M points phi(u), the quantiles of a list's positive scores (Alg. 2).
 
   Let ``u_1 <= ... <= u_n`` be the valid scores, extended by ``u_0 = 2 u_1 - u_2`` and ``u_{n+1} = 2
-  u_n - u_{n-1}``. At position t in [0, 1), with ``i = floor(t n)`` and ``a = t n - i``, phi is the
-  mean of the points at ``a`` on the segments ``u_i -> u_{i+1}`` and ``u_{i+1} -> u_{i+2}``; that is
-  a straight line between the midpoints of neighbouring scores. (Alg. 2 as printed sorts in
-  descending order and names the wrong pair in its second loop; README, errata 2.)
+  u_n - u_{n-1}``. Take a position t in [0, 1), with ``i = floor(t n)`` and ``a = t n - i``. Then
+  phi is the mean of the points at ``a`` on the segments ``u_i -> u_{i+1}`` and ``u_{i+1} ->
+  u_{i+2}``. That is a straight line between the midpoints of neighboring scores. (Alg. 2 as printed
+  sorts in descending order and names the wrong pair in its second loop; README, errata 2.)
 
   Args:
-    scores: ``[..., P]`` finite scores in any order; beyond a quarter of the dtype's largest number
-      they count as that.
+    scores: ``[..., P]`` finite scores in any order, clipped to a quarter of the largest number of
+      the dtype.
     num_points: M >= 1, static.
-    bounds: ``(b, B)``, the range of the scores: the two extrapolated ends stay inside, but never
-      move past u_1 and u_n. ``None`` does not bound them.
-    grid: ``"midpoints"``: ``t_j = (j + 1/2) / M``; ``"blocks"``: ``t_j = j / (n ceil(M / n))``, the
-      authors' code, which leaves out the top end when n does not divide M. Static.
+    bounds: ``(b, B)``, the range of the scores. It clips the two extrapolated ends, which never
+      move past u_1 and u_n. ``None`` does not clip them.
+    grid: positions, static. ``"midpoints"``: ``t_j = (j + 1/2) / M``. ``"blocks"``: ``t_j = j / (n
+      ceil(M / n))``, the authors' code, which omits the top end if n does not divide M.
     where: ``[..., P]`` mask of the valid scores; ``None`` means all. n counts per list.
 
   Returns:
@@ -45,8 +45,8 @@ def interpolate_scores(
     zeros. A valid score that is NaN or infinite makes its row NaN.
 
   Raises:
-    ValueError: ``num_points``, ``grid`` or ``bounds`` is out of range; ``where`` does not fit, or
-      holds other numbers than 0 and 1.
+    ValueError: ``num_points``, ``grid`` or ``bounds`` is out of range; ``where`` has another shape,
+      or contains other numbers than 0 and 1.
 
   >>> phi = interpolate_scores(jnp.array([0.8, 0.2, 0.4]), num_points=6, bounds=(-1.0, 1.0))
   >>> print([f"{value:.3f}" for value in phi])
@@ -64,8 +64,10 @@ def interpolate_scores(
 def check_settings(
   num_points: int, bounds: tuple[float, float] | None, grid: Grid
 ) -> tuple[float, float] | None:
-  """Raises the ValueError of `interpolate_scores` for a setting out of range; returns the bounds as
-  floats.
+  """Checks the settings of `interpolate_scores` and returns the bounds as floats.
+
+  Raises:
+    ValueError: a setting is out of range.
   """
   checks.check_count("num_points", num_points)
   if grid not in GRIDS:
@@ -96,7 +98,7 @@ def _interpolate(
   segment, offset = _positions(count, num_points, grid, scores.dtype)
   left = jnp.take_along_axis(midpoints, segment, axis=-1)
   right = jnp.take_along_axis(midpoints, segment + 1, axis=-1)
-  # Rounding may carry a point past the end of its segment, where the next segment begins.
+  # Rounding can move a point past the end of its segment, into the next one.
   points = left + offset * (right - left)
   points = jnp.where(points > right, right, points)
   points = jnp.where(count > 0, points, jnp.zeros_like(points))
@@ -106,7 +108,7 @@ def _interpolate(
 def _extend(
   scores: jax.Array, mask: jax.Array, count: jax.Array, bounds: tuple[float, float] | None
 ) -> jax.Array:
-  """``u_0 .. u_{n+1}`` of each list in ``[..., P + 2]``; entries behind repeat ``u_{n+1}``."""
+  """Returns ``u_0 .. u_{n+1}`` of each list, ``[..., P + 2]``; later entries repeat ``u_{n+1}``."""
   # Up to a quarter of the largest float no sum or difference below overflows.
   limit = float(jnp.finfo(scores.dtype).max) / 4
   scores = jnp.clip(scores, -limit, limit)
@@ -131,7 +133,7 @@ def _extend(
 def _positions(
   count: jax.Array, num_points: int, grid: Grid, dtype: Any
 ) -> tuple[jax.Array, jax.Array]:
-  """Segment ``floor(t n)`` and offset ``t n - floor(t n)`` of each point, ``[..., M]``."""
+  """Returns segment ``floor(t n)`` and offset ``t n - floor(t n)`` of each point, ``[..., M]``."""
   n = jnp.maximum(count, 1)
   j = jnp.arange(num_points).reshape((1,) * (count.ndim - 1) + (-1,))
   if grid == "blocks":

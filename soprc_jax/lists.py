@@ -1,6 +1,4 @@
-"""From embeddings or scores to lists: the positive and negative scores of each query, with
-masks.
-"""
+"""Lists of positive and negative scores of each query, with masks, from embeddings or scores."""
 
 from typing import Any, NamedTuple, TypedDict
 
@@ -11,14 +9,12 @@ from jax.typing import ArrayLike
 
 from soprc_jax._internal import checks, class_labels, collectives, masks
 
-# Rows of a matrix that the caches hold, whichever way it is read.
+# Rows of a matrix that fits into the caches, so that reading it by columns is as fast.
 _SMALL = 128
 
 
 class Masks(TypedDict):
-  """Keyword arguments of `soprc_loss`, `ap_loss` and `semi_variance`: which entries of a list are
-  valid.
-  """
+  """Masks of the valid entries, as keyword arguments of `soprc_loss` and the other estimators."""
 
   positive_where: jax.Array
   negative_where: jax.Array
@@ -35,18 +31,18 @@ class UpdateArgs(TypedDict):
 class RetrievalLists(NamedTuple):
   """Holds the scores of Q lists with their masks.
 
-  The scores need their masks. Entries that are not valid are infinite, so that a loss without the
-  masks is NaN: pass ``**lists.masks`` to it. A custom loss must replace them (``jnp.where(mask,
-  scores, 0)``) before it computes with them, since a product of a mask and an infinite score is
-  NaN.
+  The scores must be used with their masks: pass ``**lists.masks`` to a loss. Invalid entries are
+  infinite, so that a loss without the masks is NaN. A custom loss must replace them
+  (``jnp.where(mask, scores, 0)``) before it computes with them. A product does not suffice, since 0
+  times an infinite score is NaN.
 
   Attributes:
-    positive_scores: ``[Q, P]``; -inf where not valid.
+    positive_scores: ``[Q, P]``; -inf where invalid.
     positive_where: ``[Q, P]`` mask of the valid positives.
-    negative_scores: ``[Q, N]``; inf where not valid.
+    negative_scores: ``[Q, N]``; inf where invalid.
     negative_where: ``[Q, N]`` mask of the valid negatives.
-    num_dropped: scalar int32, positives left out because of ``max_positives``, over all lists (and
-      devices). From 2^31 - 1 on it stays there.
+    num_dropped: scalar int32, number of positives dropped because of ``max_positives``, over all
+      lists (and devices). It saturates at 2^31 - 1.
 
   >>> lists = binary_lists(jnp.array([0.9, 0.1, 0.4]), jnp.array([1, 0, 0]))
   >>> print(lists.positive_scores, lists.negative_scores, lists.valid)
@@ -61,7 +57,7 @@ class RetrievalLists(NamedTuple):
 
   @property
   def valid(self) -> jax.Array:
-    """``[Q]`` bool: the list has a valid positive and a valid negative.
+    """Returns which lists have a valid positive and a valid negative, ``[Q]`` bool.
 
     >>> print(binary_lists(jnp.array([[0.9, 0.1], [0.4, 0.3]]), jnp.array([[1, 0], [1, 1]])).valid)
     [ True False]
@@ -70,7 +66,7 @@ class RetrievalLists(NamedTuple):
 
   @property
   def masks(self) -> Masks:
-    """The masks as keyword arguments of `soprc_loss`, `ap_loss` and `semi_variance`.
+    """Returns the masks as keyword arguments of `soprc_loss`, `ap_loss` and `semi_variance`.
 
     >>> import soprc_jax
     >>> lists = binary_lists(jnp.array([0.9, 0.1, 0.4]), jnp.array([0, 1, 0]))
@@ -84,7 +80,7 @@ class RetrievalLists(NamedTuple):
     """Returns the keyword arguments of the ``update`` of a chain that holds a `score_ema`.
 
     Args:
-      list_ids: ``[Q]`` integers, the row of v of each list.
+      list_ids: ``[Q]`` integers, the row of the auxiliary vector v of each list.
 
     >>> lists = binary_lists(jnp.array([0.9, 0.1, 0.4]), jnp.array([0, 1, 0]))
     >>> print(sorted(lists.update_args(jnp.zeros(1, int))))
@@ -104,9 +100,7 @@ def _make_lists(
   negative_where: jax.Array,
   num_dropped: jax.Array,
 ) -> RetrievalLists:
-  """Makes lists whose scores are infinite where they are not valid: below all positives, above all
-  negatives.
-  """
+  """Builds lists with infinite scores where invalid: -inf for positives, inf for negatives."""
   return RetrievalLists(
     jnp.where(positive_where, positive_scores, jnp.full_like(positive_scores, -jnp.inf)),
     positive_where,
@@ -127,24 +121,25 @@ def retrieval_lists(
   gallery_where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> RetrievalLists:
-  """One list per image: its cosine similarities to the images of its class and to the others.
+  """Builds one list per image from its cosine similarities to the other images.
 
-  The labels decide who is a positive, not the layout of the batch: any order, classes of any size.
-  The query itself is left out by its index when ``gallery`` is None.
+  Labels alone decide which images are positives, so classes may have any order and any size. If
+  ``gallery`` is None, the query itself is excluded by its index.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalised again).
+    embeddings: ``[B, D]``, unit norm (not normalized again).
     labels: ``[B]`` integers of any type, or booleans. Without x64 jit cuts host labels to 32 bits
-      before they can be checked, so that 2^32 equals 0: map wider labels to rows before the call.
-    max_positives: P, static. A query with more positives keeps evenly spaced ones by rank; the
-      others are left out of the list altogether (they are not negatives) and counted. ``None``
-      keeps all, at the size of the gallery: pass the largest number of positives that a batch can
-      hold, since losses cost ``P`` times the gallery.
-    gallery: ``[G, D]`` candidates other than the batch; used as it is, on each device.
-    gallery_labels: ``[G]`` integers, with ``gallery``; of any type, compared by value.
-    where: ``[B]`` mask of the valid images of the batch.
-    gallery_where: ``[G]`` mask of the valid candidates, with ``gallery``.
-    axis_name: name of a mapped axis: the gallery is then the batch of all its devices.
+      before they can be checked, so that 2^32 equals 0. Map wider labels to rows before the call.
+    max_positives: P, static. A query with more positives keeps evenly spaced ones by rank. The
+      others are counted and excluded from the list (they are not negatives). ``None`` keeps all,
+      with P the size of the gallery. Pass the largest number of positives that a batch can contain,
+      since losses cost ``P`` times the gallery.
+    gallery: ``[G, D]`` candidates other than the batch. Each device uses its gallery unchanged,
+      without joining those of other devices. ``None`` takes the batch.
+    gallery_labels: ``[G]`` integers of any type, compared by value; required with ``gallery``.
+    where: ``[B]`` mask of the valid images of the batch; ``None`` means all.
+    gallery_where: ``[G]`` mask of the valid candidates, only with ``gallery``; ``None`` means all.
+    axis_name: name of a mapped axis. The gallery is then the joined batch of all its devices.
 
   Returns:
     `RetrievalLists` with Q = B, ``P = min(max_positives, G)``, N = G, where G is the size of the
@@ -153,8 +148,9 @@ def retrieval_lists(
   Raises:
     AssertionError: when traced, if shapes do not fit.
     TypeError: labels are not integers.
-    ValueError: ``max_positives`` < 1; one of ``gallery``, ``gallery_labels`` is missing; a label on
-      the host has more than 32 bits; a mask on the host holds other numbers than 0 and 1.
+    ValueError: ``max_positives`` < 1; only one of ``gallery`` and ``gallery_labels`` is given; a
+      label on the host has more than 32 bits; a mask on the host contains other numbers than 0 and
+      1.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
   >>> lists = retrieval_lists(embeddings, jnp.array([7, 7, 9]), max_positives=1)
@@ -183,13 +179,13 @@ def retrieval_lists(
 
 
 class Similarities(NamedTuple):
-  """Scores of all pairs of queries and candidates; a pair is in at most one of the three masks.
+  """Holds the scores of all pairs of queries and candidates, with three disjoint masks.
 
   Attributes:
     scores: ``[B, G]`` inner products.
-    positive: ``[B, G]`` valid pairs of one class, without the query itself.
-    negative: ``[B, G]`` valid pairs of different classes.
-    itself: ``[B, G]`` the valid query and itself.
+    positive: ``[B, G]`` mask of the valid pairs of one class, without the query itself.
+    negative: ``[B, G]`` mask of the valid pairs of different classes.
+    itself: ``[B, G]`` mask of the pairs of a valid query with itself.
   """
 
   scores: jax.Array
@@ -199,7 +195,7 @@ class Similarities(NamedTuple):
 
 
 class JoinedBatch(NamedTuple):
-  """The images of all devices, and the index of this device's first image among them."""
+  """Holds the images of all devices, and the index of the first image of this device in them."""
 
   embeddings: jax.Array
   labels: jax.Array
@@ -216,12 +212,12 @@ def join_devices(
   *,
   constant: bool = False,
 ) -> JoinedBatch:
-  """The images of all devices, in the order of the devices; those of this one where ``axis_name``
-  is None.
+  """Joins the images of all devices, in the order of the devices.
 
-  Embeddings of masked images are 0, whatever they were (NaN too), and pass no gradient. ``names``
-  are those of the arguments in errors. With ``constant`` shard_map knows that the result is equal
-  on all devices, as a state must be; it passes no gradient.
+  If ``axis_name`` is None, these are the images of this device. Embeddings of masked images become
+  0, also if they were NaN, and pass no gradient. ``names`` are the names of the arguments in
+  errors. With ``constant`` shard_map knows that the result is equal on all devices, as a state must
+  be. It then passes no gradient.
   """
   (vectors,) = masks.promote(embeddings, names=names[:1])
   rows = class_labels.integer_labels(labels, names[1])
@@ -264,14 +260,15 @@ def similarities(
   gallery_where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> Similarities:
-  """Inner products of a batch and its gallery with their masks; arguments as in `retrieval_lists`.
+  """Computes the inner products of a batch and its gallery, with masks of the pairs.
 
-  The product runs at the highest precision: tau2 = 0.001 survives neither TF32 nor bfloat16.
+  Arguments are those of `retrieval_lists`. The product runs at the highest precision, since tau2 =
+  0.001 is finer than TF32 and bfloat16 can resolve.
   """
   if (gallery is None) != (gallery_labels is None):
-    raise ValueError("gallery and gallery_labels go together: one of them is missing")
+    raise ValueError("gallery and gallery_labels must be given together: one of them is missing")
   if gallery is None and gallery_where is not None:
-    raise ValueError("gallery_where goes with gallery; the mask of the batch is where")
+    raise ValueError("gallery_where needs gallery; pass the mask of the batch as where")
   queries = join_devices(embeddings, labels, where, axis_name=None)
   size = queries.labels.shape[0]
   alone = gallery is None and axis_name is None
@@ -290,7 +287,7 @@ def similarities(
     chex.assert_equal(
       queries.embeddings.shape[1],
       candidates.embeddings.shape[1],
-      custom_message="embeddings and gallery must have one width",
+      custom_message="embeddings and gallery must have the same width",
     )
     itself = jnp.zeros((size, candidates.labels.shape[0]), bool)
   scores = (
@@ -309,10 +306,11 @@ def _product(queries: jax.Array, candidates: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def _gram(embeddings: jax.Array) -> jax.Array:
-  """All inner products ``[B, B]``.
+  """Computes all inner products, ``[B, B]``.
 
-  Being symmetric, their gradient is one product, ``(G + G^T) E``, where two factors would take two:
-  `retrieval_loss` with its gradient then takes 1.33 (224 x 512) or 1.21 (1024 x 512) times as long.
+  The matrix is symmetric, so its gradient is a single product, ``(G + G^T) E``. Two separate
+  factors would take two products: `retrieval_loss` with its gradient would take 1.33 (224 x 512) or
+  1.21 (1024 x 512) times as long.
   """
   return _product(embeddings, embeddings)
 
@@ -325,14 +323,14 @@ def _gram_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def _transposed(matrix: jax.Array) -> jax.Array:
-  """The transposed matrix, to be added to the matrix itself."""
+  """Transposes a matrix that is added to its transpose afterwards."""
 
   def of_a_copy(matrix: jax.Array) -> jax.Array:
-    # XLA's CPU backend would merge the transposition into the sum, since both read one array, and
-    # then read it along the columns, which takes longer than a product of large matrices. It reads
-    # another array in blocks; that stays one only as the result of a loop, of a step that is not
-    # known to change nothing. Without it `retrieval_loss` with its gradient takes 1.34 times as
-    # long at 1024 x 512.
+    # XLA's CPU backend would fuse the transposition into the sum, since both read the same array.
+    # It would then read along the columns, which takes longer than a product of large matrices. A
+    # separate array is read in blocks. The copy survives optimization only as the result of a loop
+    # whose step is not known to be the identity. Without it `retrieval_loss` with its gradient
+    # takes 1.34 times as long at 1024 x 512.
     one = jax.lax.optimization_barrier(jnp.ones([], matrix.dtype))
     return jax.lax.map(lambda row: one * row, matrix, batch_size=matrix.shape[0] // 2).T
 
@@ -344,14 +342,17 @@ def _transposed(matrix: jax.Array) -> jax.Array:
 def binary_lists(
   scores: ArrayLike, labels: ArrayLike, *, where: ArrayLike | None = None
 ) -> RetrievalLists:
-  """One list of scores with binary labels: masks instead of a fixed split, so shapes are static.
+  """Builds lists from scores with binary labels.
+
+  Masks instead of a split into positives and negatives keep all shapes static.
 
   Args:
-    scores: ``[L]`` or ``[..., L]`` scores of any mixture of positives and negatives; of K labels a
-      list each, ``[K, L]``.
-    labels: like ``scores``; > 0 (or True) is positive. Without x64 jit cuts host labels to 32 bits
-      before they can be checked, so that 2^32 is 0: compare wider labels with 0 before the call.
-    where: like ``scores``: mask of the valid entries.
+    scores: ``[L]`` or ``[..., L]`` scores of any mixture of positives and negatives; ``[K, L]`` for
+      K labels with one list each.
+    labels: same shape as ``scores``; > 0 (or True) is positive. Without x64 jit cuts host labels to
+      32 bits before they can be checked, so that 2^32 is 0. Compare wider labels with 0 before the
+      call.
+    where: mask of the valid entries, same shape as ``scores``; ``None`` means all.
 
   Returns:
     `RetrievalLists` with P = N = L and Q = 1 for a single list ``[L]``, or the leading axes of
@@ -359,8 +360,9 @@ def binary_lists(
 
   Raises:
     AssertionError: when traced, if shapes differ.
-    TypeError: labels are no numbers.
-    ValueError: a host label is NaN; ``where`` does not fit, or holds other numbers than 0 and 1.
+    TypeError: labels are not numbers.
+    ValueError: a host label is NaN; ``where`` has another shape, or contains other numbers than 0
+      and 1.
 
   >>> lists = binary_lists(jnp.array([0.9, 0.1, 0.4]), jnp.array([1, 0, 0]))
   >>> print(lists.positive_where, lists.negative_where)
@@ -379,8 +381,10 @@ def binary_lists(
 def pick_positives(
   scores: jax.Array, positive_mask: jax.Array, max_positives: int
 ) -> tuple[jax.Array, jax.Array]:
-  """Picks the positives of each row, ``[B, P]``: all, or evenly spaced ranks where there are more;
-  with their mask.
+  """Picks at most ``max_positives`` positives of each row, at evenly spaced ranks.
+
+  Returns:
+    ``[B, P]`` scores and their mask.
   """
   columns, mask = positive_columns(scores, positive_mask, max_positives)
   return jnp.take_along_axis(scores, columns, axis=1), mask
@@ -392,7 +396,7 @@ def positive_columns(
   """Returns the columns that `pick_positives` picks, and their mask."""
   width = min(max_positives, scores.shape[1])
   count = jnp.sum(positive_mask, axis=1)
-  # Ranks only choose columns, hence no gradient through the order.
+  # Ranks only select columns, so no gradient passes through the order.
   keys = jax.lax.stop_gradient(jnp.where(positive_mask, scores, -jnp.inf))
 
   def best(keys: jax.Array) -> jax.Array:
@@ -409,10 +413,8 @@ def positive_columns(
 
 
 def _evenly_spaced_ranks(slots: jax.Array, count: jax.Array, width: int) -> jax.Array:
-  """The ranks in the middle of ``width`` equal parts of ``count``; all of them if there are no more
-  than ``width``.
-  """
-  # (2 slot + 1) count goes beyond int32 from 2^30 pairs of a slot and a positive on.
+  """Returns the middle ranks of ``width`` equal parts of ``count``; all ranks if they fit."""
+  # (2 slot + 1) count can overflow int32 from 2^30 pairs of a slot and a positive on.
   with jax.enable_x64(True):
     slots, count = slots.astype(jnp.int64), count.astype(jnp.int64)
     middle = (2 * slots + 1) * count // (2 * width)
@@ -420,10 +422,8 @@ def _evenly_spaced_ranks(slots: jax.Array, count: jax.Array, width: int) -> jax.
 
 
 def _num_dropped(count: jax.Array, width: int, axis_name: collectives.AxisName) -> jax.Array:
-  """How many of the ``count [B]`` positives of each list do not fit into ``width``, over all lists
-  of all devices.
-  """
-  # The sum is one over pairs of images, hence in int64.
+  """Counts the positives of ``count [B]`` beyond ``width``, over all lists of all devices."""
+  # The sum runs over pairs of images, hence int64.
   with jax.enable_x64(True):
     total = collectives.psum(jnp.sum(jnp.maximum(count.astype(jnp.int64) - width, 0)), axis_name)
     return jnp.minimum(total, jnp.iinfo(jnp.int32).max).astype(jnp.int32)

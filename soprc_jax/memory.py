@@ -1,6 +1,4 @@
-"""A memory of the embeddings of earlier batches, carried in the optimizer state as an optax
-transform.
-"""
+"""Memory of the embeddings of earlier batches, an optax transform with the memory as its state."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
@@ -22,19 +20,20 @@ _MISSING = (
   "embeddings=..., labels=...) on "
   "the whole chain. Missing: {names}. A training loop that cannot pass extra arguments to update() "
   "can call the memory's own "
-  "update() beside the optimizer's."
+  "update() next to the optimizer's."
 )
 
 
 class EmbeddingMemoryState(NamedTuple):
-  """State of `embedding_memory`.
+  """Holds the state of `embedding_memory`.
 
   Attributes:
-    embeddings: ``[S, D]`` float32; zero in slots that are not filled.
-    labels: ``[S]`` int32, with x64 int64. Of an unsigned label beyond that type they hold the bits.
-    filled: ``[S]`` slots that hold an image.
-    pointer: int32, the slot that the next image takes.
-    count: int32, updates so far that had an image; what ``start_after`` counts.
+    embeddings: ``[S, D]`` float32; zero in empty slots.
+    labels: ``[S]`` int32, or int64 with x64. An unsigned label beyond that type is stored by its
+      bits.
+    filled: ``[S]`` bool, the slots that contain an image.
+    pointer: int32, the slot of the next image.
+    count: int32, number of updates so far that had an image, compared with ``start_after``.
   """
 
   embeddings: jax.Array
@@ -45,14 +44,14 @@ class EmbeddingMemoryState(NamedTuple):
 
 
 class Memory(NamedTuple):
-  """Embeddings of earlier batches, as the losses take them.
+  """Holds the embeddings of earlier batches, as the losses take them.
 
   Attributes:
     embeddings: ``[S, D]``.
-    labels: ``[S]``.
-    where: ``[S]`` slots that hold an image.
+    labels: ``[S]`` integers.
+    where: ``[S]`` bool, the slots that contain an image.
     own: ``[B]`` slot of each image of the current batch (of this device), -1 for an image that is
-      not in the memory; None where the batch has not been stored.
+      not in the memory. None if the batch has not been stored.
   """
 
   embeddings: jax.Array
@@ -62,9 +61,7 @@ class Memory(NamedTuple):
 
 
 class EmbeddingMemory(optax.GradientTransformationExtraArgs):
-  """What `embedding_memory` returns: an optax transform (two fields) with the attributes
-  ``lookahead`` and ``current``.
-  """
+  """Optax transform with the attributes ``lookahead`` and ``current``, see `embedding_memory`."""
 
   lookahead: Callable[..., Memory]
   current: Callable[[Any], Memory]
@@ -78,45 +75,45 @@ def embedding_memory(
   start_after: int = 0,
   overflow: Overflow = "ring",
 ) -> EmbeddingMemory:
-  """Carries the embeddings of the last images in the optimizer state (Wang et al., "Cross-batch
-  memory for embedding learning", CVPR 2020).
+  """Creates a transform that stores the embeddings of the last images in the optimizer state.
 
-  The transform returns the gradients unchanged, so it can stand anywhere in ``optax.chain``;
-  because the memory is part of the optimizer state, whatever saves that state saves it. Around or
-  inside ``optax.MultiSteps`` it behaves like `score_ema`. It starts empty and knows which of its
-  slots are filled.
+  This is the memory of Wang et al., "Cross-batch memory for embedding learning", CVPR 2020. The
+  transform returns the gradients unchanged, so it can stand anywhere in ``optax.chain``. The memory
+  is part of the optimizer state, so it is saved with that state. Around or inside
+  ``optax.MultiSteps`` it behaves like `score_ema`. It starts empty and records which slots are
+  filled.
 
   Args:
     size: number of slots S >= 1, at least the batch of all devices.
     dim: width D >= 1 of the embeddings.
-    axis_name: name of a mapped axis: the batches of all its devices are stored, in the order of the
+    axis_name: name of a mapped axis. The batches of all its devices are stored, in the order of the
       devices, and every device stores the same state.
-    start_after: number of updates >= 0 during which nothing is stored. ``lookahead`` then returns
-      the current batch alone, with its gradient. Updates without a valid image do not count, so
-      that an all-False ``where`` leaves the state alone.
-    overflow: where a batch goes that does not fit behind the pointer. ``"ring"`` wraps around and
-      overwrites exactly the oldest images. ``"tail"``, the reference's, overwrites the last slots,
-      however old, and starts over at slot 0.
+    start_after: number of updates >= 0 during which nothing is stored. Meanwhile ``lookahead``
+      returns the current batch alone, with its gradient. Updates without a valid image do not
+      count, so an all-False ``where`` does not change the state.
+    overflow: where a batch is stored that does not fit behind the pointer. ``"ring"`` wraps around
+      and overwrites exactly the oldest images. ``"tail"``, as in the reference code, overwrites the
+      last slots regardless of their age, and starts over at slot 0.
 
   Returns:
     An ``optax.GradientTransformationExtraArgs``:
 
     * ``init(params) -> EmbeddingMemoryState``;
     * ``update(updates, state, params=None, *, embeddings, labels, where=None, **extra)`` with
-      ``embeddings [B, D]`` (unit norm, stored as they are, in float32), ``labels [B]`` integers and
-      ``where [B]``, the images to store. Labels are of one type in all batches, and under jit
-      within 32 bits, see `retrieval_lists`;
+      ``embeddings [B, D]`` (unit norm, stored unchanged in float32), ``labels [B]`` integers and
+      ``where [B]``, the images to store. Labels have the same type in all batches, and under jit
+      fit into 32 bits, see `retrieval_lists`;
     * ``lookahead(opt_state, embeddings, labels, where=None) -> Memory``: the memory that ``update``
       will store, with the slot of each image of the batch, as constants (but see ``start_after``).
-      This is what XBM uses;
-    * ``current(opt_state) -> Memory``: what is stored, without the current batch, as constants.
-      This is what BlackBox uses.
+      XBM uses it;
+    * ``current(opt_state) -> Memory``: the stored memory, without the current batch, as constants.
+      BlackBox uses it.
 
     ``opt_state`` is any tree with exactly one state of an ``embedding_memory``.
 
   Raises:
     ValueError: a size, ``start_after`` or ``overflow`` is out of range; when traced, if the batch
-      of all devices is larger than the memory; ``opt_state`` holds no state of an
+      of all devices is larger than the memory; ``opt_state`` contains no state of an
       ``embedding_memory``, or several.
     TypeError: ``update`` is called without the embeddings or labels.
     AssertionError: when traced, if shapes do not fit.
@@ -156,7 +153,7 @@ def embedding_memory(
     if batch.labels.shape[0] > size:
       raise ValueError(
         f"the memory has size={size} slots, fewer than the {batch.labels.shape[0]} images of a "
-        "batch"
+        "batch: increase size"
       )
     return batch
 
@@ -198,7 +195,7 @@ def embedding_memory(
     )
     if start_after > 0:
       early = state.count < start_after
-      # The batch alone, from slot 0 on, until the start.
+      # Until the start the memory contains the batch alone, from slot 0 on.
       state = jax.tree.map(lambda array: jnp.where(early, jnp.zeros_like(array), array), state)
       constants = jnp.where(early, batch.embeddings, constants)
     ahead, slots = _place(state, batch._replace(embeddings=constants), overflow)
@@ -218,10 +215,10 @@ def embedding_memory(
 def compare(
   embeddings: ArrayLike, labels: ArrayLike, memory: Memory, where: ArrayLike | None
 ) -> lists.Similarities:
-  """Returns the pairs of the images of a batch and those of a memory.
+  """Computes the similarities between the images of a batch and those of a memory.
 
-  Labels are compared as the memory stores them. A `Memory` made by hand may hold them as they are,
-  in any type.
+  Labels are compared in the type in which the memory stores them. A custom `Memory` may contain
+  labels of any integer type.
   """
   stored = memory.labels
   if not jnp.issubdtype(jnp.asarray(stored).dtype, jnp.unsignedinteger):
@@ -239,7 +236,11 @@ def compare(
 def _place(
   state: EmbeddingMemoryState, batch: lists.JoinedBatch, overflow: Overflow
 ) -> tuple[EmbeddingMemoryState, jax.Array]:
-  """The state with the valid images of the batch, and the slot of each image (S for the others)."""
+  """Stores the valid images of the batch.
+
+  Returns:
+    The new state, and the slot of each image (S for invalid images).
+  """
   size = state.filled.shape[0]
   nth = jnp.cumsum(batch.where, dtype=jnp.int32)  # counts from 1
   number = nth[-1] if batch.where.size else jnp.zeros([], jnp.int32)
@@ -252,9 +253,9 @@ def _place(
   slots = jnp.where(batch.where, slots, size)
   keys = class_labels.label_keys(batch.labels)
   placed = EmbeddingMemoryState(
-    # A batch in float64 that only takes the place of the memory keeps its precision.
+    # A float64 batch that stands in for the memory keeps its precision.
     embeddings=_scatter(state.embeddings.astype(batch.embeddings.dtype), slots, batch.embeddings),
-    # A state from before x64 was switched on holds 32 bits.
+    # A state from before x64 was enabled has 32-bit labels.
     labels=_scatter(state.labels.astype(keys.dtype), slots, keys),
     filled=_scatter(state.filled, slots, batch.where),
     pointer=pointer,

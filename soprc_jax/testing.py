@@ -1,12 +1,12 @@
-"""Hypothesis strategies for property tests of code that uses this library: the input that breaks
-losses of rankings.
+"""Hypothesis strategies for property tests of ranking losses, with inputs that often break them.
 
-They draw what a long run meets sooner or later: ties, collapsed and zero embeddings, classes of one
-image, lists without a positive, scores beyond any bound. What they draw is finite and valid input
-of the functions of `soprc_jax`, as numpy arrays. Shapes come from a small set, since jax compiles
-once for each; values are free.
+They draw edge cases that long runs meet: ties, collapsed and zero embeddings, classes of one image,
+lists without a positive, scores beyond any bound. All inputs are finite, valid for the functions of
+`soprc_jax`, and numpy arrays. Shapes come from a small set, since jax compiles once for each shape.
+Values are not restricted.
 
-Needs hypothesis, which nothing else in the package imports: ``pip install hypothesis``.
+This module requires hypothesis, which no other module of the package imports: ``pip install
+hypothesis``.
 
 >>> batch = embeddings_and_labels().example()  # doctest: +SKIP
 """
@@ -24,22 +24,22 @@ try:
   from hypothesis.extra import numpy as hnp
 except ImportError as error:
   raise ImportError(
-    "soprc_jax.testing draws its examples with hypothesis: pip install hypothesis"
+    "soprc_jax.testing needs hypothesis to draw examples: pip install hypothesis"
   ) from error
 
 Strategy = st.SearchStrategy
 
 FLOAT_TYPES = (np.float32, np.float64, np.float16, jnp.bfloat16)
-# (lists, positives, negatives): a batch, one list, one entry, and each axis empty.
+# (lists, positives, negatives): a batch, one list, one entry, and each axis empty once.
 LIST_SHAPES = ((3, 4, 5), (1, 3, 7), (1, 1, 1), (2, 0, 3), (2, 3, 0), (0, 3, 4))
 # (images, width)
 BATCH_SHAPES = ((6, 3), (1, 2))
-# Ids as data sets have them: neither from 0 nor without gaps, up to the ends of int32.
+# Ids as in real data sets: not starting at 0, with gaps, up to the ends of int32.
 LABELS = (0, 1, 7, -3, 11_318, 2**31 - 1, -(2**31))
 
 _FLOAT32 = np.finfo(np.float32)
-# The bounds of a cosine and what rounding makes of them, zeros of both signs, numbers at and below
-# the smallest normal one.
+# The bounds of a cosine and their rounded neighbors, zeros of both signs, numbers at and below the
+# smallest normal one.
 _SPECIAL = (
   *(
     0.0,
@@ -55,7 +55,7 @@ _SPECIAL = (
 
 
 class ScoreLists(NamedTuple):
-  """Scores of Q lists, as the estimators take them.
+  """Holds the scores of Q lists, as the estimators take them.
 
   Attributes:
     positive_scores: ``[Q, P]``.
@@ -71,7 +71,7 @@ class ScoreLists(NamedTuple):
 
 
 class Batch(NamedTuple):
-  """Images of a batch, as `soprc_jax.retrieval_lists` and the losses take them.
+  """Holds the images of a batch, as `soprc_jax.retrieval_lists` and the losses take them.
 
   Attributes:
     embeddings: ``[B, D]``, rows of unit norm or zero.
@@ -90,14 +90,16 @@ def scores(
   limit: float = 1e30,
   dtypes: Sequence[npt.DTypeLike] = (np.float32,),
 ) -> Strategy[np.ndarray]:
-  """Finite scores: cosines on a grid (many ties) and between, all equal, the bounds and just
-  beyond, subnormals, and up to ``limit``.
+  """Draws finite scores, with many edge cases.
+
+  Among them are cosines on a grid (many ties) and between, all equal, the bounds and just beyond,
+  subnormals, and numbers up to ``limit``.
 
   Args:
     shape: shape of the array.
-    limit: largest absolute value >= 2, or that of the dtype where it is smaller. Sums of squares
-      need one below 1e18 to stay finite.
-    dtypes: one of them is drawn; `FLOAT_TYPES` are all that the library promotes or keeps.
+    limit: largest absolute value >= 2, or that of the dtype if it is smaller. Sums of squares stay
+      finite only below 1e18.
+    dtypes: one of them is drawn. `FLOAT_TYPES` are all that the library promotes or keeps.
 
   Returns:
     A strategy of numpy arrays.
@@ -112,7 +114,7 @@ def scores(
   >>> check()
   """
   if not 2.0 <= limit < math.inf:
-    raise ValueError(f"limit must be a finite number, at least 2; got {limit!r}")
+    raise ValueError(f"limit must be a finite number, at least 2, got {limit!r}")
   far = min(limit, float(_FLOAT32.max))
   special = [value for value in (*_SPECIAL, far, -far) if abs(value) <= far]
   element = st.one_of(
@@ -134,7 +136,7 @@ def scores(
 
 
 def masks(shape: tuple[int, ...] | int) -> Strategy[np.ndarray]:
-  """Boolean masks of valid entries: all, none, and any.
+  """Draws boolean masks of valid entries: all, none, or any mixture.
 
   >>> import hypothesis
   >>> @hypothesis.given(masks((2, 3)))
@@ -155,13 +157,13 @@ def score_lists(
   limit: float = 1e30,
   dtypes: Sequence[npt.DTypeLike] = (np.float32,),
 ) -> ScoreLists:
-  """Positive and negative scores of some lists with their masks.
+  """Draws positive and negative scores of some lists with their masks.
 
   Args:
-    draw: given by hypothesis; not an argument of the strategy.
+    draw: passed by hypothesis; not an argument of the strategy.
     shapes: ``(Q, P, N)``, one of them is drawn.
     limit: as in `scores`.
-    dtypes: as in `scores`; both arrays have the one that is drawn.
+    dtypes: as in `scores`. Both arrays have the drawn dtype.
 
   Returns:
     A strategy of `ScoreLists`.
@@ -182,8 +184,9 @@ def score_lists(
 
 
 def labels(size: int) -> Strategy[np.ndarray]:
-  """``[size]`` int32 labels: few classes of unequal size in any order, one class, or a class an
-  image; from the ends of int32 too.
+  """Draws int32 labels ``[size]``: few classes of unequal size, one class, or one class per image.
+
+  Labels come in any order, and include the ends of int32.
 
   >>> import hypothesis
   >>> @hypothesis.given(labels(4))
@@ -206,13 +209,15 @@ def embeddings_and_labels(
   *,
   dtypes: Sequence[npt.DTypeLike] = (np.float32,),
 ) -> Batch:
-  """Unit vectors with labels and a mask: in general position, exact duplicates, orthogonal ones
-  (exact ties), all equal, and zero rows.
+  """Draws unit vectors with labels and a mask.
+
+  The vectors are in general position, exact duplicates, orthogonal (exact ties), or all equal. Some
+  rows may be zero.
 
   Args:
-    draw: given by hypothesis; not an argument of the strategy.
+    draw: passed by hypothesis; not an argument of the strategy.
     shapes: ``(B, D)`` with D >= 1, one of them is drawn.
-    dtypes: one of them is drawn. In half precision rows have unit norm to its rounding.
+    dtypes: one of them is drawn. In half precision rows have unit norm up to rounding.
 
   Returns:
     A strategy of `Batch`.
@@ -242,6 +247,6 @@ def embeddings_and_labels(
 
 
 def _cast(array: np.ndarray, dtype: Any) -> np.ndarray:
-  """The array in ``dtype``, its largest finite number in place of larger ones."""
+  """Casts the array to ``dtype``, clipped to its largest finite number."""
   largest = float(jnp.finfo(dtype).max)
   return np.clip(array, -largest, largest).astype(dtype)

@@ -1,6 +1,4 @@
-"""The auxiliary vector v: a moving average of interpolated positive scores (Eq. 10), as an optax
-transform.
-"""
+"""Auxiliary vector v (Eq. 10), a moving average of interpolated positive scores, in optax."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -22,18 +20,18 @@ _MISSING = (
   "positive_scores=..., "
   "list_ids=...) on the whole chain. Missing: {}. A training loop that cannot pass extra arguments "
   "to "
-  "update() can call the tracker's own update() beside the optimizer's."
+  "update() can call the tracker's own update() next to the optimizer's."
 )
 
 
 class ScoreEmaState(NamedTuple):
-  """State of `score_ema`.
+  """Holds the state of `score_ema`.
 
   Attributes:
-    v: ``[C, M]`` carried scores of each row, ready to use.
-    weight: ``[C]`` how much of the average is filled: 0 never updated, 1 - (1 - beta)^k after k
-      visits, or 1 from an explicit start.
-    count: number of updates so far, int32; what a schedule for beta is called with.
+    v: ``[C, M]`` auxiliary vector of each row, ready to use.
+    weight: ``[C]`` total weight of the scores in the average: 0 before the first visit, 1 - (1 -
+      beta)^k after k visits. With an explicit initial v it is always 1.
+    count: int32, number of updates so far, the argument of a schedule for beta.
   """
 
   v: jax.Array
@@ -42,8 +40,9 @@ class ScoreEmaState(NamedTuple):
 
 
 class _Rows(NamedTuple):
-  """What a step stores for the lists ``[Q]`` of all devices: lists of one row hold the same
-  values.
+  """Holds what a step stores for the lists ``[Q]`` of all devices.
+
+  Lists of the same row have the same values.
   """
 
   ids: jax.Array
@@ -52,9 +51,7 @@ class _Rows(NamedTuple):
 
 
 class ScoreEma(optax.GradientTransformationExtraArgs):
-  """What `score_ema` returns: an optax transform (two fields) with the attributes ``lookahead`` and
-  ``axis_name``.
-  """
+  """Optax transform with the attributes ``lookahead`` and ``axis_name``, see `score_ema`."""
 
   lookahead: Callable[..., jax.Array]
   axis_name: collectives.AxisName
@@ -70,34 +67,36 @@ def score_ema(
   initial_v: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> ScoreEma:
-  r"""Carries v in the optimizer state (Eq. 10).
+  r"""Carries the auxiliary vector v, a moving average of scores, in the optimizer state (Eq. 10).
 
   .. math:: v_{t+1} = (1 - \beta_t)\, v_t + \beta_t\, \phi(h(z^+_t))
 
-  for every row (class, query, task) that has a valid positive in the batch; phi is
-  `interpolate_scores`. beta weights the NEW value. Several lists of one row take the mean of their
-  phi in one write, over all devices, so the order of the batch does not matter; a list without a
-  valid positive leaves its row alone.
+  for every row (class, query, task) that has a valid positive in the batch. phi is
+  `interpolate_scores`. beta weights the NEW value. Several lists of one row are averaged: the row
+  takes the mean of their phi, over all devices, in one write. So the order of the batch does not
+  matter. A list without a valid positive does not change its row.
 
-  The transform returns the gradients unchanged, so it can stand anywhere in ``optax.chain``;
-  because v is part of the optimizer state, whatever saves that state saves v.
-  ``chain(score_ema(...), MultiSteps(opt, k))`` moves v at every mini-step,
-  ``MultiSteps(chain(score_ema(...), opt), k)`` at the last mini-step only, with that mini-step's
-  scores. ``inject_hyperparams`` belongs around the optimizer, not around the tracker: make beta a
-  schedule instead.
+  The transform returns the gradients unchanged, so it can stand anywhere in ``optax.chain``. v is
+  part of the optimizer state, so it is saved with that state.
 
-  Start: with ``initial_v=None`` a row holds the weighted average of what it has seen, as the remark
-  under Prop. 1 asks: with weight w (0 at first), ``w' = (1 - beta) w + beta`` and ``v' = v + (beta
-  / w')(phi - v)``, so the first phi fills the row. An array starts with w = 1, which is Eq. 10
-  literally. beta counts a row's own visits: a row seen in k batches keeps ``(1 - beta)^k`` of its
-  start.
+  ``chain(score_ema(...), MultiSteps(opt, k))`` moves v at every mini-step.
+  ``MultiSteps(chain(score_ema(...), opt), k)`` moves v at the last mini-step only, with the scores
+  of that mini-step. ``inject_hyperparams`` belongs around the optimizer, not around the tracker.
+  Make beta a schedule instead.
+
+  Start: with ``initial_v=None`` a row is the weighted average of the phi that it has seen, as the
+  remark under Prop. 1 requires. With weight w (0 at first), ``w' = (1 - beta) w + beta`` and ``v' =
+  v + (beta / w')(phi - v)``, so the first phi fills the row. An array starts with w = 1, which is
+  Eq. 10 taken literally. beta counts the visits of a row: a row seen in k batches keeps ``(1 -
+  beta)^k`` of its start.
 
   Args:
     num_lists: number of rows C >= 1 (1 for a single-query problem, number of classes in retrieval).
-    num_points: points M >= 1 in each row.
-    beta: in (0, 1], or an optax schedule of the update count.
-    bounds: range of the scores, see `interpolate_scores`; (-1, 1) for cosines.
-    grid: see `interpolate_scores`.
+    num_points: number of points M >= 1 in each row.
+    beta: number in (0, 1], or an optax schedule of the update count.
+    bounds: range of the scores, see `interpolate_scores`; (-1, 1) for cosine similarities. None
+      means unbounded.
+    grid: positions of the points, see `interpolate_scores`.
     initial_v: ``None``, or an array ``[M]`` or ``[C, M]``. It is kept on the host, so it must not
       be traced.
     axis_name: name of a mapped axis whose devices hold the other lists of the batch. Every device
@@ -110,16 +109,17 @@ def score_ema(
     * ``update(updates, state, params=None, *, positive_scores, list_ids, positive_where=None,
       **extra)`` with ``positive_scores [Q, P]`` and ``list_ids [Q]`` integers of any type in [0,
       C). Without x64 jit cuts host ids to 32 bits before they can be checked, so that 2^32 is row
-      0: map labels to rows before the call;
+      0. Map labels to rows before the call;
     * ``lookahead(opt_state, positive_scores, list_ids, positive_where=None) -> [Q, M]``: the rows
       ``v_{t+1}[list_ids]`` that ``update`` will store, which Alg. 1 uses in the loss of step t.
       ``opt_state`` is any tree with exactly one state of a ``score_ema``.
 
   Raises:
     ValueError: a size, beta or ``initial_v`` is out of range; concrete ``list_ids`` are outside [0,
-      C). Traced ids outside give NaN rows in ``lookahead``, never another list's row.
+      C). Traced ids outside that range give NaN rows in ``lookahead``, never the row of another
+      list.
     TypeError: ``update`` is called without the scores; ``initial_v`` is traced.
-    AssertionError: shapes do not fit, or ``list_ids`` are no integers.
+    AssertionError: shapes do not fit, or ``list_ids`` are not integers.
 
   >>> tracker = score_ema(num_lists=2, num_points=4, beta=0.1)
   >>> state = tracker.init(params=None)
@@ -132,7 +132,7 @@ def score_ema(
     beta = np.asarray(beta)
   _check_settings(num_lists, num_points, beta)
   start, start_weight = _initial(initial_v, num_lists, num_points)
-  # A bad grid or bounds is an error now, not at the first step.
+  # Checked here, so that a bad grid or bounds fails now and not at the first step.
   interpolation.check_settings(num_points, bounds, grid)
 
   def init_fn(params: optax.Params) -> ScoreEmaState:
@@ -165,7 +165,7 @@ def score_ema(
       custom_message="the state must be that of this score_ema: v [num_lists, num_points]",
     )
     mask = masks.mask_like(positive_where, positive_scores, "positive_where")
-    # Without a gradient this is what update computes: under jit, lookahead and update do it once.
+    # Without a gradient, lookahead and update compute the same, so jit does it only once.
     phi = interpolation.interpolate_scores(
       jax.lax.stop_gradient(positive_scores),
       num_points=num_points,
@@ -225,16 +225,24 @@ def score_ema(
 
 
 def find_state(opt_state: optax.OptState) -> ScoreEmaState:
-  """The one `ScoreEmaState` in a tree of optimizer states; errors as in `find_one`."""
+  """Returns the only `ScoreEmaState` in a tree of optimizer states.
+
+  Raises:
+    ValueError: the tree contains none, or more than one.
+  """
   return find_one(opt_state, ScoreEmaState, "score_ema")
 
 
 def find_one(opt_state: optax.OptState, state_type: type[State], maker: str) -> State:
-  """The one state of type ``state_type``, made by the transform ``maker``, in a tree of optimizer
-  states.
+  """Returns the only state of one type in a tree of optimizer states.
+
+  Args:
+    opt_state: the tree.
+    state_type: type of the state.
+    maker: name of the transform that creates such states, for messages.
 
   Raises:
-    ValueError: the tree holds none, or more than one.
+    ValueError: the tree contains none, or more than one.
   """
 
   def is_state(node: Any) -> bool:
@@ -243,7 +251,7 @@ def find_one(opt_state: optax.OptState, state_type: type[State], maker: str) -> 
   states = [node for node in jax.tree.leaves(opt_state, is_leaf=is_state) if is_state(node)]
   if len(states) != 1:
     remedy = (
-      "pass the sub-state of the transform that you mean"
+      "pass the sub-state of the intended transform"
       if states
       else "is the transform part of the chain?"
     )
@@ -256,13 +264,14 @@ def find_one(opt_state: optax.OptState, state_type: type[State], maker: str) -> 
 def _mix(
   state: ScoreEmaState, ids: jax.Array, phi: jax.Array, seen: jax.Array, *, beta: jax.Array
 ) -> _Rows:
-  """Mixes into each row the mean ``phi [Q, M]`` of its lists that have been seen (Eq. 10); the
-  first phi fills a row.
+  """Mixes the mean ``phi [Q, M]`` of the seen lists of each row into it (Eq. 10).
+
+  The first phi fills a row.
   """
-  # Lists of one row share a slot; slots are as many as lists, whatever the number of rows.
+  # Lists of one row share a slot. There are as many slots as lists, for any number of rows.
   slots = jnp.searchsorted(jnp.sort(ids), ids)
   counts = jax.ops.segment_sum(seen.astype(phi.dtype), slots, ids.size)[slots]
-  # Divided before the sum, which may be beyond the largest float where the mean is not.
+  # Divided before the sum, since the sum can overflow where the mean does not.
   mean = jax.ops.segment_sum(phi / jnp.maximum(counts, 1)[:, None], slots, ids.size)[slots]
   old_v, old_weight = (
     rows.at[ids].get(mode="fill", fill_value=jnp.nan) for rows in (state.v, state.weight)
@@ -272,28 +281,29 @@ def _mix(
   rate = jnp.where(
     visited, masks.ratio(jnp.broadcast_to(beta, weight.shape), weight), jnp.zeros_like(weight)
   )
-  # Not v + rate (phi - v): with rate 1 that leaves a rounding error of the discarded v behind.
+  # Not v + rate (phi - v): with rate 1 that keeps a rounding error of the discarded v.
   v = (1 - rate)[:, None] * old_v + rate[:, None] * mean
   return _Rows(ids, v, weight)
 
 
 def _own_part(rows: jax.Array, size: int, axis_name: collectives.AxisName) -> jax.Array:
-  """This device's ``size`` of the rows of all devices."""
+  """Returns the ``size`` rows of this device out of the rows of all devices."""
   return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(axis_name) * size, size)
 
 
 def _initial(initial_v: Any, num_lists: int, num_points: int) -> tuple[np.ndarray, float]:
-  """Returns v and its weight at the start, on the host: an array made under jit would be a tracer
-  that outlives it.
+  """Returns the initial v and its weight.
+
+  They stay on the host, since an array created under jit would be a tracer that outlives it.
   """
   dtype = jax.dtypes.canonicalize_dtype(np.float64)
   if initial_v is None:
     return np.broadcast_to(np.zeros([], dtype), (num_lists, num_points)), 0.0
   if isinstance(initial_v, jax.core.Tracer):
     raise TypeError(
-      "initial_v must be known when the score_ema is made, got a traced array of shape "
-      f"{initial_v.shape}. Make the "
-      "score_ema outside of the transformed function, or replace v in the state that init() returns"
+      "initial_v must be known when the score_ema is created, got a traced array of shape "
+      f"{initial_v.shape}. Create the score_ema outside of the transformed function, or replace v "
+      "in the state that init() returns"
     )
   start = np.asarray(initial_v)
   if start.dtype.kind in "OSUc":
@@ -318,16 +328,18 @@ def _check_settings(num_lists: int, num_points: int, beta: ArrayLike) -> None:
 
 
 def _not_wrapped(list_ids: ArrayLike, num_lists: int) -> jax.Array:
-  """The ids in a type that holds ``num_lists``, negative ones out of range: an index of -1 would
-  mean the last row.
+  """Casts ids to a type that can represent ``num_lists``, and moves negative ids out of range.
+
+  Otherwise an index of -1 would select the last row.
   """
   list_ids = class_labels.label_keys(jnp.asarray(list_ids))
   return jnp.where(list_ids < 0, num_lists, list_ids)
 
 
 def _check_ids(list_ids: ArrayLike, num_lists: int) -> None:
-  """Raises where ids are known and wrong; with numpy, since under jit even constants become traced
-  in jnp.
+  """Raises an error if concrete ids are out of range.
+
+  It uses numpy, since under jit even constants become traced in jnp.
   """
   if isinstance(list_ids, jax.core.Tracer):
     return

@@ -1,3 +1,3 @@
-"""Version of the package, apart so that the build reads it without importing jax."""
+"""Version of the package, in a module that the build can read without importing jax."""
 
 __version__ = "0.1.0"

@@ -149,7 +149,7 @@ class TestArrays:
     )
     with caplog.at_level(logging.WARNING):
       assert glyphs.load(tmp_path).digest() == small.digest()
-    assert "is damaged (Object arrays cannot be loaded when allow_pickle=False)" in caplog.text
+    assert "is corrupt (Object arrays cannot be loaded when allow_pickle=False)" in caplog.text
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
 
   def test_labels_beside_the_records_of_tfds(self, tmp_path, caplog):
@@ -167,7 +167,7 @@ class TestArrays:
 
   def test_files_of_runs(self, tmp_path):
     np.savez(tmp_path / "run.npz", val=_evil(tmp_path / "executed"))
-    with pytest.raises(ValueError, match=r"run\.npz is damaged \(Object arrays cannot be loaded"):
+    with pytest.raises(ValueError, match=r"run\.npz is corrupt \(Object arrays cannot be loaded"):
       stored.read_arrays(tmp_path / "run.npz", ["val"])
     assert not (tmp_path / "executed").exists()
 
@@ -193,7 +193,7 @@ class TestWeights:
     monkeypatch.setattr(torch, "__version__", version)
     with pytest.raises(
       ValueError,
-      match=rf"w\.pth: torch {re.escape(version)} may run what .*; install torch >= 2\.10",
+      match=rf"w\.pth: torch {re.escape(version)} may execute code in .*; install torch >= 2\.10",
     ):
       pretrained.read(str(tmp_path / "w.pth"))
     monkeypatch.setattr(torch, "__version__", "2.10.0a0+git1")
@@ -210,18 +210,18 @@ class TestWeights:
       "meta": torch.zeros(2, device="meta"),
     }.items():
       torch.save({"fc.weight": tensor}, tmp_path / f"{name}.pth")
-      with pytest.raises(ValueError, match=rf"{name}\.pth: 'fc\.weight' is no plain tensor"):
+      with pytest.raises(ValueError, match=rf"{name}\.pth: 'fc\.weight' is not a plain tensor"):
         pretrained.read(str(tmp_path / f"{name}.pth"))
 
   @pytest.mark.parametrize(
     ("header", "length", "message"),
     [
-      ({}, 2**64 - 1, "no safetensors file"),  # -1 as a signed number
-      ({}, 2**63, "no safetensors file"),
-      ({}, 90_000_000, "no safetensors file"),
-      ({"a": ("F32", [4], [0, 2**50])}, None, "no safetensors file"),
-      ({"a": ("F32", [2**62, 4], [0, 16])}, None, "no safetensors file"),
-      ({"a": ("F8_E4M3", [16], [0, 16])}, None, "weights of a type that cannot be read"),
+      ({}, 2**64 - 1, "not a safetensors file"),  # -1 as a signed number
+      ({}, 2**63, "not a safetensors file"),
+      ({}, 90_000_000, "not a safetensors file"),
+      ({"a": ("F32", [4], [0, 2**50])}, None, "not a safetensors file"),
+      ({"a": ("F32", [2**62, 4], [0, 16])}, None, "not a safetensors file"),
+      ({"a": ("F8_E4M3", [16], [0, 16])}, None, "weights of an unsupported type"),
       (
         {"x": ("F32", [2], [0, 8]), "module.x": ("F32", [2], [8, 16])},
         None,
@@ -242,7 +242,7 @@ class TestWeights:
 
   @pytest.mark.parametrize("names", [("a.b", "a.b.c"), ("a.b.c", "a.b")])
   def test_a_weight_in_a_weight(self, names):
-    with pytest.raises(ValueError, match="names a weight and what is in another one"):
+    with pytest.raises(ValueError, match="is the name of both a weight and a module"):
       pretrained.to_flax({name: np.zeros(1) for name in names})
 
   def test_a_name_on_the_hub_stays_in_its_repository(self):

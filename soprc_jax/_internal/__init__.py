@@ -1,3 +1,1 @@
-"""What several packages of this repository share, one job a module. Private: names here may change
-at any time.
-"""
+"""Helpers shared by several packages, one job per module. Private: they may change at any time."""

@@ -1,4 +1,4 @@
-"""Parts of an array one after the other, so that no temporary grows with the cube of the batch."""
+"""Maps over blocks of an array, so that no temporary grows with the cube of the batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,20 +6,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Entries of the largest temporary that a block aims at, 64 MiB in float32; one row, or a few
-# columns, are taken in any case.
+# Target size of the largest temporary of a block, in entries: 64 MiB in float32. A block has at
+# least one row, or a few columns.
 BLOCK_ENTRIES = 2**24
 _FEW_COLUMNS = 4
-# Entries of a block of columns that stay in the cache: several times as fast as a larger one.
+# Entries of a block of columns that fits into the cache: several times as fast as a larger one.
 _CACHED_ENTRIES = 2**20
 
 
 def map_rows(row_fn: Callable[..., Any], rows: Any, entries_per_row: int) -> Any:
-  """``row_fn`` on each row of the arrays, so many at a time that temporaries stay small, in the
-  gradient too.
+  """Applies ``row_fn`` to each row of the arrays, in blocks that keep temporaries small.
+
+  Temporaries stay small in the gradient too.
 
   Args:
-    row_fn: function of one row of each array, given in order.
+    row_fn: function of one row of each array, passed in order.
     rows: a tuple of arrays, or trees of arrays, with a common leading axis.
     entries_per_row: entries of the largest temporary of one row.
   """
@@ -27,30 +28,28 @@ def map_rows(row_fn: Callable[..., Any], rows: Any, entries_per_row: int) -> Any
   block = max(1, min(num_rows, BLOCK_ENTRIES // max(entries_per_row, 1)))
   if block == num_rows:
     return jax.vmap(row_fn)(*rows)
-  # Recomputed in the backward pass, since the saved temporaries of all blocks would be the whole
-  # tensor again.
+  # Recomputed in the backward pass, since the saved temporaries of all blocks would be as large as
+  # the whole tensor.
   return jax.lax.map(jax.checkpoint(lambda row: row_fn(*row)), rows, batch_size=block)
 
 
 def map_columns(
   column_fn: Callable[[jax.Array], jax.Array], array: jax.Array, entries_per_column: int
 ) -> jax.Array:
-  """``column_fn``, which treats each column by itself, on ``array [..., P]`` in blocks of columns,
-  as `map_rows`.
+  """Applies ``column_fn`` to ``array [..., P]`` in blocks of columns, like `map_rows`.
 
   Args:
-    column_fn: ``[..., p] -> [..., p]`` for any p.
+    column_fn: ``[..., p] -> [..., p]`` for any p. It must treat columns independently.
     array: ``[..., P]``.
     entries_per_column: entries of the largest temporary of one column.
   """
-  # A few columns at once cost no more than what is there already: the scores that they are compared
-  # with.
+  # The temporary of a few columns is no larger than the scores that they are compared with.
   count = array.shape[-1]
   block = max(1, min(BLOCK_ENTRIES, _CACHED_ENTRIES) // max(entries_per_column, 1))
   if count <= max(block, _FEW_COLUMNS):
     return column_fn(array)
-  # Whole blocks, not columns under vmap: with an axis more, XLA's CPU backend is several times as
-  # slow.
+  # Whole blocks, not columns under vmap: with an additional axis XLA's CPU backend is several times
+  # as slow.
   missing = -count % block
   padded = jnp.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)], mode="edge")
   blocks = jnp.moveaxis(padded.reshape(*array.shape[:-1], -1, block), -2, 0)

@@ -1,4 +1,4 @@
-"""Where files are kept that later runs of the same user find again."""
+"""Cache folders of the user, for files that later runs reuse."""
 
 import atexit
 import functools
@@ -15,11 +15,11 @@ _NAME = "soprc_jax"
 
 
 def file(name: str) -> Path:
-  """Returns the place of a file in the cache of the user; its folder is made if it is missing.
+  """Returns the path of a file in the cache of the user, and creates its folder if it is missing.
 
-  The folder is ``$XDG_CACHE_HOME/soprc_jax`` or ``~/.cache/soprc_jax``. Where that cannot be
-  written, it is a temporary folder that only this user can write, with one warning. A file that is
-  in the usual folder is read there.
+  The folder is ``$XDG_CACHE_HOME/soprc_jax`` or ``~/.cache/soprc_jax``. If that is not writable, a
+  temporary folder that only this user can write is used, with one warning. A file that exists in
+  the usual folder is read from there.
 
   Raises:
     OSError: there is no temporary folder either.
@@ -30,26 +30,26 @@ def file(name: str) -> Path:
       return usual / name
     usual.mkdir(parents=True, exist_ok=True)
     if not os.access(usual, os.W_OK | os.X_OK):
-      raise PermissionError(f"{usual} cannot be written")
+      raise PermissionError(f"{usual} is not writable")
     return usual / name
   except (
     OSError,
     RuntimeError,
-  ) as error:  # pathlib raises a RuntimeError where the user has no home
+  ) as error:  # pathlib raises a RuntimeError if the user has no home
     folder = _temporary()
     reason = str(error).rstrip(".")
     _warn(
-      f"No cache folder ({reason}): files are cached in {folder}. XDG_CACHE_HOME can name a better "
-      "one."
+      f"No cache folder ({reason}): files are cached in {folder}. Set XDG_CACHE_HOME to choose a "
+      "better one."
     )
     return folder / name
 
 
 def private_folder(name: str) -> Path:
-  """Returns a folder in the cache of the user that only this user can write, or a temporary one.
+  """Returns a cache folder that only this user can write, or a temporary one.
 
-  For what is run when it is found there, such as compiled functions: in a home that many share,
-  another user may have put them there.
+  It is meant for files that are executed, such as compiled functions. In a home that several users
+  share, another user may have put them there.
 
   Raises:
     OSError: there is no temporary folder either.
@@ -60,14 +60,15 @@ def private_folder(name: str) -> Path:
   except FileExistsError:
     if hasattr(os, "geteuid") and not _is_private(path):
       _warn(
-        f"{path} is not of this user alone, and is not used. Remove it, or make it so (chmod 700)."
+        f"{path} is ignored, because it is not private to this user. Remove it, or make it private "
+        "(chmod 700)."
       )
       return _of_process()
   return path
 
 
 def has_home() -> bool:
-  """Returns whether the user has a home folder that files can be written to."""
+  """Returns whether the user has a writable home folder."""
   try:
     return os.access(_home(), os.W_OK | os.X_OK)
   except (OSError, RuntimeError):
@@ -85,24 +86,21 @@ def _usual() -> Path:
 
 def _home() -> Path:
   home = Path.home()
-  # Making a missing home would put a folder where the system says that there is none
-  # (/nonexistent).
+  # Not created: a system can name a home that is meant not to exist (/nonexistent).
   if not home.is_absolute() or not home.is_dir():
     raise FileNotFoundError(f"the home folder {home} does not exist")
   return home
 
 
 def _temporary() -> Path:
-  """Returns the temporary folder of this user, or of this process alone where something else has
-  its name.
-  """
+  """Returns the temporary folder of this user, or of this process if that name is taken."""
   if not hasattr(os, "geteuid"):  # Windows
     return _of_process()
   path = Path(tempfile.gettempdir()) / f"{_NAME}-{os.geteuid()}"
   try:
     path.mkdir(mode=0o700)
   except FileExistsError:
-    # Anybody can make a folder of this name first, and a link or a file too.
+    # Another user may have created a folder, link or file of this name.
     if not _is_private(path):
       return _of_process()
   return path
@@ -122,5 +120,5 @@ def _of_process() -> Path:
 
 @functools.cache
 def _warn(message: str) -> None:
-  """Logs a warning, each once."""
+  """Logs a warning, each message only once."""
   _log.warning("%s", message)

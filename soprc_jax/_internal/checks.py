@@ -1,4 +1,4 @@
-"""Checks of arguments: each names the argument, its value, and what is allowed."""
+"""Checks of arguments. Each error names the argument, its value, and what is allowed."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from soprc_jax._internal import masks
 
-# The smallest width: of less, float32 makes 0. The largest: beyond it products with a width
-# overflow.
+# The smallest width: float32 rounds anything less to 0. The largest: beyond it products with a
+# width overflow.
 _WIDTHS = (float(np.finfo(np.float32).tiny), 1e30)
 
 
@@ -17,8 +17,8 @@ def check_masks_passed(**scores_and_masks: tuple[Any, Any]) -> None:
   """Raises a ValueError if scores on the host are infinite and come without a mask.
 
   Args:
-    **scores_and_masks: name of the scores -> (scores, mask). Arrays on a device pass: no device is
-      waited for, `masked` turns them into NaN.
+    **scores_and_masks: name of the scores -> (scores, mask). Arrays on a device are not checked, to
+      avoid waiting for the device. `masked` turns their infinite entries into NaN.
   """
   for name, (scores, where) in scores_and_masks.items():
     if where is not None or isinstance(scores, jax.Array):
@@ -26,13 +26,13 @@ def check_masks_passed(**scores_and_masks: tuple[Any, Any]) -> None:
     numbers = np.asarray(scores)
     if numbers.dtype.kind == "f" and np.isinf(numbers).any():
       raise ValueError(
-        f"{name} hold {numbers[np.isinf(numbers)].flat[0]} and come without a mask. Entries of "
-        "RetrievalLists that are not valid are infinite: pass **lists.masks"
+        f"{name} contain {numbers[np.isinf(numbers)].flat[0]} and come without a mask. Invalid "
+        "entries of RetrievalLists are infinite: pass **lists.masks"
       )
 
 
 def check_count(name: str, value: Any, *, low: int = 1) -> None:
-  """Raises a ValueError if a size is no integer, or below ``low``."""
+  """Raises a ValueError if a size is not an integer, or below ``low``."""
   if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:
     raise ValueError(f"{name} must be an integer, at least {low}; got {value!r}")
 
@@ -40,10 +40,10 @@ def check_count(name: str, value: Any, *, low: int = 1) -> None:
 def check_range(
   name: str, value: Any, *, low: float = -np.inf, high: float = np.inf, open_low: bool = False
 ) -> None:
-  """Raises a ValueError if a host number lies outside ``[low, high]`` (``(low, high]`` with
-  ``open_low``), or is not finite.
+  """Raises a ValueError if a host number is not finite, or outside ``[low, high]``.
 
-  Traced and device values pass: their numbers are not known, or not worth waiting for, here.
+  With ``open_low`` the range is ``(low, high]``. Traced values are unknown here and pass. Device
+  values pass too, to avoid waiting for the device.
   """
   numbers = _host_numbers(name, value)
   if numbers is None:
@@ -57,8 +57,9 @@ def check_range(
 
 
 def check_width(name: str, value: Any) -> None:
-  """Raises a ValueError if a host number is no width > 0: of less than float32 can hold it would
-  make 0, hence 0/0.
+  """Raises a ValueError if a host number is not a width > 0 in float32.
+
+  float32 would round a smaller number to 0, which gives 0/0.
   """
   check_range(name, value, low=0.0, open_low=True)
   numbers = _host_numbers(name, value)
@@ -74,7 +75,7 @@ def check_width(name: str, value: Any) -> None:
 
 
 def _host_numbers(name: str, value: Any) -> np.ndarray | None:
-  """The numbers of a plain value; None for traced and device values."""
+  """Converts a plain value to numbers; returns None for traced and device values."""
   if value is None or isinstance(value, jax.Array):
     return None
   try:
@@ -84,32 +85,31 @@ def _host_numbers(name: str, value: Any) -> np.ndarray | None:
 
 
 def check_lists(**lists: jax.Array) -> None:
-  """Raises an AssertionError, as chex does, unless all are ``[..., list]`` with the same leading
-  axes.
-  """
+  """Raises an AssertionError, like chex, unless all are ``[..., list]`` with equal leading axes."""
   shapes = {name: array.shape for name, array in lists.items()}
   if (
     any(len(shape) < 1 for shape in shapes.values())
     or len({shape[:-1] for shape in shapes.values()}) > 1
   ):
     told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-    raise AssertionError(f"these must have a list axis behind the same leading axes: {told}")
+    raise AssertionError(f"these must have a list axis after the same leading axes: {told}")
 
 
 def per_list(name: str, value: Any, scores: jax.Array) -> jax.Array:
-  """A number or an array that broadcasts to ``[...]``, as ``[..., 1]`` in the scores' dtype."""
+  """Broadcasts a number or an array to ``[..., 1]``, one value per list, in the scores' dtype."""
   array, leading = jnp.asarray(value, scores.dtype), scores.shape[:-1]
   try:
     return jnp.broadcast_to(array, leading)[..., None]
   except ValueError as error:
     raise ValueError(
-      f"{name} must be a number or broadcast to the lists {leading}, got the shape {array.shape}"
+      f"{name} must be a number or broadcast to the lists {leading}, got shape {array.shape}"
     ) from error
 
 
 def prior_per_list(prior: Any, scores: jax.Array) -> jax.Array:
-  """A prior that broadcasts to ``[...]``, as ``[..., 1]``; NaN outside [0, 1], since a traced one
-  cannot raise.
+  """Broadcasts a prior to ``[..., 1]``, with NaN for values outside [0, 1].
+
+  A traced value cannot raise an error.
   """
   (array,) = masks.promote(prior, names=("prior",))
   return per_list("prior", jnp.where((array >= 0.0) & (array <= 1.0), array, jnp.nan), scores)

@@ -1,4 +1,4 @@
-"""One rule for labels of classes: integers of any width that compare as they are."""
+"""Labels of classes: integers of any width, compared by value."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def is_positive(labels: Any) -> jax.Array:
   """Returns binary labels as booleans: > 0.
 
   Raises:
-    TypeError: labels are no numbers.
+    TypeError: labels are not numbers.
     ValueError: a host label is NaN.
   """
   labels = _uncut(labels)
@@ -28,14 +28,14 @@ def integer_labels(labels: Any, name: str = "labels") -> jax.Array:
   """Returns labels of any integer type, or booleans, as an array of that type.
 
   Raises:
-    TypeError: labels are no integers.
-    ValueError: jax would cut a label to 32 bits. Traced labels have been cut before.
+    TypeError: labels are not integers.
+    ValueError: jax would cut a label to 32 bits. Traced labels are already cut and not checked.
   """
   labels = _uncut(labels)
   if not (jnp.issubdtype(labels.dtype, jnp.integer) or labels.dtype == bool):
     if labels.size:
       raise TypeError(f"{name} must be integers, got {labels.dtype}")
-    labels = labels.astype(np.int32)  # an empty list is one of floats
+    labels = labels.astype(np.int32)  # numpy gives an empty list a float dtype
   if not isinstance(labels, jax.Array) and labels.size:
     ends = np.iinfo(
       jax.dtypes.canonicalize_dtype(np.int8 if labels.dtype == bool else labels.dtype)
@@ -49,16 +49,16 @@ def integer_labels(labels: Any, name: str = "labels") -> jax.Array:
 
 
 def label_keys(labels: jax.Array) -> jax.Array:
-  """Returns labels as signed integers of the widest type, int32 or with x64 int64.
+  """Returns labels as signed integers of the widest type: int32, or int64 with x64.
 
-  Labels of one type are equal where their keys are. An unsigned label beyond that type keeps its
-  bits: its key is negative.
+  Labels of one type are equal if and only if their keys are. An unsigned label beyond that type
+  keeps its bits, so its key is negative.
   """
   return labels.astype(jax.dtypes.canonicalize_dtype(np.int64))
 
 
 def same_labels(labels: jax.Array, others: jax.Array) -> jax.Array:
-  """Which labels are equal, for any two integer types: 2^32 - 1 of uint32 is not -1 of int32."""
+  """Compares labels of any two integer types by value: 2^32 - 1 of uint32 is not -1 of int32."""
   keys, other_keys = label_keys(labels), label_keys(others)
   same = keys == other_keys
   if jnp.issubdtype(labels.dtype, jnp.unsignedinteger) != jnp.issubdtype(
@@ -69,7 +69,7 @@ def same_labels(labels: jax.Array, others: jax.Array) -> jax.Array:
 
 
 def _uncut(labels: Any) -> Any:
-  """Labels in a numpy array, unless jax already holds them in a type that it computes with."""
+  """Converts labels to a numpy array, unless they are a jax array of a supported type."""
   if isinstance(labels, jax.core.Tracer):
     return labels
   if isinstance(labels, jax.Array):

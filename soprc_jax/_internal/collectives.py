@@ -1,4 +1,4 @@
-"""Sums and lists over all devices of a mapped axis, under pmap, shard_map and vmap."""
+"""Sums and joined arrays over all devices of a mapped axis, under pmap, shard_map and vmap."""
 
 from typing import Any
 
@@ -9,16 +9,15 @@ AxisName = str | tuple[str, ...] | None
 
 
 def psum(values: Any, axis_name: AxisName) -> Any:
-  """Sum over all devices of ``axis_name``; the identity where it is ``None``."""
+  """Sums over all devices of ``axis_name``; the identity if it is ``None``."""
   return values if axis_name is None else jax.lax.psum(values, axis_name)
 
 
 def join_equal(values: Any, axis_name: AxisName) -> Any:
-  """Arrays of all devices, joined on the leading axis in their order; shard_map knows that they are
-  equal on all.
+  """Joins the arrays of all devices on the leading axis, in the order of the devices.
 
-  As a sum, since an `all_gather` that shard_map takes for equal does not work under `jax.vmap` with
-  an axis name.
+  shard_map knows that the result is equal on all devices. It is computed as a sum, since an
+  `all_gather` with that property does not work under `jax.vmap` with an axis name.
   """
   count, index = jax.lax.psum(1, axis_name), jax.lax.axis_index(axis_name)
 
@@ -34,8 +33,8 @@ def join_equal(values: Any, axis_name: AxisName) -> Any:
 def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
   """Casts arrays to vary over the same axes of `jax.shard_map`; the identity outside of it.
 
-  Loop carries and custom gradients need that. The transpose of the cast sums the gradient over the
-  devices.
+  Loop carries and custom gradients require this. The transpose of the cast sums the gradient over
+  the devices.
   """
   varying = [_varying_axes(array) for array in arrays]
   union = frozenset[str]().union(*varying)
@@ -46,7 +45,7 @@ def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
 
 
 def _varying_axes(array: jax.Array) -> frozenset[str]:
-  """Axes of `jax.shard_map` over which the devices hold different values."""
+  """Returns the axes of `jax.shard_map` over which the devices hold different values."""
   kind: Any = jax.typeof(array)
-  # Older releases of jax call it vma.
+  # Older releases of jax name it vma.
   return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma

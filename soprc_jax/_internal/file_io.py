@@ -1,6 +1,4 @@
-"""Files of users and of a run: the paths given, reading regular files, writing whole ones, and what
-a full disk means.
-"""
+"""File access: checks paths, reads regular files, writes files atomically, detects full disks."""
 
 from collections.abc import Iterator
 import contextlib
@@ -12,7 +10,7 @@ import shutil
 import stat
 from typing import BinaryIO
 
-# A drive of Windows has one letter.
+# At least two letters before the colon, since a Windows drive has one.
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LITTLE = 16 << 20  # bytes: a file system with less counts as full
@@ -26,13 +24,13 @@ _KINDS = {
 
 
 def given(path: str | os.PathLike[str], *, name: str) -> Path:
-  """Returns the local path that a user has given, with ``~`` as the home folder.
+  """Returns the local path that a user has passed, with ``~`` replaced by the home folder.
 
-  Unlike `Path.expanduser` it takes a name that begins with ``~`` and is that of no user as it is.
+  Unlike `Path.expanduser` it keeps a name that begins with ``~`` but names no user.
 
   Args:
-    path: as given.
-    name: of the flag or the config key, for messages.
+    path: as passed.
+    name: name of the flag or the config key, for messages.
 
   Raises:
     ValueError: it is an address such as ``gs://BUCKET/FOLDER``, or the home folder is unknown.
@@ -43,8 +41,8 @@ def given(path: str | os.PathLike[str], *, name: str) -> Path:
     raise ValueError(f"{name}={text}: give the plain path, without {address[1]}://")
   if address:
     raise ValueError(
-      f"{name}={text}: remote folders are not supported. Give a path of this machine; mount or "
-      "copy what is elsewhere"
+      f"{name}={text}: remote folders are not supported. Give a local path; mount or copy remote "
+      "files first"
     )
   expanded = os.path.expanduser(text)
   if expanded == text and (text == "~" or text.startswith("~/")):
@@ -53,7 +51,7 @@ def given(path: str | os.PathLike[str], *, name: str) -> Path:
 
 
 def why_no_file(path: str | os.PathLike[str]) -> str:
-  """Says why a path is no regular file, links followed; empty if it is one."""
+  """Returns why a path is not a regular file, or "" if it is one. Links are followed."""
   try:
     mode = os.stat(path).st_mode
   except FileNotFoundError:
@@ -66,15 +64,15 @@ def why_no_file(path: str | os.PathLike[str]) -> str:
 
 
 def is_dead_link(path: str | os.PathLike[str]) -> bool:
-  """Returns whether a path is a link that leads nowhere, be it circular."""
+  """Returns whether a path is a dangling or circular link."""
   return os.path.islink(path) and not os.path.exists(path)
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-  """Returns the content of a regular file, and never waits for a pipe or a device.
+  """Returns the content of a regular file, without ever waiting for a pipe or a device.
 
   Raises:
-    OSError: it cannot be read; its ``strerror`` says why if it is something else than a file.
+    OSError: the file cannot be read, or is not a regular file; ``strerror`` says why.
   """
   with open(path, "rb", opener=_open_at_once) as file:
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -83,15 +81,15 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-  return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # Windows has neither
+  return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # not available on Windows
 
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-  """A binary file to write, which takes the place of ``path`` when it is complete and on disk: a
-  kill or a power cut leaves the old or the new one.
+  """Opens a binary file for writing, which replaces ``path`` once it is complete and on disk.
 
-  A link at ``path`` is replaced, not followed, and so is one in the place of the file beside it.
+  After a kill or a power cut ``path`` is either the old or the new file. A link at ``path`` is
+  replaced, not followed. The same holds for a link at the path of the temporary file.
   """
   aside = path.with_name(f".{path.name}.tmp")
   with naming(path):
@@ -109,7 +107,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-  """Adds the name of the file to errors of the system that lack it, as those of a full disk do."""
+  """Adds the file name to system errors that lack it, such as those of a full disk."""
   try:
     yield
   except OSError as error:
@@ -119,8 +117,8 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def is_full(error: BaseException) -> bool:
-  """Returns whether an error, or what has caused it, is a disk or a quota that is full."""
-  # tensorstore, under Orbax, reports it as text.
+  """Returns whether an error, or one of its causes, reports a full disk or quota."""
+  # tensorstore, which Orbax uses, reports it as text.
   return any(
     getattr(cause, "errno", None) in _FULL
     or any(os.strerror(number) in str(cause) for number in _FULL)
@@ -129,11 +127,12 @@ def is_full(error: BaseException) -> bool:
 
 
 def what_is_full(error: BaseException, *places: Path) -> str:
-  """Names the file that an error of `is_full` is about, else the file systems that are full now.
+  """Returns the file that an error of `is_full` names, or else the file systems that are full now.
 
   Args:
     error: as raised.
-    places: folders written to, besides the temporary one and the shared memory of processes.
+    places: folders that are written to. The temporary folder and the shared memory of processes are
+      always included.
   """
   for cause in _causes(error):
     if (
@@ -155,9 +154,7 @@ def what_is_full(error: BaseException, *places: Path) -> str:
 
 
 def _free(*places: Path) -> dict[Path, int]:
-  """Returns the bytes free in each file system that the places are in, by the first of its
-  places.
-  """
+  """Returns the free bytes of each file system of the places, by its first place."""
   found, seen = dict[Path, int](), set[int]()
   for place in places:
     with contextlib.suppress(OSError):
@@ -169,7 +166,7 @@ def _free(*places: Path) -> dict[Path, int]:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-  """Returns an error and what has caused it, the error first."""
+  """Returns an error and its causes, the error first."""
   causes: list[BaseException] = []
   found: BaseException | None = error
   while found is not None and found not in causes:
@@ -179,7 +176,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _sync_folder(folder: Path) -> None:
-  """Puts the names in a folder on disk, where a system can do so."""
+  """Flushes the names in a folder to disk, if the system supports it."""
   if not hasattr(os, "O_DIRECTORY"):  # Windows
     return
   number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""Sums of a function of the difference of two scores, over the pairs of a list."""
+"""Sums of a function of score differences over the pairs of a list."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,12 +13,13 @@ ALGORITHMS = ("auto", "dense", "sorted")
 
 
 class PairFunction(NamedTuple):
-  """A function f of a threshold and a value.
+  """Holds a function f of a threshold and a value.
 
   Attributes:
     of_margins: ``(threshold - value, tau) -> f``, elementwise.
-    polynomial: f of ``(value - threshold) / tau``, for sums by sorting; None if it is none.
-    only_float32: whether the polynomial is only as exact as float32.
+    polynomial: f as a piecewise polynomial of ``(value - threshold) / tau``, for sums by sorting;
+      None if f is not one.
+    only_float32: whether the polynomial is accurate to float32 only.
   """
 
   of_margins: Callable[[jax.Array, jax.Array], jax.Array]
@@ -50,20 +51,19 @@ def pair_sums(
   """Sums a function over the valid values of its list, for each threshold.
 
   Args:
-    function: of each pair.
+    function: function of each pair.
     thresholds: ``[..., T]``.
     values: ``[..., Y]`` with the same leading axes.
     where: ``[..., Y]`` mask of the valid values.
     tau: width > 0.
-    algorithm: ``"dense"``: every pair, in blocks; ``"sorted"``: by sorting, of functions that are
-      polynomials; ``"auto"``:
-      by sorting where that is faster.
+    algorithm: ``"dense"``: every pair, in blocks. ``"sorted"``: by sorting, for functions that are
+      polynomials. ``"auto"``: by sorting if that is faster.
 
   Returns:
     ``[..., T]``.
 
   Raises:
-    ValueError: ``"sorted"`` with a tau that is no scalar.
+    ValueError: ``"sorted"`` with a tau that is not a scalar.
   """
   if function.polynomial is not None and _is_sorted(function, thresholds, values, tau, algorithm):
     return piecewise.sums_of_lists(function.polynomial, thresholds, values, where, tau)
@@ -85,7 +85,7 @@ def pair_means(
   tau: Any,
   algorithm: str = "auto",
 ) -> jax.Array:
-  """Averages a function over the valid values of its list, 0 without any; else as `pair_sums`."""
+  """Averages a function over the valid values of its list, like `pair_sums`; 0 without any."""
   sums = pair_sums(function, thresholds, values, where, tau=tau, algorithm=algorithm)
   count = jnp.sum(where, axis=-1, keepdims=True).astype(sums.dtype)
   return masks.ratio(sums, jnp.broadcast_to(count, sums.shape))
@@ -94,7 +94,7 @@ def pair_means(
 def _is_sorted(
   function: PairFunction, thresholds: jax.Array, values: jax.Array, tau: Any, algorithm: str
 ) -> bool:
-  """Whether the sum is to be taken by sorting, from what is known when traced."""
+  """Decides from static information whether to compute the sum by sorting."""
   if algorithm == "dense" or 0 in thresholds.shape or 0 in values.shape:
     return False
   if jnp.ndim(tau):

@@ -1,12 +1,15 @@
-r"""Sums ``S_i = sum_j w_j f((y_j - t_i) / tau)`` of a piecewise polynomial f in ``O((T + Y) log
-Y)`` time and linear memory.
+r"""Sums of a piecewise polynomial over all pairs of a list, by sorting.
 
-The values y are sorted once, and a tree over them holds the moments of each node about its smallest
-value. An interval of sorted values is a few nodes of each level (one less than a node has children,
-at either end), and a polynomial summed over a node follows from its moments. Every moment and, for
-l1, every coefficient is non-negative and nothing is ever subtracted, so the rounding of float32
-stays relative to the sum; differences of prefix sums would lose all digits of the small sums that
-matter most.
+The sums are ``S_i = sum_j w_j f((y_j - t_i) / tau)``. They take ``O((T + Y) log Y)`` time and
+linear memory.
+
+The values y are sorted once. A tree over them stores the moments of each node about its smallest
+value. An interval of sorted values consists of a few nodes of each level. With c children per node
+these are at most c - 1 at either end. The sum of a polynomial over a node follows from its moments.
+
+Every moment and, for l1, every coefficient is non-negative, and nothing is ever subtracted. So the
+rounding error of float32 stays relative to the sum. Differences of prefix sums would lose all
+digits of the small sums, which matter most.
 """
 
 from collections.abc import Sequence
@@ -21,23 +24,24 @@ import numpy as np
 
 from soprc_jax._internal import blockwise, collectives, sorting
 
-# A sum over less is faster pair by pair.
+# Smaller sums are faster pair by pair.
 _MIN_THRESHOLDS = 64
 _MIN_VALUES = 2**13
 _MIN_PAIRS = 2**22
-# Nodes that are joined to one of the next level: few are faster to ask, many to build.
+# Number of nodes joined to one of the next level: few are faster to query, many faster to build.
 _FEW_CHILDREN = 2
 _MANY_CHILDREN = 4
-# Scaled distances beyond this only occur in nodes that no bounded piece uses; their powers must not
+# Scaled distances beyond this only occur in nodes that no bounded piece uses. Their powers must not
 # overflow.
 _FAR = 1e6
-# The linear piece of l1 is capped here: a risk is 1 in float32 long before.
+# The linear piece of l1 is capped here. In float32 the risk reaches 1 long before.
 _FARTHEST = 1e30
 
 
 class Piece(NamedTuple):
-  """``f(x) = sum_k coefficients[k] (x - low)^k`` for ``low <= x < high``; only the last piece may
-  end at infinity.
+  """Holds a polynomial ``f(x) = sum_k coefficients[k] (x - low)^k`` for ``low <= x < high``.
+
+  Only the last piece may end at infinity.
   """
 
   low: float
@@ -46,11 +50,11 @@ class Piece(NamedTuple):
 
 
 class PiecewisePolynomial(NamedTuple):
-  """A function that is 0 below its first piece.
+  """Holds a piecewise polynomial that is 0 below its first piece.
 
   Attributes:
-    pieces: neighbours without gaps, ascending; a piece that ends at infinity is at most linear.
-    slope_is_linear: whether the derivative is continuous and linear in each piece.
+    pieces: adjacent pieces in ascending order. A piece that ends at infinity is at most linear.
+    slope_is_linear: whether the derivative is continuous, and linear in each piece.
   """
 
   pieces: tuple[Piece, ...]
@@ -70,8 +74,9 @@ class PiecewisePolynomial(NamedTuple):
 
 
 def _tanh_pieces() -> tuple[Piece, ...]:
-  """``tanh(x / 2)`` for x >= 0, to 1e-7: Chebyshev interpolation of degree 6 between the edges,
-  then 1.
+  """Returns ``tanh(x / 2)`` for x >= 0, accurate to 1e-7.
+
+  Between the edges it is a Chebyshev interpolation of degree 6, beyond them 1.
   """
   edges = (0.0, 1.0, 2.0, 3.0, 4.0, 5.5, 7.5, 10.5, 17.5)
   pieces = []
@@ -98,7 +103,7 @@ ONE_SIDED_SIGMOID = PiecewisePolynomial(_tanh_pieces(), slope_is_linear=False)
 
 
 def is_faster(num_thresholds: int, num_values: int) -> bool:
-  """Whether sorting beats all pairs of a list, forward and backward, by measurements on CPU."""
+  """Returns whether sorting is faster than all pairs, forward and backward, as measured on CPU."""
   enough = num_thresholds >= _MIN_THRESHOLDS and num_values >= _MIN_VALUES
   return enough and num_thresholds * num_values >= _MIN_PAIRS
 
@@ -106,8 +111,9 @@ def is_faster(num_thresholds: int, num_values: int) -> bool:
 def sums_of_lists(
   f: PiecewisePolynomial, thresholds: jax.Array, values: jax.Array, where: jax.Array, tau: Any
 ) -> jax.Array:
-  """`piecewise_sum` of each list: ``thresholds [..., T]``, ``values`` and ``where [..., Y]`` with
-  equal leading axes, to ``[..., T]``.
+  """Computes `piecewise_sum` of each list, ``[..., T]``.
+
+  ``thresholds [..., T]``, ``values [..., Y]`` and ``where [..., Y]`` have equal leading axes.
   """
   tau = jnp.asarray(tau, values.dtype)
   thresholds, values, where, tau = collectives.vary_alike(thresholds, values, where, tau)
@@ -129,18 +135,18 @@ def sums_of_lists(
 def piecewise_sum(
   f: PiecewisePolynomial, thresholds: jax.Array, values: jax.Array, where: jax.Array, tau: jax.Array
 ) -> jax.Array:
-  """``sum_j f((values_j - thresholds_i) / tau)`` over the valid values, ``[T]``.
+  """Sums ``f((values_j - thresholds_i) / tau)`` over the valid values, for each threshold.
 
   Args:
     f: the function.
-    thresholds: ``[T]`` finite, any order.
-    values: ``[Y]`` finite, any order.
+    thresholds: ``[T]`` finite numbers in any order.
+    values: ``[Y]`` finite numbers in any order.
     where: ``[Y]`` mask of the valid values.
     tau: scalar > 0.
 
   Returns:
-    ``[T]``; differentiable by thresholds, values and tau in reverse mode. A NaN in a valid entry
-    makes all of it NaN.
+    ``[T]``, differentiable with respect to thresholds, values and tau in reverse mode. A NaN in a
+    valid entry makes all of it NaN.
   """
   return _piecewise_sum_forward(f, thresholds, values, where, tau)[0]
 
@@ -151,7 +157,7 @@ def _piecewise_sum_forward(
 ) -> tuple[jax.Array, Any]:
   tree = _make_tree(*_sorted_valid(values, where), tau, f.degree, thresholds.shape[0])
   sums, slopes = _query(tree, thresholds, tau, f)
-  # A comparison with NaN is false, which would hide it.
+  # Comparisons with NaN are false, which would hide the NaN.
   poisoned = jnp.isnan(thresholds) | jnp.any(jnp.isnan(values) & where)
   sums, slopes = jnp.where(poisoned, jnp.nan, sums), jnp.where(poisoned, jnp.nan, slopes)
   return sums, (thresholds, values, where, tau, slopes)
@@ -163,8 +169,8 @@ def _piecewise_sum_backward(
 ) -> tuple[Any, ...]:
   thresholds, values, where, tau, slopes = residuals
   d_thresholds = -cotangent * slopes / tau
-  # By the values the same sum with the roles exchanged: f'((y - t) / tau) = f'((-t - -y) / tau),
-  # weighted by the cotangents.
+  # The gradient with respect to the values is the same sum with exchanged roles, weighted by the
+  # cotangents: f'((y - t) / tau) = f'((-t - -y) / tau).
   slope = f.derivative()
   negated, weights = _sort_with(-thresholds, cotangent)
   knots = _knots(f, thresholds, tau)
@@ -176,7 +182,7 @@ def _piecewise_sum_backward(
   else:
     slope_sums = _query(tree, -values, tau, slope)[0]
   d_values = jnp.where(where, slope_sums / tau, jnp.zeros_like(values))
-  # f depends on differences over tau only; centred, since the parts of a common shift cancel.
+  # f depends on differences over tau only. The terms are centered, since a common shift cancels.
   centre = thresholds[0]
   d_tau = (
     -(
@@ -194,14 +200,15 @@ piecewise_sum.defvjp(_piecewise_sum_forward, _piecewise_sum_backward)
 def _interpolated_slopes(
   tree: "_Tree", knots: jax.Array, values: jax.Array, tau: jax.Array, slope: PiecewisePolynomial
 ) -> jax.Array:
-  """``sum_i c_i f'((values_j - thresholds_i) / tau)``, which is linear in the value between
-  ascending knots.
+  """Interpolates ``sum_i c_i f'((values_j - thresholds_i) / tau)`` between ascending knots.
+
+  Between knots the sum is linear in the value.
   """
   at_knots = _query(tree, -knots, tau, slope)[0]
-  # Halves do not overflow. Flat below the first knot and above the last one.
+  # Halves do not overflow. The sum is constant below the first knot and above the last one.
   half_width, rise = 0.5 * knots[1:] - 0.5 * knots[:-1], at_knots[1:] - at_knots[:-1]
   flat = jnp.zeros_like(knots[:1])
-  # One row a knot, so that a value needs one gather.
+  # One row per knot, so that a value needs a single gather.
   rows = jnp.stack(
     [
       jnp.concatenate([knots[:1], knots]),
@@ -218,11 +225,10 @@ def _interpolated_slopes(
 
 
 def _knots(f: PiecewisePolynomial, thresholds: jax.Array, tau: jax.Array) -> jax.Array:
-  """Returns the floats next to the lower edges ``t + tau * low`` of all pieces, one below and one
-  above each.
+  """Returns the two floats around each lower edge ``t + tau * low`` of all pieces.
 
-  No value lies between the two. An edge rounded to one float would be wrong by (spacing of floats
-  at t) / tau.
+  No value lies between the two. An edge rounded to a single float would be off by (spacing of
+  floats at t) / tau.
   """
   knots = []
   for piece in f.pieces:
@@ -230,7 +236,7 @@ def _knots(f: PiecewisePolynomial, thresholds: jax.Array, tau: jax.Array) -> jax
       knots.append(thresholds)
       continue
     edge = thresholds + tau * piece.low
-    # The quotient that places the pairs.
+    # The same quotient assigns pairs to pieces.
     scaled, infinity = (edge - thresholds) / tau, jnp.full_like(edge, jnp.inf)
     knots.append(jnp.where(scaled > piece.low, jnp.nextafter(edge, -infinity), edge))
     knots.append(jnp.where(scaled < piece.low, jnp.nextafter(edge, infinity), edge))
@@ -238,15 +244,15 @@ def _knots(f: PiecewisePolynomial, thresholds: jax.Array, tau: jax.Array) -> jax
 
 
 class _Tree(NamedTuple):
-  """Sorted values with the moments of their nodes.
+  """Holds sorted values with the moments of their nodes.
 
   Attributes:
-    values: ``[Y]`` ascending.
+    values: ``[Y]`` in ascending order.
     weights: ``[Y]``.
-    nodes: ``[nodes, 2 + degree]``, level by level, leaves excluded: smallest value a, and the
+    nodes: ``[nodes, 2 + degree]``, level by level without the leaves: smallest value a, then the
       moments ``sum w ((y - a) / tau)^k``.
     starts: row of the first node of each level.
-    children: nodes that are joined to one of the next level.
+    children: number of nodes that are joined to one of the next level.
   """
 
   values: jax.Array
@@ -271,7 +277,7 @@ def _make_tree(
 
 
 def _join_neighbours(level: list[jax.Array], tau: jax.Array, children: int) -> list[jax.Array]:
-  """The moments of groups of neighbouring nodes, about the smallest value of the first one."""
+  """Computes the moments of groups of adjacent nodes, about the smallest value of the first one."""
   missing = -level[0].shape[0] % children
   groups = [
     jnp.pad(column, (0, missing), mode="edge" if i == 0 else "constant").reshape(-1, children)
@@ -292,10 +298,10 @@ def _join_neighbours(level: list[jax.Array], tau: jax.Array, children: int) -> l
 def _query(
   tree: _Tree, thresholds: jax.Array, tau: jax.Array, f: PiecewisePolynomial
 ) -> tuple[jax.Array, jax.Array]:
-  """Sums of f and of its derivative over all values, for each threshold."""
+  """Sums f and its derivative over all values, for each threshold."""
   none = collectives.vary_alike(jnp.zeros_like(thresholds), thresholds)[0]
   sums = none, none
-  # A value at the first edge counts with 0, and so does its slope, as in the surrogates.
+  # A value at the first edge contributes 0, and so does its slope, as in the surrogates.
   first = _num_below(tree.values, thresholds, tau, f.pieces[0].low, with_equal=True)
   for piece in f.pieces:
     if math.isinf(piece.high):
@@ -310,10 +316,10 @@ def _query(
 def _num_below(
   values: jax.Array, thresholds: jax.Array, tau: jax.Array, edge: float, *, with_equal: bool
 ) -> jax.Array:
-  """``[T]`` how many of the ascending values have ``(y - t) / tau < edge`` (``<=``).
+  """Counts the ascending values with ``(y - t) / tau < edge`` (or ``<=``), ``[T]``.
 
-  Searched by that very quotient, as the sum over pairs has it: ``t + tau * edge`` is t itself where
-  tau is less than the spacing of floats at t, and would put equal scores at the wrong side of the
+  The search uses that very quotient, as the sum over pairs does. If tau is less than the spacing of
+  floats at t, ``t + tau * edge`` is t itself. That would put equal scores on the wrong side of the
   edge.
   """
 
@@ -338,13 +344,14 @@ def _add_piece(
   end: jax.Array,
   sums: Any,
 ) -> Any:
-  """Adds the sums of one polynomial over the sorted values ``[first, end)``, from the leaves to the
-  root.
+  """Adds the sums of one polynomial over the sorted values ``[first, end)``.
+
+  It climbs the tree from the leaves to the root.
   """
   degree, children, to_the_end = len(piece.coefficients) - 1, tree.children, math.isinf(piece.high)
 
   def add(sums: Any, used: jax.Array, anchor: jax.Array, moments: Sequence[jax.Array]) -> Any:
-    # Not negative but for the rounding of the edge; the difference of near numbers is exact.
+    # Non-negative up to the rounding of the edge. The difference of close numbers is exact.
     offset = jnp.clip((anchor - thresholds) / tau - piece.low, 0.0, _FARTHEST)
     at_anchor = _taylor(piece.coefficients, offset)
     value = sum(slope * moment for slope, moment in zip(at_anchor, moments))
@@ -360,7 +367,7 @@ def _add_piece(
     return rows[..., 0], [rows[..., 1 + k] for k in range(degree + 1)]
 
   def climb(nodes_at: Any, first: jax.Array, end: jax.Array, sums: Any) -> Any:
-    """Takes the nodes at the ends that do not fill a node of the next level."""
+    """Adds the nodes at the ends that do not fill a node of the next level."""
 
     def take_ends(_: jax.Array, carry: Any) -> Any:
       first, end, sums = carry
@@ -375,8 +382,8 @@ def _add_piece(
 
     first, end, sums = jax.lax.fori_loop(0, children - 1, take_ends, (first, end, sums))
     if to_the_end:
-      # The last node may be filled up with nothing, so the rest up to the end is whole nodes as it
-      # is; without a rest first is end.
+      # The last node may be padded, so the remainder up to the end already consists of whole nodes.
+      # Without a remainder first equals end.
       return -(-first // children), -(-end // children), sums
     return first // children, end // children, sums
 
@@ -387,13 +394,13 @@ def _add_piece(
     return climb(functools.partial(at_level, starts[level]), *carry)
 
   first, end, sums = jax.lax.fori_loop(0, len(tree.starts), one_level, (first, end, sums))
-  if to_the_end:  # everything, at the root
+  if to_the_end:  # the remaining values, at the root
     sums = add(sums, first < end, *at_level(starts[-1], jnp.zeros_like(first)))
   return sums
 
 
 def _taylor(coefficients: Sequence[float], x: jax.Array) -> list[jax.Array]:
-  """Coefficients of the polynomial about x."""
+  """Returns the coefficients of the polynomial about x."""
   degree = len(coefficients) - 1
   powers = [jnp.ones_like(x)]
   for _ in range(degree):
@@ -410,8 +417,9 @@ def _taylor(coefficients: Sequence[float], x: jax.Array) -> list[jax.Array]:
 
 
 def _sorted_valid(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The values in ascending order and their weights, 1 where valid; the invalid ones come first, at
-  the smallest valid value.
+  """Sorts the values in ascending order, with weight 1 where valid and 0 elsewhere.
+
+  Invalid values come first and are set to the smallest valid value.
   """
   num_valid = jnp.sum(where, dtype=jnp.int32)
   ascending = _sort(jnp.where(where, values, -jnp.inf))
@@ -422,7 +430,7 @@ def _sorted_valid(values: jax.Array, where: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def _sort_with(keys: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """The keys without NaN in ascending order, and the weights in the same order."""
+  """Sorts keys without NaN in ascending order, and the weights along with them."""
   if keys.dtype != jnp.float32:
     keys, weights = jax.lax.sort((keys, weights), num_keys=1)
     return keys, weights
@@ -431,7 +439,7 @@ def _sort_with(keys: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Arra
 
 
 def _sort(array: jax.Array) -> jax.Array:
-  """``jnp.sort`` of floats without NaN."""
+  """Sorts floats without NaN, like ``jnp.sort``."""
   if array.dtype != jnp.float32:
     return jnp.sort(array)
   return sorting.from_ordered_bits(jnp.sort(sorting.ordered_bits(array)))

@@ -1,6 +1,4 @@
-"""Files that the programs have written and read back: JSON of the expected shape and arrays, or a
-message that says what is wrong.
-"""
+"""Reads files that the programs have written, JSON and arrays, and checks their shape."""
 
 from collections.abc import Mapping, Sequence
 import json
@@ -11,9 +9,8 @@ import numpy as np
 
 from soprc_jax._internal.strings import shown
 
-# What remedies nearly all of them: nothing in a results folder is more than what a run has
-# computed.
-REMEDY = "remove it, and what it stands for is made again"
+# Fits nearly all of them, since a results folder contains nothing but what a run has computed.
+REMEDY = "remove it, and it is computed again"
 _WHAT = {
   dict: "an object",
   list: "a list with entries",
@@ -25,36 +22,41 @@ _WHAT = {
 
 
 def read_json(path: Path, shape: Any = object, *, remedy: str = REMEDY) -> Any:
-  """The content of a JSON file.
+  """Returns the content of a JSON file, and checks its shape.
 
   Args:
-    path: of the file.
-    shape: of its content, see `problem`.
-    remedy: what to do where it is another, told in the message.
+    path: path of the file.
+    shape: expected shape of the content, see `problem`.
+    remedy: what to do if the file is corrupt, for the message.
 
   Raises:
-    OSError: it is not there, or may not be read.
-    ValueError: it is no JSON, or of another shape.
+    OSError: the file is missing or unreadable.
+    ValueError: it is not JSON, or has another shape.
   """
   try:
     content = json.loads(path.read_bytes())
     found = problem(content, shape)
-  except (ValueError, RecursionError) as error:  # of JSON, of its encoding, of a million brackets
+  except (ValueError, RecursionError) as error:  # invalid JSON or encoding, or too deeply nested
     found = str(error)
   if found:
-    raise ValueError(f"{path} is damaged ({found}): {remedy}")
+    raise ValueError(f"{path} is corrupt ({found}): {remedy}")
   return content
 
 
 def problem(content: Any, shape: Any, place: str = "") -> str:
-  """Where the content is not of a shape, and what it is there; empty if it is.
+  """Returns where and how the content differs from a shape, or "" if it fits.
 
   Args:
-    content: of a JSON file.
-    shape: a type (float takes integers too, bool is none; object takes anything), None, ``[shape]``
-      for a list of one or more, ``{str: shape}`` for any keys, ``{"key": shape}`` for these keys
-      among others, or a tuple of shapes of which one must fit.
-    place: of the content in the file.
+    content: content of a JSON file.
+    shape: the expected shape, one of
+
+      * a type: float takes integers too, a bool is not a number, object takes anything;
+      * None;
+      * ``[shape]`` for a list with at least one entry;
+      * ``{str: shape}`` for any keys, ``{"key": shape}`` for at least these keys;
+      * a tuple of shapes, one of which must fit.
+
+    place: position of the content in the file.
 
   >>> problem({"val": {"mAUPRC": "high"}}, {"val": {"mAUPRC": float}})
   "val.mAUPRC must be a number, it is 'high'"
@@ -102,21 +104,21 @@ def _told(content: Any, place: str, kind: type) -> str:
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-  """The arrays of these names in an ``.npz`` file.
+  """Returns the named arrays of an ``.npz`` file.
 
   Raises:
-    OSError: the file is not there, or may not be read.
-    ValueError: it is damaged, or holds no such arrays.
+    OSError: the file is missing or unreadable.
+    ValueError: it is corrupt, or lacks one of the arrays.
   """
-  # Opened here: numpy leaves the file of a damaged archive open.
+  # Opened here, since numpy does not close the file of a corrupt archive.
   with path.open("rb") as file:
     try:
       with np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in names}
-    # A flipped bit can claim an encryption, a compression or a size of its own: numpy, zipfile and
-    # zlib fail at it in a dozen ways.
+    # A flipped bit can indicate an encryption, a compression or a wrong size. numpy, zipfile and
+    # zlib then raise a dozen kinds of errors.
     except Exception as error:
       reason = (
         f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
       )
-      raise ValueError(f"{path} is damaged ({reason})") from error
+      raise ValueError(f"{path} is corrupt ({reason})") from error

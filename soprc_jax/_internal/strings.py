@@ -1,24 +1,24 @@
-"""Values and names from outside: as messages show them, and one spelling for each name."""
+"""Formats external values and names for messages, and normalizes the spelling of names."""
 
 from typing import Any
 import unicodedata
 
 _SHOWN = 200
-# Blanks of no width, which `str.strip` leaves.
+# Zero-width blanks, which `str.strip` does not remove.
 _NO_WIDTH = "\u200b\u2060\ufeff"
-# Unprintable for Python, but part of words and of emoji: no-break and wide blanks, joiners.
+# Unprintable according to Python, but part of words and emoji: no-break and wide blanks, joiners.
 _HARMLESS = "\u00a0\u200c\u200d\u3000"
 
 
 def shown(value: Any) -> str:
-  """The value as Python writes it, cut where it is long.
+  """Returns the repr of a value, truncated after 200 characters.
 
   >>> print(shown("a" * 400)[-5:], len(shown("a" * 400)))
   aa... 203
   """
   try:
     text = repr(value)
-  except ValueError:  # of thousands of digits
+  except ValueError:  # an integer with thousands of digits
     return (
       f"an integer of {value.bit_length()} bits"
       if isinstance(value, int)
@@ -28,9 +28,9 @@ def shown(value: Any) -> str:
 
 
 def printable(value: Any) -> str:
-  """Writes a name from outside on one line: line ends, control characters and the like as escapes.
+  """Formats an external name on one line, with line ends and control characters as escapes.
 
-  A terminal would obey them, and a table would break.
+  A terminal would execute control characters, and line ends would break a table.
 
   >>> print(printable("a\\nb \\x1b[31m"))
   a\\nb \\x1b[31m
@@ -42,7 +42,7 @@ def printable(value: Any) -> str:
 
 
 def stripped(text: str) -> str:
-  """Removes the blanks at both ends, also those of no width (a byte order mark)."""
+  """Removes blanks at both ends, including zero-width ones such as a byte order mark."""
   before = None
   while before != text:
     before, text = text, text.strip().strip(_NO_WIDTH)
@@ -50,7 +50,7 @@ def stripped(text: str) -> str:
 
 
 def class_name(text: str) -> str:
-  """Returns the spelling that all spellings of a name share: NFC, without blanks at its ends.
+  """Returns the canonical spelling of a name: NFC, without blanks at its ends.
 
   >>> class_name("\\tcafe\\u0301\\u00a0") == class_name("caf\\u00e9")
   True

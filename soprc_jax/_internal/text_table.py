@@ -1,10 +1,10 @@
-"""Tables of text: Markdown, and aligned columns for a terminal."""
+"""Text tables: Markdown, and aligned columns for a terminal."""
 
 from collections.abc import Iterable, Sequence
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-  """Returns a Markdown table, without a line end after its last row.
+  """Returns a Markdown table, without a trailing line end.
 
   >>> print(markdown(["loss", "mAUPRC"], [["SOPRC", "0.62"]]))
   | loss | mAUPRC |
@@ -16,7 +16,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-  """Returns a line for each row, its columns two blanks apart and as wide as their longest cell.
+  """Returns one line per row, with columns two blanks apart and as wide as their longest cell.
 
   >>> aligned([["a", "1"], ["long", "2"]])
   ['a     1', 'long  2']

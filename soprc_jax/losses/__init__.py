@@ -1,6 +1,6 @@
-"""The losses that the paper compares SOPRC with: pure functions of embeddings and labels.
+"""Losses that the paper compares SOPRC with, as pure functions of embeddings and labels.
 
-All take labels of any integer type or booleans, classes of unequal size, a mask, and an
+All accept labels of any integer type or booleans, classes of unequal size, a mask, and an
 ``axis_name`` for the joined batch of several devices.
 """
 

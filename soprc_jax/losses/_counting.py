@@ -1,25 +1,24 @@
-"""Ranks of few relevant scores among many candidates, by counting: the candidates are not
-sorted.
-"""
+"""Ranks of a few relevant scores among many candidates, counted without sorting the candidates."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-# So many relevant scores are compared one by one with each candidate; more are searched for in
-# their order.
+# Up to this many relevant scores are compared directly with each candidate. More are sorted and
+# searched.
 _FEW = 16
 
 
 class Places(NamedTuple):
-  """Where K relevant scores stand among L candidates in descending order; they come behind others
-  of the same score.
+  """Holds the places of K relevant scores among L candidates in descending order.
+
+  At equal scores relevant candidates come after the others.
 
   Attributes:
-    positions: ``[K]`` candidates before each relevant one.
-    among: ``[K]`` relevant ones before each relevant one.
-    above: ``[L]`` relevant scores above each candidate's.
+    positions: ``[K]`` number of candidates before each relevant one.
+    among: ``[K]`` number of relevant candidates before each relevant one.
+    above: ``[L]`` number of relevant scores above the score of each candidate.
   """
 
   positions: jax.Array
@@ -28,13 +27,14 @@ class Places(NamedTuple):
 
 
 def places(scores: jax.Array, others: jax.Array, relevant: jax.Array, columns: jax.Array) -> Places:
-  """The `Places` of the relevant scores.
+  """Computes the `Places` of the relevant scores.
 
   Args:
-    scores: ``[L]``, finite.
+    scores: ``[L]`` finite scores of the candidates.
     others: ``[L]`` mask of the candidates that are not relevant.
     relevant: ``[K]`` relevant scores, -inf in unused slots.
-    columns: ``[K]`` their indices among the candidates: equal relevant scores stand in this order.
+    columns: ``[K]`` indices of the relevant scores among the candidates. Equal relevant scores are
+      ordered by them.
   """
   count = relevant.shape[0]
   if count <= _FEW:
@@ -51,6 +51,6 @@ def places(scores: jax.Array, others: jax.Array, relevant: jax.Array, columns: j
   among = jnp.zeros_like(slots).at[order].set(slots)
   not_above = jnp.searchsorted(-descending[::-1], scores, side="right")
   histogram = jnp.zeros(count + 1, jnp.int32).at[not_above].add(others.astype(jnp.int32))
-  # Entry j: the others that reach the j lowest relevant scores.
+  # Entry j: number of others that reach the j lowest relevant scores.
   reaching = jnp.cumsum(histogram[::-1])[::-1]
   return Places(reaching[count - among] + among, among, count - not_above)

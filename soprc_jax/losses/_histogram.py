@@ -1,4 +1,4 @@
-"""Soft histograms of the candidates of each query, one bin at a time."""
+"""Soft histograms of the candidates of each query, computed one bin at a time."""
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +10,16 @@ from soprc_jax.losses import _ranking
 def histograms(
   position: jax.Array, found: _ranking.Ranking, centres: np.ndarray, *, open_ends: bool
 ) -> tuple[jax.Array, jax.Array]:
-  """Triangular weights of unit width summed over the relevant and over all candidates, ``[L, B]``
-  each.
+  """Sums triangular weights of unit width over the relevant and over all candidates.
 
   Args:
     position: ``[B, G]`` scores in units of bins.
-    found: masks.
-    centres: bin centres, ascending integers.
-    open_ends: whether the first and the last bin stay at 1 outside of the centres.
+    found: ranking with the masks.
+    centres: ``[L]`` bin centers, ascending integers.
+    open_ends: whether the weight of the first and the last bin stays at 1 beyond their centers.
+
+  Returns:
+    Histograms of the relevant and of all candidates, ``[L, B]`` each.
   """
   zero = jnp.zeros_like(position)
 
@@ -31,6 +33,6 @@ def histograms(
     relevant = jnp.sum(jnp.where(found.relevant, weight, zero), axis=-1)
     return relevant, jnp.sum(jnp.where(found.candidates, weight, zero), axis=-1)
 
-  # One bin at a time, recomputed for the gradient: the weights of all bins would be L times the
-  # similarity matrix.
+  # One bin at a time, recomputed for the gradient. The weights of all bins would take L times the
+  # memory of the similarity matrix.
   return jax.lax.map(jax.checkpoint(one_bin), jnp.asarray(centres, position.dtype))

@@ -1,6 +1,4 @@
-"""What the losses of rankings share: which images count as relevant, and their scores in few
-columns.
-"""
+"""Shared parts of the ranking losses: relevant images, and their scores in few columns."""
 
 from typing import NamedTuple
 
@@ -13,13 +11,13 @@ from soprc_jax._internal import checks, collectives, masks
 
 
 class Ranking(NamedTuple):
-  """Scores of each query with what is relevant to it.
+  """Holds the scores of each query, with masks of its relevant and valid candidates.
 
   Attributes:
     scores: ``[B, G]``.
-    relevant: ``[B, G]``.
-    candidates: ``[B, G]`` valid candidates, the relevant ones included.
-    valid: ``[B]`` queries with a positive (other than themselves) and a negative.
+    relevant: ``[B, G]`` mask of the relevant candidates.
+    candidates: ``[B, G]`` mask of the valid candidates, including the relevant ones.
+    valid: ``[B]`` mask of the queries with a positive (other than themselves) and a negative.
   """
 
   scores: jax.Array
@@ -36,8 +34,9 @@ def ranking(
   where: ArrayLike | None,
   axis_name: collectives.AxisName,
 ) -> Ranking:
-  """The ranking of the batch for each of its images; with ``include_self`` each is relevant to
-  itself.
+  """Computes the ranking of the batch for each of its images.
+
+  With ``include_self`` each image is relevant to itself.
   """
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
   relevant = pairs.positive | pairs.itself if include_self else pairs.positive
@@ -54,11 +53,11 @@ def relevant_scores(
   max_positives: int | None,
   include_self: bool,
 ) -> tuple[jax.Array, jax.Array]:
-  """The relevant scores of each query in as few columns as is known to suffice, ``[B, K]``, and
-  their mask.
+  """Returns the relevant scores of each query in K columns, ``[B, K]``, and their mask.
 
-  K follows from ``max_positives``, or from the largest class where the labels are concrete. Traced
-  labels hide it: K is then the gallery, which costs time but, by blocks, no memory.
+  K is as small as is known to suffice. It follows from ``max_positives``, or from the largest class
+  if the labels are concrete. With traced labels K is the size of the gallery, which costs time, but
+  no memory thanks to blocks.
   """
   width = relevant_width(
     labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
@@ -76,7 +75,7 @@ def relevant_width(
   max_positives: int | None,
   include_self: bool,
 ) -> int | None:
-  """Columns that suffice for the relevant images of any query; None where that is not known."""
+  """Returns how many columns suffice for the relevant images of any query; None if unknown."""
   largest = _largest_class(labels, where, axis_name)
   if max_positives is None:
     return largest

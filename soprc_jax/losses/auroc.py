@@ -1,4 +1,4 @@
-"""Pairwise surrogates of the area under the ROC curve."""
+"""AUROC loss: pairwise surrogates of the area under the ROC curve."""
 
 from typing import Literal
 
@@ -30,25 +30,26 @@ def auroc_loss(
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:
-  r"""Mean surrogate over all (positive, negative) pairs of each query (Gao & Zhou, "On the
-  consistency of AUC pairwise optimization", IJCAI 2015).
+  r"""Computes the AUROC loss, a mean surrogate over all (positive, negative) pairs of each query.
+
+  See Gao & Zhou, "On the consistency of AUC pairwise optimization", IJCAI 2015.
 
   .. math:: L = \mathrm{mean}_q\, \mathrm{mean}_{p, n}\, f(s_{qp} - s_{qn})
 
-  with f(x) = l1 of Eq. 7 (``huber``), log2(1 + exp(-x)) (``logistic``, without tau), or sigmoid(-x
-  / tau) (``sigmoid``).
+  where f(x) is l1 of Eq. 7 (``huber``), log2(1 + exp(-x)) (``logistic``, without tau), or
+  sigmoid(-x / tau) (``sigmoid``).
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
-      `retrieval_lists`; concrete ones save time, see `smooth_ap_loss`.
-    surrogate: f, one of the above.
-    tau: width > 0 of ``huber`` and ``sigmoid``.
-    include_self: whether a query is relevant to itself, as in the reference code.
-    where: ``[B]`` mask of the valid images.
-    axis_name: name of a mapped axis: the candidates are then the batch of all its devices.
-    max_positives: static bound on the positives of a query (itself not counted); needed for speed
-      where labels are traced.
+    embeddings: ``[B, D]``, unit norm (not normalized again).
+    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
+      into 32 bits, see `retrieval_lists`. Concrete labels save time, see `smooth_ap_loss`.
+    surrogate: the function f, one of the above.
+    tau: width > 0 of ``huber`` and ``sigmoid``; ``logistic`` ignores it.
+    include_self: whether a query counts as relevant to itself, as in the reference code.
+    where: ``[B]`` mask of the valid images; None means all.
+    axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
+    max_positives: static bound on the positives of a query (itself not counted). It saves time if
+      the labels are traced. None takes the largest class of concrete labels.
 
   Returns:
     Scalar >= 0, at least float32. Queries without a positive or a negative are left out; 0 if all
@@ -81,8 +82,8 @@ def auroc_loss(
   ) -> jax.Array:
     sums = pair_sums(SURROGATES[surrogate], positives, scores, negative, tau=tau)
     total = jnp.sum(jnp.where(mask, sums, jnp.zeros_like(sums)))
-    # The number of pairs is a product of two counts; a mask of all pairs would take longer than the
-    # losses.
+    # The number of pairs is a product of two counts. A mask of all pairs would take longer than the
+    # losses themselves.
     return masks.ratio(
       total, jnp.sum(mask).astype(total.dtype) * jnp.sum(negative).astype(total.dtype)
     )

@@ -1,4 +1,4 @@
-"""BlackBox AP: average precision itself, with the gradient of a perturbed ranking."""
+"""BlackBox AP: exact average precision, with the gradient of a perturbed ranking."""
 
 from typing import Any, NamedTuple
 
@@ -12,20 +12,20 @@ from soprc_jax._internal import blockwise, checks, collectives, masks
 from soprc_jax.losses import _counting, _ranking
 from soprc_jax.memory import Memory, compare
 
-# Added to the number of relevant items, as in the method's public code: a perfect ranking costs
-# 1e-5 / number.
+# Added to the number of relevant items, as in the public code of the method. A perfect ranking then
+# costs 1e-5 / number.
 _EPSILON = 1e-5
 
 
 class _Rankings(NamedTuple):
-  """Q rankings of L candidates.
+  """Holds Q rankings of L candidates.
 
   Attributes:
     scores: ``[Q, L]``.
-    relevant: ``[Q, L]``.
-    where: ``[Q, L]`` valid candidates, the relevant ones included.
-    columns: ``[Q, K]`` where the relevant candidates stand, L in unused slots; None where there may
-      be any number of them.
+    relevant: ``[Q, L]`` mask of the relevant candidates.
+    where: ``[Q, L]`` mask of the valid candidates, including the relevant ones.
+    columns: ``[Q, K]`` indices of the relevant candidates, L in unused slots. None if their number
+      is not bounded.
   """
 
   scores: jax.Array
@@ -48,52 +48,56 @@ def blackbox_ap_loss(
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:
-  r"""1 - AP of the ranks (Rolinek et al., "Optimizing rank-based metrics with blackbox
-  differentiation", CVPR 2020).
+  r"""Computes the BlackBox AP loss, 1 - AP of the ranks with an interpolated gradient.
+
+  See Rolinek et al., "Optimizing rank-based metrics with blackbox differentiation", CVPR 2020.
 
   .. math:: L = (1 - c)\, \mathrm{mean}_q\, (1 - AP_q) + c\, (1 - AP_{all}), \quad AP
             = \frac{\sum_{k \in P} R^+(k) / R(k)}{|P| + 10^{-5}}
 
-  with R(k) the rank of k among all candidates and R+(k) among the relevant ones. AP_q ranks the
-  candidates of query q, AP_all all B x B pairs of the batch at once. With ranks r(x) = 1, 2, ... n
-  in descending order of the scores, divided by n, and the derivative g of the loss by them, the
-  gradient that reaches the scores is (Pogancic et al., "Differentiation of blackbox combinatorial
-  solvers", ICLR 2020)
+  R(k) is the rank of k among all candidates, R+(k) the rank among the relevant ones. AP_q ranks the
+  candidates of query q. AP_all ranks all B x B pairs of the batch at once.
+
+  Let r(x) be the ranks 1, 2, ... n in descending order of the scores, divided by n, and g the
+  derivative of the loss with respect to them. The gradient with respect to the scores is (Pogancic
+  et al., "Differentiation of blackbox combinatorial solvers", ICLR 2020)
 
   .. math:: -\frac{r(x) - r(x + \lambda g)}{\lambda + 10^{-8}}
 
-  Of equal scores the relevant ones rank last, so the loss does not depend on the order of the
-  batch, and a collapsed batch is not a perfect one. Which one of several equal relevant entries a
-  gradient reaches is still up to the order.
+  At equal scores relevant candidates rank last. So the loss does not depend on the order of the
+  batch, and a collapsed batch is not optimal. The order still decides which of several equal
+  relevant entries receives a gradient.
 
-  With a weight on the loss, g stays that of the loss itself, and the result is multiplied: lambda
-  means the same with any weight and any number of devices.
+  With a weight on the loss, g is still the derivative of the unweighted loss, and the result is
+  multiplied by the weight. So lambda has the same meaning for any weight and any number of devices.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
-      `retrieval_lists`.
+    embeddings: ``[B, D]``, unit norm (not normalized again).
+    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
+      into 32 bits, see `retrieval_lists`.
     lambda_: width > 0 of the interpolation.
     margin: m >= 0. Scores are shifted by ``-m |z| / 2`` for relevant candidates and by ``m |z| /
-      2`` for the others, with z standard normal, from ``key``.
-    interclass_coef: c in [0, 1].
-    memory: more candidates for AP_q, as constants: earlier images, from ``current`` of
-      `embedding_memory`.
-    key: for ``margin``; the same on all devices.
-    include_self: whether a query is a candidate, relevant to itself, as in the reference code.
-    where: ``[B]`` mask of the valid images.
-    axis_name: name of a mapped axis: the batch is then that of all its devices.
-    max_positives: static bound on the positives of a query in the batch (itself not counted). Where
-      it, or the labels themselves, are known when the loss is compiled, ranks are counted, which
-      takes a fraction of the time of sorting all candidates (not for the candidates of a memory).
+      2`` for the others, with z standard normal, drawn from ``key``.
+    interclass_coef: c in [0, 1], the weight of AP_all.
+    memory: additional candidates for AP_q, treated as constants: earlier images, from ``current``
+      of `embedding_memory`. None adds none.
+    key: random key, required for ``margin`` > 0; the same on all devices.
+    include_self: whether a query is a candidate that is relevant to itself, as in the reference
+      code.
+    where: ``[B]`` mask of the valid images; None means all.
+    axis_name: name of a mapped axis. The batch is then the joined batch of all its devices.
+    max_positives: static bound on the positives of a query in the batch (itself not counted). If
+      this bound or the labels are known at compile time, ranks are counted instead of sorted. That
+      takes a fraction of the time. With a memory its candidates are always sorted.
 
   Returns:
-    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out of the
-    mean, and the second term is 0 if the batch has no such pair.
+    Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped in the
+    mean. The second term is 0 if the batch has no positive or no negative pair.
 
   Raises:
-    ValueError: an option is a plain number out of range; more than 46,340 images on all devices;
-      ``margin`` without ``key``; ``memory`` from ``lookahead``, which would count the batch twice.
+    ValueError: an option is a plain number out of range; there are more than 46,340 images on all
+      devices; ``margin`` is given without ``key``; ``memory`` comes from ``lookahead``, which would
+      count the batch twice.
     AssertionError: when traced, if shapes do not fit.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
@@ -102,7 +106,7 @@ def blackbox_ap_loss(
   """
   _check_options(lambda_, margin, interclass_coef)
   if not _is_zero(margin) and key is None:
-    raise ValueError("margin needs key: the shift of the scores is random")
+    raise ValueError("margin needs key, since the shift of the scores is random: pass a random key")
   batch = lists.join_devices(embeddings, labels, where, axis_name)
   whole = lists.similarities(batch.embeddings, batch.labels, where=batch.where)
   size, whole_size = jnp.shape(labels)[0], batch.labels.shape[0]
@@ -131,34 +135,34 @@ def blackbox_ap_loss(
   if not _is_zero(margin):
     own, of_all = _absolute_noise(key, queries.scores, batch.first, whole_size)
     queries, flat = _shift(queries, own, margin), _shift(flat, of_all, margin)
-  # The derivative by the ranks enters a second ranking: the weights of the whole mean belong
-  # inside.
+  # The derivative with respect to the ranks enters a second ranking, so the weights of the overall
+  # mean must be applied inside.
   dtype = queries.scores.dtype
   coef, lambda_ = jnp.asarray(interclass_coef, dtype), jnp.asarray(lambda_, dtype)
   share = masks.ratio(1 - coef, collectives.psum(jnp.sum(valid).astype(dtype), axis_name))
   within = _weighted_loss(queries, lambda_, jnp.where(valid, share, 0))
   across = _weighted_loss(flat, lambda_, jnp.where(rankable, coef, 0)[None])
-  # Every device has computed the ranking of all pairs: each counts for its part of it.
+  # Every device has computed the ranking of all pairs, so each counts for an equal share of it.
   return collectives.psum(within + across / collectives.psum(1, axis_name), axis_name)
 
 
 @jax.custom_vjp
 def _weighted_loss(rankings: _Rankings, lambda_: jax.Array, weights: jax.Array) -> jax.Array:
-  """Sum of weight * (1 - AP) over the rankings."""
+  """Sums weight * (1 - AP) over the rankings."""
   return _weighted_loss_forward(rankings, lambda_, weights)[0]
 
 
 def _weighted_loss_forward(
   rankings: _Rankings, lambda_: jax.Array, weights: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """The loss, and the factor of its gradient by each score."""
+  """Computes the loss, and the factor of its gradient with respect to each score."""
 
   def of_one(ranking: _Rankings, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
     if ranking.columns is not None:
       return _by_counting(ranking, ranking.columns, lambda_, weight)
     return _by_sorting(ranking, lambda_, weight)
 
-  # Sorting takes several arrays of the size of the ranking.
+  # Sorting needs several arrays of the size of the ranking.
   losses, factors = blockwise.map_rows(of_one, (rankings, weights), 8 * rankings.scores.shape[1])
   return jnp.sum(losses), factors
 
@@ -166,7 +170,7 @@ def _weighted_loss_forward(
 def _by_sorting(
   ranking: _Rankings, lambda_: jax.Array, weight: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Loss of one ranking and the factor of its gradient, for any number of relevant candidates."""
+  """Computes the loss of one ranking and its gradient factor, for any number of relevant ones."""
   scores, where = ranking.scores, ranking.where
   positions = _positions(ranking)
   ranks = _normalise(positions, where, scores.dtype)
@@ -175,7 +179,7 @@ def _by_sorting(
   among = _normalise(jnp.take_along_axis(above, positions, axis=-1), where, scores.dtype)
   loss, slope = jax.value_and_grad(_loss_of_ranks)(ranks, among, relevant, weight)
   moved = _positions(ranking._replace(scores=scores + lambda_ * slope))
-  # The difference of the whole numbers: exactly 0 for a rank that stays.
+  # The difference of integers is exactly 0 for an unchanged rank.
   step = (moved - positions).astype(scores.dtype) / _count(where, scores.dtype)
   return loss, step / (lambda_ + 1e-8)
 
@@ -183,8 +187,9 @@ def _by_sorting(
 def _by_counting(
   ranking: _Rankings, columns: jax.Array, lambda_: jax.Array, weight: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """The same as `_by_sorting`. Only relevant candidates move: each of the others passes those that
-  pass it.
+  """Computes the same as `_by_sorting` by counting.
+
+  Only relevant candidates move. The rank of any other candidate changes by those that pass it.
   """
   scores, size = ranking.scores, _count(ranking.where, ranking.scores.dtype)
   others, used = ranking.where & ~ranking.relevant, columns < scores.shape[0]
@@ -211,8 +216,9 @@ _weighted_loss.defvjp(_weighted_loss_forward, _weighted_loss_backward)
 def _loss_of_ranks(
   ranks: jax.Array, among: jax.Array, relevant: jax.Array, weight: jax.Array
 ) -> jax.Array:
-  """weight * (1 - AP) as a function of the ranks; those ``among`` the relevant candidates are
-  constants.
+  """Computes weight * (1 - AP) from the ranks.
+
+  The ranks ``among`` the relevant candidates are constants.
   """
   precision = jnp.where(relevant, masks.ratio(among, ranks), 0)
   number = jnp.sum(relevant, axis=-1).astype(ranks.dtype)
@@ -226,12 +232,12 @@ def _relevant_columns(scores: jax.Array, relevant: jax.Array, width: int) -> jax
 
 
 def _flattened(pairs: _Rankings) -> _Rankings:
-  """All pairs as one ranking."""
+  """Returns all pairs as one ranking."""
   if pairs.scores.size > np.iinfo(np.int32).max:
     raise ValueError(
       "blackbox_ap_loss ranks all pairs of the batch, at most 2^31 - 1; got "
-      f"{pairs.scores.shape[0]:,} images, "
-      f"the square of which is {pairs.scores.size:,}: at most 46,340 images fit"
+      f"{pairs.scores.shape[0]:,} images, which are {pairs.scores.size:,} pairs: use at most "
+      "46,340 images"
     )
   flat = jax.tree.map(lambda matrix: matrix.reshape(1, -1), pairs)
   if pairs.columns is None:
@@ -244,8 +250,9 @@ def _flattened(pairs: _Rankings) -> _Rankings:
 
 
 def _positions(rankings: _Rankings) -> jax.Array:
-  """The place of each entry in descending order, from 0: relevant ones behind their equals, masked
-  ones behind all.
+  """Returns the position of each entry in descending order, from 0.
+
+  Relevant entries come after equal ones, masked entries after all others.
   """
   scores, relevant, where, _ = rankings
   axis = scores.ndim - 1
@@ -256,12 +263,12 @@ def _positions(rankings: _Rankings) -> jax.Array:
 
 
 def _reorder(values: jax.Array, positions: jax.Array) -> jax.Array:
-  """Entry j of each row goes to ``positions[j]``, a permutation of the row."""
+  """Moves entry j of each row to ``positions[j]``, a permutation of the row."""
   return jnp.put_along_axis(jnp.zeros_like(values), positions, values, axis=-1, inplace=False)
 
 
 def _normalise(positions: jax.Array, where: jax.Array, dtype: Any) -> jax.Array:
-  """Ranks 1 to n, divided by the number n of valid candidates; 0 for masked ones."""
+  """Returns ranks 1 to n, divided by the number n of valid candidates; 0 for masked ones."""
   return jnp.where(where, (positions + 1).astype(dtype) / _count(where, dtype), 0)
 
 
@@ -272,10 +279,10 @@ def _count(where: jax.Array, dtype: Any) -> jax.Array:
 def _candidates(
   embeddings: ArrayLike, labels: ArrayLike, where: ArrayLike | None, memory: Memory
 ) -> _Rankings:
-  """The candidates that the memory adds to the queries of this device."""
+  """Returns the candidates that the memory adds to the queries of this device."""
   if memory.own is not None:
     raise ValueError(
-      "the memory already holds the current batch: pass current(opt_state) of the memory, not "
+      "the memory already contains the current batch: pass current(opt_state) of the memory, not "
       "lookahead"
     )
   pairs = compare(
@@ -287,8 +294,9 @@ def _candidates(
 def _absolute_noise(
   key: Any, scores: jax.Array, first: Any, whole_size: int
 ) -> tuple[jax.Array, jax.Array]:
-  """``|z|`` of the candidates of this device's queries and of all pairs, the same for any number of
-  devices.
+  """Draws ``|z|`` for the candidates of this device's queries, and for all pairs.
+
+  The numbers are the same for any number of devices.
   """
   own_key, all_key = jax.random.split(key)
   (count, width), dtype = scores.shape, scores.dtype

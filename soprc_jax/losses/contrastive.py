@@ -18,21 +18,23 @@ def contrastive_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
-  r"""Sum over the ordered pairs of the batch (Hadsell, Chopra & LeCun, "Dimensionality reduction by
-  learning an invariant mapping", CVPR 2006).
+  r"""Computes the contrastive loss, a sum over the ordered pairs of the batch.
+
+  See Hadsell, Chopra & LeCun, "Dimensionality reduction by learning an invariant mapping", CVPR
+  2006.
 
   .. math:: L = \sum_{positive} [m^+ - s]_+ + \sum_{negative} [s - m^-]_+
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
-      `retrieval_lists`.
+    embeddings: ``[B, D]``, unit norm (not normalized again).
+    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
+      into 32 bits, see `retrieval_lists`.
     positive_margin: similarity m+ above which a positive pair costs nothing.
     negative_margin: similarity m- below which a negative pair costs nothing.
-    average_active: divide each of the two sums by the number of pairs that cost something, instead
-      of summing.
-    where: ``[B]`` mask of the valid images.
-    axis_name: name of a mapped axis: pairs are then over the batch of all its devices.
+    average_active: whether each of the two sums is divided by its number of pairs with a loss > 0.
+    where: ``[B]`` mask of the valid images; None means all.
+    axis_name: name of a mapped axis. Pairs are then formed over the joined batch of all its
+      devices.
 
   Returns:
     Scalar >= 0, at least float32; 0 without pairs. Without ``average_active`` it grows with the

@@ -1,4 +1,4 @@
-"""FastAP: average precision by a soft histogram of distances."""
+"""FastAP: average precision from a soft histogram of distances."""
 
 import jax
 import jax.numpy as jnp
@@ -17,27 +17,27 @@ def fast_ap_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
-  r"""1 - AP from a soft histogram of squared distances (Cakir et al., "Deep metric learning to
-  rank", CVPR 2019).
+  r"""Computes the FastAP loss, 1 - AP from a soft histogram of squared distances.
 
-  With triangular weights of width 4 / L around the L + 1 centres of [0, 4], histograms h (all
-  candidates), h+ (positives) and their cumulative sums H, H+:
+  See Cakir et al., "Deep metric learning to rank", CVPR 2019. The histograms have triangular
+  weights of width 4 / L around the L + 1 centers of [0, 4]. Let h be the histogram of all
+  candidates, h+ that of the positives, and H, H+ their cumulative sums:
 
   .. math:: L = 1 - \mathrm{mean}_q \frac{1}{N^+_q} \sum_l \frac{h^+_l H^+_l}{H_l}
 
-  The gradient is the true derivative; the reference code returns B / 2 times that and ignores a
-  loss weight.
+  The gradient is the true derivative. The reference code returns B / 2 times that, and ignores a
+  weight on the loss.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
-      `retrieval_lists`.
-    num_bins: L >= 1.
-    where: ``[B]`` mask of the valid images.
-    axis_name: name of a mapped axis: the candidates are then the batch of all its devices.
+    embeddings: ``[B, D]``, unit norm (not normalized again).
+    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
+      into 32 bits, see `retrieval_lists`.
+    num_bins: number of bins L >= 1.
+    where: ``[B]`` mask of the valid images; None means all.
+    axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
 
   Returns:
-    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out; 0 if
+    Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped; 0 if
     all are.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])

@@ -1,6 +1,4 @@
-"""Listwise AP with quantization, "DIR" in the paper's tables: average precision by a soft histogram
-of similarities.
-"""
+"""Listwise AP ("DIR" in the paper): average precision from a soft histogram of similarities."""
 
 import jax
 import jax.numpy as jnp
@@ -20,25 +18,25 @@ def listwise_ap_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
-  r"""1 - AP from a soft histogram of similarities, "DIR" in the paper's tables (Revaud et al.,
-  "Learning with average precision: training image retrieval with a listwise loss", ICCV 2019).
+  r"""Computes the listwise AP loss, 1 - AP from a soft histogram (quantization) of similarities.
 
-  The centres go from 1 down to -1; precision and the gain in recall of each bin follow from
-  cumulative sums of its triangular weights:
+  It is "DIR" in the paper's tables (Revaud et al., "Learning with average precision: training image
+  retrieval with a listwise loss", ICCV 2019). The centers of the bins go from 1 down to -1. The
+  precision and the gain in recall of each bin follow from cumulative sums of triangular weights:
 
   .. math:: L = 1 - \mathrm{mean}_q \sum_m \frac{H^+_m}{H_m} \frac{h^+_m}{N^+_q}
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
-      `retrieval_lists`.
-    num_bins: number of centres >= 2.
-    include_self: whether a query is relevant to itself, as in the reference code.
-    where: ``[B]`` mask of the valid images.
-    axis_name: name of a mapped axis: the candidates are then the batch of all its devices.
+    embeddings: ``[B, D]``, unit norm (not normalized again).
+    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
+      into 32 bits, see `retrieval_lists`.
+    num_bins: number of bin centers >= 2.
+    include_self: whether a query counts as relevant to itself, as in the reference code.
+    where: ``[B]`` mask of the valid images; None means all.
+    axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
 
   Returns:
-    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out; 0 if
+    Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped; 0 if
     all are.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])

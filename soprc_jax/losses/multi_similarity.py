@@ -18,22 +18,24 @@ def multi_similarity_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
-  r"""Mean over anchors of two soft maxima (Wang et al., "Multi-similarity loss with general pair
-  weighting", CVPR 2019).
+  r"""Computes the Multi-Similarity loss, the mean over anchors of two soft maxima.
+
+  See Wang et al., "Multi-similarity loss with general pair weighting", CVPR 2019.
 
   .. math:: L = \mathrm{mean}_a \; \tfrac{1}{\alpha} \log\Big(1 + \sum_p e^{-\alpha (s_{ap}
             - b)}\Big)
             + \tfrac{1}{\beta} \log\Big(1 + \sum_n e^{\beta (s_{an} - b)}\Big)
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
-      `retrieval_lists`.
+    embeddings: ``[B, D]``, unit norm (not normalized again).
+    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
+      into 32 bits, see `retrieval_lists`.
     alpha: sharpness for positives, > 0.
     beta: sharpness for negatives, > 0 (not the beta of Eq. 10).
     base: similarity b around which pairs are weighted.
-    where: ``[B]`` mask of the valid images.
-    axis_name: name of a mapped axis: pairs are then over the batch of all its devices.
+    where: ``[B]`` mask of the valid images; None means all.
+    axis_name: name of a mapped axis. Pairs are then formed over the joined batch of all its
+      devices.
 
   Returns:
     Scalar >= 0, at least float32; 0 without a valid image.
@@ -54,7 +56,7 @@ def multi_similarity_loss(
 
 
 def _log1p_sum_exp(logits: jax.Array, mask: jax.Array) -> jax.Array:
-  """``log(1 + sum exp)`` over the last axis without overflow; 0 where nothing is valid."""
+  """Computes ``log(1 + sum exp)`` over the last axis without overflow; 0 if nothing is valid."""
   top = jnp.max(logits, axis=-1, keepdims=True, where=mask, initial=0.0)
   top = jax.lax.stop_gradient(top)
   total = jnp.sum(jnp.where(mask, jnp.exp(jnp.where(mask, logits, 0.0) - top), 0.0), axis=-1)

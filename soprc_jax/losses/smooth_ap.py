@@ -7,7 +7,7 @@ from jax.typing import ArrayLike
 from soprc_jax._internal import blockwise, checks, collectives, masks
 from soprc_jax.losses import _ranking
 
-# In units of tau: exp overflows from there on in float64 too.
+# Distance in units of tau, beyond which exp overflows in float64 too.
 _FAR = 1000.0
 
 
@@ -21,30 +21,31 @@ def smooth_ap_loss(
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:
-  r"""1 - smoothed AP, mean over queries (Brown et al., "Smooth-AP: smoothing the path towards
-  large-scale image retrieval", ECCV 2020).
+  r"""Computes the SmoothAP loss, the mean over queries of 1 - smoothed AP.
+
+  See Brown et al., "Smooth-AP: smoothing the path towards large-scale image retrieval", ECCV 2020.
 
   .. math:: R(k) = 1 + \sum_{j \ne k} \sigma\Big(\frac{s_j - s_k}{\tau}\Big), \quad L = 1
             - \mathrm{mean}_q\, \mathrm{mean}_{k \in P(q)} \frac{R^+(k)}{R(k)}
 
-  with R over all candidates and R+ over the relevant ones.
+  where R is taken over all candidates, and R+ over the relevant ones.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
-      `retrieval_lists`. Where they are concrete, the cost is that of the largest class; traced
-      labels (an argument of a jitted function) cost time cubic in the batch, though not memory,
-      unless ``max_positives`` is given.
+    embeddings: ``[B, D]``, unit norm (not normalized again).
+    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
+      into 32 bits, see `retrieval_lists`. With concrete labels the cost is that of the largest
+      class. Traced labels (an argument of a jitted function) cost time cubic in the batch, though
+      not memory, unless ``max_positives`` is given.
     tau: temperature > 0.
-    include_self: whether a query is relevant to itself, as in the reference code.
-    where: ``[B]`` mask of the valid images.
-    axis_name: name of a mapped axis: the candidates are then the batch of all its devices.
-    max_positives: static bound on the positives of a query (itself not counted); needed for speed
-      where labels are traced. Of more positives evenly spaced ones are kept, as in
-      `retrieval_lists`.
+    include_self: whether a query counts as relevant to itself, as in the reference code.
+    where: ``[B]`` mask of the valid images; None means all.
+    axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
+    max_positives: static bound on the positives of a query (itself not counted). It saves time if
+      the labels are traced. If a query has more positives, evenly spaced ones are kept, as in
+      `retrieval_lists`. None takes the largest class of concrete labels.
 
   Returns:
-    Scalar in [0, 1], at least float32. Queries without a positive or a negative are left out; 0 if
+    Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped; 0 if
     all are.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
@@ -68,15 +69,15 @@ def smooth_ap_loss(
   def row_loss(
     positives: jax.Array, mask: jax.Array, scores: jax.Array, negative: jax.Array
   ) -> jax.Array:
-    # Far enough below all positives a sigmoid is exactly 0, so that sums need no mask of their own.
+    # Far enough below all positives a sigmoid is exactly 0, so that sums need no additional mask.
     top = jnp.max(scores, initial=0.0)
     lowest = jax.lax.stop_gradient(jnp.min(jnp.where(mask, positives, top), initial=top))
-    # By several floats at least, where tau is less than their spacing.
+    # At least several floats below, in case tau is less than their spacing.
     lowest = lowest - jnp.maximum(_FAR / inverse, 8 * jnp.finfo(lowest.dtype).eps * jnp.abs(lowest))
     in_class = _sigmoids(jnp.where(mask, positives, lowest), positives, inverse)
     above = _sigmoids(jnp.where(negative, scores, lowest), positives, inverse)
-    # Each positive meets itself among the positives with sigmoid(0) = 1/2, where its rank counts it
-    # with 1. 1 - R+/R, without the difference that float32 loses when hardly any negative is above.
+    # Each positive counts itself with sigmoid(0) = 1/2, but its rank counts it with 1. The share is
+    # 1 - R+/R without the subtraction, which float32 would lose if hardly any negative is above.
     return masks.masked_mean(
       masks.share(jnp.sum(above, axis=1), 0.5 + jnp.sum(in_class, axis=1)), mask
     )
@@ -87,5 +88,5 @@ def smooth_ap_loss(
 
 
 def _sigmoids(scores: jax.Array, positives: jax.Array, inverse: jax.Array) -> jax.Array:
-  """``[K, N]`` how far each score is above each positive, in units of tau."""
+  """Returns sigmoids of how far each score is above each positive in units of tau, ``[K, N]``."""
   return jax.nn.sigmoid((scores[None, :] - positives[:, None]) * inverse)

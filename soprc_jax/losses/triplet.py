@@ -18,23 +18,25 @@ def triplet_loss(
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
 ) -> jax.Array:
-  r"""Mean over anchors of the sum over all triplets (Hoffer & Ailon, "Deep metric learning using
-  triplet network", 2015).
+  r"""Computes the triplet loss, the mean over anchors of the sum over all triplets.
+
+  See Hoffer & Ailon, "Deep metric learning using triplet network", 2015.
 
   .. math:: L = \mathrm{mean}_a \sum_{p, n} [s_{an} - s_{ap} + m]_+
 
-  No mining. Anchors with no positive or no negative in the batch count with 0, as any other
-  satisfied anchor does.
+  Triplets are not mined. Anchors with no positive or no negative in the batch count with 0, like
+  any other satisfied anchor.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
-      `retrieval_lists`.
+    embeddings: ``[B, D]``, unit norm (not normalized again).
+    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
+      into 32 bits, see `retrieval_lists`.
     margin: m >= 0.
-    where: ``[B]`` mask of the valid images.
-    axis_name: name of a mapped axis: triplets are then over the batch of all its devices.
-    max_positives: static bound on the positives of an anchor, to save memory; see
-      `retrieval_lists`.
+    where: ``[B]`` mask of the valid images; None means all.
+    axis_name: name of a mapped axis. Triplets are then formed over the joined batch of all its
+      devices.
+    max_positives: static bound on the positives of an anchor, to save memory, see
+      `retrieval_lists`. None keeps all.
 
   Returns:
     Scalar >= 0, at least float32; 0 without a valid image.

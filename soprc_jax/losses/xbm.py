@@ -1,4 +1,4 @@
-"""XBM: contrastive loss of the batch against a memory of earlier batches."""
+"""XBM (cross-batch memory): contrastive loss of the batch against a memory of earlier batches."""
 
 import chex
 import jax
@@ -19,28 +19,30 @@ def xbm_contrastive_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
-  r"""Contrastive loss against the memory (Wang et al., "Cross-batch memory for embedding learning",
-  CVPR 2020).
+  r"""Computes the XBM loss, a contrastive loss of the batch against a memory of earlier batches.
+
+  See Wang et al., "Cross-batch memory for embedding learning", CVPR 2020.
 
   .. math:: L = \frac{1}{B} \sum_q \Big( \sum_{k \in P(q)} (1 - s_{qk}) +
             \sum_{k \in N(q)} [s_{qk} - m^-]_+ \Big)
 
-  with P and N the memory's entries of the class of q and of the others. The batch belongs to the
-  memory: ``memory`` is ``lookahead`` of `embedding_memory`. It is a constant, so that the gradient
-  reaches the queries only, except for the batch itself before ``start_after``.
+  where P(q) are the entries of the memory of the class of q, and N(q) those of other classes. The
+  memory includes the batch: pass ``lookahead`` of `embedding_memory`. It is a constant, so the
+  gradient reaches the queries only. The exception is the batch itself before ``start_after``.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalised again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit within 32 bits, see
-      `retrieval_lists`.
-    memory: `Memory` with ``embeddings [S, D]``, ``labels [S]``, ``where [S]`` and ``own [B]``, the
-      slots of the batch, or None.
+    embeddings: ``[B, D]``, unit norm (not normalized again).
+    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
+      into 32 bits, see `retrieval_lists`.
+    memory: `Memory` with ``embeddings [S, D]``, ``labels [S]``, ``where [S]`` and ``own``. The
+      latter holds the slots of the batch, ``[B]``, or is None.
     negative_margin: similarity m- below which a negative costs nothing.
-    include_self: whether a query meets its own entry, as in the reference code. With unit norm that
-      adds nothing to the loss, and to the gradient a part that a normalisation removes.
-    where: ``[B]`` mask of the valid queries.
-    axis_name: name of a mapped axis: the mean is then over the queries of all its devices. The
-      memory is the same on all of them but for ``own``, as `embedding_memory` with this
+    include_self: whether a query is compared with its own entry, as in the reference code. With
+      unit norm that adds nothing to the loss. It adds a part to the gradient that a normalization
+      of the embeddings removes.
+    where: ``[B]`` mask of the valid queries; None means all.
+    axis_name: name of a mapped axis. The mean is then over the queries of all its devices. Except
+      for ``own`` the memory is the same on all devices, as `embedding_memory` with this
       ``axis_name`` returns it.
 
   Returns:

@@ -1,6 +1,4 @@
-"""Evaluation: empirical AUPRC (Eq. 2), retrieval metrics over a gallery, mean precision-recall
-curve.
-"""
+"""Metrics: empirical AUPRC (Eq. 2), retrieval metrics over a gallery, mean PR curve."""
 
 from soprc_jax.metrics.average_precision import auprc
 from soprc_jax.metrics.curves import mean_pr_curve

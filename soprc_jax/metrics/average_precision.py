@@ -8,7 +8,7 @@ import numpy as np
 
 from soprc_jax._internal import checks, class_labels, masks, sorting
 
-# What an entry of a list is when it is sorted by its score; 0 is masked.
+# Codes of the entries of a list that is sorted by score; 0 is masked.
 _NEGATIVE, _POSITIVE = 1, 2
 
 
@@ -19,20 +19,22 @@ def auprc(
   prior: ArrayLike | None = None,
   where: ArrayLike | None = None,
 ) -> jax.Array:
-  r"""Empirical area under the precision-recall curve of each list (Eq. 2); also called average
-  precision.
+  r"""Computes the empirical AUPRC, or average precision, of each list (Eq. 2).
+
+  AUPRC is the area under the precision-recall curve.
 
   .. math:: \mathrm{mean}_i \frac{\pi\, TPR(h_i)}{\pi\, TPR(h_i) + (1 - \pi)\, FPR(h_i)}
 
-  with rates that count scores ``>= h_i``, so ties do not depend on the order and the value equals
-  scikit-learn's ``average_precision_score`` for the list's own prior.
+  The true and false positive rates count scores ``>= h_i``, so the order of tied scores does not
+  matter. For the prior of the list itself, the value equals scikit-learn's
+  ``average_precision_score``.
 
   Args:
     scores: ``[..., L]``, any range. A NaN in a valid entry makes the result of its list NaN.
     labels: ``[..., L]``; > 0 is positive.
-    prior: positive rate pi in (0, 1], broadcastable to ``[...]``, to which precision is rescaled;
-      ``None`` is the list's own. A traced one outside [0, 1] gives NaN.
-    where: ``[..., L]`` mask of the valid entries.
+    prior: positive rate pi in (0, 1] to which precision is rescaled, broadcastable to ``[...]``.
+      ``None`` takes the share of positives in the list. A traced prior outside [0, 1] gives NaN.
+    where: ``[..., L]`` mask of the valid entries; ``None`` means all.
 
   Returns:
     ``[...]`` in [0, 1], at least float32; 0 for a list without a positive.
@@ -57,7 +59,7 @@ def auprc(
   codes = jnp.where(mask, jnp.where(labels, _POSITIVE, _NEGATIVE), 0)
   keys, codes = _sorted_together(jnp.where(mask, -scores, jnp.inf), codes)
   positive, negative = ((codes == kind).astype(jnp.int32) for kind in (_POSITIVE, _NEGATIVE))
-  # Counts at the end of each group of equal scores, since those count as >= each other.
+  # Counts at the end of each group of equal scores, since these are >= each other.
   is_last = jnp.concatenate(
     [keys[..., 1:] != keys[..., :-1], jnp.ones_like(keys[..., :1], bool)], axis
   )
@@ -75,7 +77,7 @@ def auprc(
     )
     true_positives *= prior * num_negatives
     false_positives *= (1 - prior) * num_positives
-    # Without negatives every precision is 1, whatever the prior.
+    # Without negatives every precision is 1, for any prior.
     true_positives = jnp.where(jnp.any(negative > 0, axis=axis, keepdims=True), true_positives, 1.0)
   precision = masks.ratio(true_positives, true_positives + false_positives)
   unknown = jnp.isnan(scores)
@@ -87,28 +89,30 @@ def auprc(
 
 
 def _check_no_nan(scores: ArrayLike, where: ArrayLike | None) -> None:
-  """Raises a ValueError if scores on the host have a NaN in a valid entry; device values are not
-  waited for.
+  """Raises a ValueError if scores on the host have a NaN in a valid entry.
+
+  Device values are not checked, to avoid waiting for the device.
   """
   if isinstance(scores, jax.Array) or isinstance(where, jax.Array):
     return
   scores = np.asarray(scores)
   if np.any((scores != scores) & (True if where is None else np.asarray(where, bool))):
     raise ValueError(
-      "scores must be numbers, got nan: find out what computed it, or leave the entry out by where"
+      "scores must be numbers, got nan: fix what computed it, or exclude the entry by where"
     )
 
 
 def _sorted_together(keys: jax.Array, codes: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """``[..., L]`` numbers that are equal and ascend as ``keys`` do, and ``codes`` of two bits, in
-  the same order; NaN anywhere.
+  """Sorts ``keys [..., L]`` in ascending order, and ``codes`` of two bits along with them.
+
+  The returned numbers ascend, and are equal, as the sorted keys do. NaN keys may end anywhere.
   """
   axis = keys.ndim - 1
   if keys.dtype != jnp.float32:
     keys, codes = jax.lax.sort((keys, codes), dimension=axis, num_keys=1)
     return keys, codes
-  # On a CPU one array of integers is sorted in a third of the time of two arrays: `auprc` of [64,
-  # 4096] takes 12 ms, not 41.
+  # On a CPU one array of integers sorts in a third of the time of two arrays: `auprc` of [64, 4096]
+  # takes 12 ms instead of 41 ms.
   with jax.enable_x64(True):
     packed = sorting.ordered_bits(_with_one_zero(keys)).astype(jnp.int64) << np.int64(
       2
@@ -118,8 +122,9 @@ def _sorted_together(keys: jax.Array, codes: jax.Array) -> tuple[jax.Array, jax.
 
 
 def _with_one_zero(keys: jax.Array) -> jax.Array:
-  """float32 numbers with one zero, found by its bits: a comparison takes the smallest numbers for 0
-  too.
+  """Replaces -0.0 by 0.0 in float32 numbers.
+
+  It compares bits, since a float comparison treats subnormal numbers as 0 too.
   """
   bits = jax.lax.bitcast_convert_type(keys, jnp.int32)
   return jax.lax.bitcast_convert_type(

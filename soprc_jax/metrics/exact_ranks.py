@@ -1,25 +1,24 @@
-"""Ranks in a large gallery: float32 products decide where they are sure, exact scores everywhere
-else.
+"""Exact ranks in a large gallery, from float32 products wherever these decide the order.
 
-Let ``a`` be a query, ``b`` a candidate, ``u = 2^-24``, D the width, ``s`` the exact score (by the
-rule of `similarities`: a float64 sum, rounded to float32 unless an embedding is float64) and ``S``
-the float32 product. Then ``|S - s| <= 1.01 (D + 8) u |a| |b| + tiny``:
+Let ``a`` be a query, ``b`` a candidate, ``u = 2^-24``, and D the width. Let ``s`` be the exact
+score: by the rule of `similarities` a float64 sum, rounded to float32 unless an embedding is
+float64. Let ``S`` be the float32 product. Then ``|S - s| <= 1.01 (D + 8) u |a| |b| + tiny``:
 
-* rounding a and b to float32 changes ``sum |a_i b_i| <= |a| |b|`` (Cauchy-Schwarz) by ``(2 u + u^2)
-  |a| |b|`` at most;
-* a float32 sum of D products, in whatever order, with or without fused multiply-add, is wrong by at
-  most ``D u / (1 - D u)`` times the sum of the absolute products (Higham, Accuracy and Stability of
-  Numerical Algorithms, 3.1);
-* the float64 sum is wrong by less than ``2^-28`` of that, and rounding it to float32 changes it by
-  ``u |a| |b|`` at most;
-* what falls below the normal numbers, flushed to zero or not, is less than ``2^-126`` in each of 2
-  D operations and in a comparison, and times an entry of the other vector in each of 2 D
-  conversions: ``tiny = 2^-123 D (1 + |a| + |b|)`` is more.
+* Rounding a and b to float32 changes ``sum |a_i b_i| <= |a| |b|`` (Cauchy-Schwarz) by at most ``(2
+  u + u^2) |a| |b|``.
+* A float32 sum of D products has an error of at most ``D u / (1 - D u)`` times the sum of the
+  absolute products (Higham, Accuracy and Stability of Numerical Algorithms, 3.1). This holds for
+  any order, with or without fused multiply-add.
+* The float64 sum has an error of less than ``2^-28`` of that. Rounding it to float32 changes it by
+  at most ``u |a| |b|``.
+* Underflow, flushed to zero or not, costs less than ``2^-126`` in each of 2 D operations and in a
+  comparison. In each of 2 D conversions it costs that times an entry of the other vector. ``tiny =
+  2^-123 D (1 + |a| + |b|)`` is more than all of this.
 
-So a candidate whose S is further than the bound from the score p of a positive is above or below p
-for sure; the few others get their exact score. Nothing is estimated: the counts are those of the
-exact scores. By exact scores alone `retrieval_metrics` takes more than three times as long, of
-5,000 x 512 as of 1,024 queries in a gallery of 60,000.
+Let p be the score of a positive. A candidate whose S differs from p by more than the bound is
+certainly above or below p. The few other candidates are scored exactly. Nothing is estimated: the
+counts are those of the exact scores. With exact scores alone `retrieval_metrics` takes more than
+three times as long, both for 5,000 x 512 and for 1,024 queries in a gallery of 60,000.
 """
 
 import functools
@@ -32,24 +31,24 @@ import numpy as np
 
 from soprc_jax.metrics import similarities
 
-# Below this many multiplications all scores are made exactly: compiling would take longer.
+# Below this many multiplications all scores are computed exactly, since compiling takes longer.
 MIN_PRODUCTS = 2**31
-# More positives than this are counted in the sorted exact scores.
+# Queries with more positives than this are counted in the sorted exact scores.
 MAX_POSITIVES = 128
 # An exact score of a single pair takes about as long as this many in a matrix product.
 _PAIR_COST = 64
-# Rows in a product at a time, so that they are counted while they are in the cache.
+# Rows of a product at a time, so that they are counted while still in the cache.
 _TILE = 128
 _MAX_WIDTH, _MAX_NORM = 2**16, 2.0**60
 
 
 class Ranks(NamedTuple):
-  """Ranks of some queries.
+  """Holds the ranks of some queries.
 
   Attributes:
     ap: ``[n]`` average precision (Eq. 2); NaN without a positive.
-    above: ``[n]`` negatives that score at least as high as the best positive; -1 without a
-      positive.
+    above: ``[n]`` number of negatives that score at least as high as the best positive; -1 without
+      a positive.
   """
 
   ap: np.ndarray
@@ -57,23 +56,24 @@ class Ranks(NamedTuple):
 
 
 class Counter:
-  """Ranks of blocks of queries; the result is that of `exact_ranks`.
+  """Computes the ranks of blocks of queries, with the same result as `exact_ranks`.
 
   Args:
     task: queries and gallery.
-    block_size: rows of a block at most.
+    block_size: largest number of rows of a block.
   """
 
   def __init__(self, task: similarities.Task, block_size: int):
     self._task = task
-    # More candidates in doubt than this make exact scores of all the cheaper way.
+    # With more undecided candidates than this, exact scores of all candidates are cheaper.
     self._limit = len(task.gallery) // _PAIR_COST
     (norms, largest), width = task.norms, task.queries.shape[1]
     self._is_fast = (
       len(norms) * task.gallery.size >= MIN_PRODUCTS
       and width <= _MAX_WIDTH
       and max(largest, norms.max(initial=0.0)) <= _MAX_NORM
-      # Elsewhere a float32 product may be made of shorter ones, which the bound does not cover.
+      # Other backends may build a float32 product from shorter types, which the bound does not
+      # cover.
       and jax.default_backend() in ("cpu", "gpu")
     )
     if self._is_fast:
@@ -86,7 +86,7 @@ class Counter:
       self._device_gallery = jnp.asarray(task.gallery, jnp.float32)
 
   def ranks(self, rows: np.ndarray) -> Ranks:
-    """Ranks of the queries ``rows``."""
+    """Returns the ranks of the queries ``rows``."""
     left = np.ones(len(rows), bool)
     ap, above = np.full(len(rows), np.nan), np.full(len(rows), -1)
     if self._is_fast:
@@ -96,15 +96,18 @@ class Counter:
       places = np.flatnonzero(few)
       decided, (ap[places], above[places]) = self._fast_ranks(rows[places])
       left[places[decided]] = False
-      # Embeddings as close to each other as in the other blocks would be in doubt there too.
+      # If most queries stay undecided, the embeddings of other blocks are likely as close too.
       self._is_fast = left.mean() < 0.5
     if left.any():
       ap[left], above[left] = exact_ranks(self._task, rows[left])
     return Ranks(ap, above)
 
   def _fast_ranks(self, rows: np.ndarray) -> tuple[np.ndarray, Ranks]:
-    """``[n]`` whether few enough candidates of a query are in doubt, and the ranks of all; those of
-    the others mean nothing.
+    """Computes ranks from float32 products.
+
+    Returns:
+      ``[n]`` bool, whether few enough candidates of a query are undecided, and the ranks of all
+      queries. Ranks of the other queries are meaningless.
     """
     place, columns = self._task.positives(rows)
     numbers = np.bincount(place, minlength=len(rows))
@@ -118,8 +121,10 @@ class Counter:
   def _above_for_sure(
     self, rows: np.ndarray, positives: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Counts ``[n, P]`` of all candidates that are not in doubt, ``[n]`` as in `_fast_ranks`, and
-    the pairs in doubt.
+    """Counts the candidates that are certainly above each positive.
+
+    Returns:
+      Counts ``[n, P]``, the bool ``[n]`` of `_fast_ranks`, and the undecided pairs.
     """
     bound = self._bound[rows][:, None]
     low = np.nextafter((positives - bound).astype(np.float32), -np.float32(np.inf))
@@ -133,12 +138,12 @@ class Counter:
       np.asarray(part)[: len(rows)] for part in _count_block(self._device_gallery, tiles)
     )
     decided = num_doubtful <= self._limit
-    # One axis is searched twenty times as fast as two.
+    # A search over one axis is twenty times as fast as over two.
     place, columns = np.divmod(np.flatnonzero(doubtful[decided]), doubtful.shape[1])
     return counts.astype(np.int64), decided, np.flatnonzero(decided)[place], columns
 
   def _in_tiles(self, values: np.ndarray, filler: float) -> np.ndarray:
-    """``[tiles, rows, ...]`` float32: one shape for all blocks."""
+    """Reshapes values to ``[tiles, rows, ...]`` float32, the same shape for all blocks."""
     full = np.full((self._tiles[0] * self._tiles[1], values.shape[1]), filler, np.float32)
     full[: len(values)] = values
     return full.reshape(*self._tiles, values.shape[1])
@@ -146,8 +151,9 @@ class Counter:
   def _at_least(
     self, rows: np.ndarray, place: np.ndarray, columns: np.ndarray, positives: np.ndarray
   ) -> np.ndarray:
-    """``[n, P]`` how many of the pairs of a query score at least as high as each of its positives;
-    ``place`` ascends.
+    """Counts the pairs of a query that score at least as high as each of its positives, ``[n, P]``.
+
+    ``place`` must be ascending.
     """
     scores = similarities.pair_scores(self._task, rows[place], columns)
     counts = np.zeros((len(place) + 1, positives.shape[1]), np.int64)
@@ -164,11 +170,12 @@ def _count_block(
 
   Args:
     gallery: ``[G, D]``.
-    tiles: queries ``[t, r, D]``, and ``[t, r, P]`` low and high: scores between them are in doubt.
+    tiles: queries ``[t, r, D]``, low and high ``[t, r, P]``. Scores between low and high are
+      undecided.
 
   Returns:
-    ``[t * r, P]`` int32, candidates above high, without those in doubt with any positive; ``[t * r,
-    G]`` bool, which are in doubt; ``[t * r]`` int32, how many are.
+    ``[t * r, P]`` int32, number of candidates above high, without those undecided for any positive;
+    ``[t * r, G]`` bool, which candidates are undecided; ``[t * r]`` int32, how many are undecided.
   """
 
   def count(tile: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -179,8 +186,8 @@ def _count_block(
       operator.or_, [(scores >= lower) & (scores <= upper) for lower, upper in thresholds]
     )
     sure = jnp.where(doubtful, -jnp.inf, scores)
-    # One reduction of all counts at a time is one loop over the scores, several times as fast as
-    # one loop for each.
+    # A joint reduction of all counts is a single loop over the scores, several times as fast as one
+    # loop for each count.
     parts = [(sure > upper).astype(jnp.int32) for _, upper in thresholds] + [
       doubtful.astype(jnp.int32)
     ]
@@ -195,7 +202,7 @@ def _add_each(left: list[jax.Array], right: list[jax.Array]) -> list[jax.Array]:
 
 
 def exact_ranks(task: similarities.Task, rows: np.ndarray) -> Ranks:
-  """Ranks of the queries ``rows`` by exact scores of all candidates."""
+  """Returns the ranks of the queries ``rows``, from exact scores of all candidates."""
   ap, above = np.full(len(rows), np.nan), np.full(len(rows), -1)
   scores = similarities.all_scores(task, rows)
   for i, row in enumerate(rows):
@@ -207,11 +214,12 @@ def exact_ranks(task: similarities.Task, rows: np.ndarray) -> Ranks:
 
 
 def _rank(positives: np.ndarray, scores: np.ndarray) -> tuple[float, int]:
-  """AP (Eq. 2) and the number of negatives at or above the best positive, from the scores of all
-  candidates.
+  """Computes AP (Eq. 2) and the number of negatives at or above the best positive.
+
+  ``scores`` are those of all candidates.
   """
   positives = np.sort(positives)
-  # Counting what scores at least as high as each positive is faster than sorting all candidates,
+  # Counting the scores at least as high as each positive is faster than sorting all candidates,
   # unless there are many positives.
   if len(positives) <= max(16, len(scores) // 1000):
     retrieved = np.array([np.count_nonzero(scores >= positive) for positive in positives])
@@ -223,8 +231,9 @@ def _rank(positives: np.ndarray, scores: np.ndarray) -> tuple[float, int]:
 
 
 def _padded(place: np.ndarray, scores: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-  """``[n, P]`` ascending scores of the positives of each query, then infinity; ``place``
-  ascends.
+  """Returns the scores of the positives of each query, ascending and padded by inf, ``[n, P]``.
+
+  ``place`` must be ascending.
   """
   # Powers of two, so that few different shapes are compiled.
   width = 1 << int(numbers.max(initial=1) - 1).bit_length()
@@ -234,24 +243,24 @@ def _padded(place: np.ndarray, scores: np.ndarray, numbers: np.ndarray) -> np.nd
 
 
 def _from_counts(positives: np.ndarray, numbers: np.ndarray, retrieved: np.ndarray) -> Ranks:
-  """Ranks from the number of candidates at or above each positive.
+  """Computes ranks from the number of candidates at or above each positive.
 
   Args:
     positives: ``[n, P]`` scores, ascending, padded at the end.
-    numbers: ``[n]`` positives of each query.
-    retrieved: ``[n, P]`` candidates at or above each positive.
+    numbers: ``[n]`` number of positives of each query.
+    retrieved: ``[n, P]`` number of candidates at or above each positive.
   """
   is_first = np.concatenate(
     [np.ones((len(positives), 1), bool), positives[:, 1:] != positives[:, :-1]], axis=1
   )
-  # All from the first of its equals on score at least as high.
+  # All positives from the first equal one on score at least as high.
   below = np.maximum.accumulate(np.where(is_first, np.arange(positives.shape[1]), 0), axis=1)
   hits = numbers[:, None] - below
   ap, above = np.full(len(numbers), np.nan), np.full(len(numbers), -1)
   for number in np.unique(numbers[numbers > 0]):
     same = numbers == number
-    # The mean of so many numbers at a time adds them in the order in which a single query's would
-    # be added.
+    # Queries with the same number of positives are averaged together, so that the numbers are added
+    # in the same order as for a single query.
     ap[same] = np.mean(hits[same, :number] / np.maximum(retrieved[same, :number], 1), axis=1)
     above[same] = retrieved[same, number - 1] - hits[same, number - 1]
   return Ranks(ap, above)

@@ -1,7 +1,8 @@
 """Retrieval metrics over a gallery: mean AUPRC (Eq. 2) and recall@k.
 
-They take numpy arrays and work block by block, so that no similarity matrix of a whole data set is
-ever held. `retrieval_metrics` states the precision of similarities and when two of them are equal.
+They take numpy arrays and work block by block, so that the similarity matrix of a whole data set is
+never in memory. `retrieval_metrics` states the precision of similarities, and when two of them are
+equal.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,29 +29,30 @@ def retrieval_metrics(
   per_query: bool = False,
   on_block: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-  """Mean AUPRC (Eq. 2) and recall@k over a gallery, each image a query in turn.
+  """Computes mean AUPRC (Eq. 2) and recall@k over a gallery, with each image as a query.
 
-  Ties are broken against us: AUPRC counts every score ``>=`` that of the positive, and recall@k is
-  a hit only if fewer than k negatives score at least as high as the best positive. The query is
-  left out of its gallery by index (or by id), never by rank, so an exact duplicate of it stays a
+  Ties count against the model. AUPRC counts every score ``>=`` that of the positive. recall@k is a
+  hit only if fewer than k negatives score at least as high as the best positive. The query is
+  excluded from its gallery by index (or by id), never by rank, so an exact duplicate of it stays a
   candidate.
 
   The similarity of two vectors is the sum of the products of their entries. It is computed in
-  float64, in an order of addition that depends on D only, and is then rounded to float32, unless an
-  embedding is float64 (or an integer type): then it stays float64. Two similarities are equal if
-  these numbers are. So exact duplicates tie, and no result depends on ``block_size``, on the order
-  of the gallery, on devices or on processes.
+  float64, in an order of addition that depends on D only. It is then rounded to float32, unless an
+  embedding is float64 (or an integer type). Two similarities are equal if these numbers are. So
+  exact duplicates tie, and no result depends on ``block_size``, on the order of the gallery, on
+  devices or on processes.
 
   Args:
-    embeddings: ``[N, D]`` queries, finite; bfloat16 and float16 count as float32.
+    embeddings: ``[N, D]`` finite queries; bfloat16 and float16 count as float32.
     labels: ``[N]`` integers.
-    ks: cut-offs >= 1.
-    gallery: ``[G, D]`` candidates; ``None``: the queries themselves.
-    gallery_labels: ``[G]`` integers, with ``gallery``.
-    query_ids: ``[N]`` integers or text: candidates with the id of the query are left out.
-    gallery_ids: ``[G]``, with ``query_ids`` and ``gallery``.
-    block_size: queries at a time; memory is at most about ``8 * block_size * G`` bytes besides the
-      embeddings and a float64 copy of them. It does not change the result.
+    ks: cut-offs k >= 1.
+    gallery: ``[G, D]`` candidates. ``None`` takes the queries.
+    gallery_labels: ``[G]`` integers, required with ``gallery``.
+    query_ids: ``[N]`` integers or text. Candidates with the id of the query are excluded.
+    gallery_ids: ``[G]``, required with ``query_ids`` and ``gallery``.
+    block_size: number of queries that are processed at a time. Memory is at most about ``8 *
+      block_size * G`` bytes, plus the embeddings and a float64 copy of them. It does not change the
+      result.
     per_query: adds ``"ap_per_query"`` ``[N]`` (NaN for skipped queries) and ``"negatives_above"``
       ``[N]``, the number of negatives that score at least as high as the best positive (-1 for
       skipped queries).
@@ -58,16 +60,17 @@ def retrieval_metrics(
 
   Returns:
     ``{"mAUPRC": float, "recall@k": float for each k, "num_queries": int, "num_skipped": int,
-    "ks_beyond_gallery": list}``. A query without a positive in the gallery is skipped and counted,
-    ``num_queries`` counts the others; to count it as 0, take
-    ``np.nan_to_num(result["ap_per_query"]).mean()`` with ``per_query``. For the ks that exceed the
-    number of candidates, listed last, recall is 1 iff a positive exists. All values are 0 if every
-    query is skipped.
+    "ks_beyond_gallery": list}``. A query without a positive in the gallery is skipped, and counted
+    by ``num_skipped``. ``num_queries`` counts the others. To count a skipped query as 0, take
+    ``np.nan_to_num(result["ap_per_query"]).mean()`` with ``per_query``. ``ks_beyond_gallery`` lists
+    the ks above the number of candidates, where recall is 1 if and only if a positive exists. All
+    values are 0 if every query is skipped.
 
   Raises:
-    TypeError: labels are no integers, ids neither integers nor text, or embeddings no real numbers.
+    TypeError: labels are not integers, ids are neither integers nor text, or embeddings are not
+      real numbers.
     ValueError: shapes do not fit; a value is not finite, or so large that a score would not be; a k
-      or ``block_size`` is no integer or below 1.
+      or ``block_size`` is not an integer >= 1.
 
   >>> embeddings = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
   >>> result = retrieval_metrics(embeddings, np.array([0, 0, 1, 1]), ks=(1,))
@@ -99,20 +102,21 @@ def summarise_ranks(
   ks: Sequence[int],
   num_candidates: int,
 ) -> dict[str, Any]:
-  """The result of `retrieval_metrics` from its values per query, e.g. those that several processes
-  have computed.
+  """Computes the result of `retrieval_metrics` from its values per query.
+
+  The values may come from several processes.
 
   Args:
     ap_per_query: ``[N]`` average precision.
-    negatives_above: ``[N]`` negatives at least as high as the best positive; -1 where a query is
-      skipped.
-    ks: cut-offs >= 1.
-    num_candidates: size of the gallery of a query, itself not counted.
+    negatives_above: ``[N]`` number of negatives at least as high as the best positive; -1 for a
+      skipped query.
+    ks: cut-offs k >= 1.
+    num_candidates: size of the gallery of a query, the query itself not counted.
 
   Raises:
-    TypeError: ``negatives_above`` are no integers.
-    ValueError: a k or ``num_candidates`` is no integer or too low; the two arrays do not fit, or an
-      entry of them is out of range.
+    TypeError: ``negatives_above`` are not integers.
+    ValueError: a k or ``num_candidates`` is not an integer or too low; the two arrays do not fit,
+      or one of their entries is out of range.
   """
   ks, above, ap = _checked_ks(ks), np.asarray(negatives_above), np.asarray(ap_per_query)
   checks.check_count("num_candidates", num_candidates, low=0)
@@ -140,7 +144,7 @@ def summarise_ranks(
   count = int(valid.sum())
   result: dict[str, Any] = {
     "mAUPRC": math.fsum(ap[valid]) / count if count else 0.0
-  }  # in any order
+  }  # fsum is exact in any order
   for k in ks:
     result[f"recall@{k}"] = float((above[valid] < k).mean()) if count else 0.0
   result["num_queries"] = count
@@ -154,5 +158,5 @@ def _checked_ks(ks: Sequence[int]) -> list[int]:
   if not ks or any(
     not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1 for k in ks
   ):
-    raise ValueError(f"ks must be at least 1 and integers, at least one of them; got {ks}")
+    raise ValueError(f"ks must be at least one integer, each >= 1; got {ks}")
   return [int(k) for k in ks]

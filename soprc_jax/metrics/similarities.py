@@ -1,10 +1,10 @@
-"""Queries and the gallery that they are ranked in: checked, grouped, and scored by one rule.
+"""Queries and their gallery: checked, grouped, and scored by one reproducible rule.
 
-The score of two vectors is the sum of the products of their entries in float64, added in an order
-that depends on the width only (`pair_scores`), then rounded to float32 unless an entry has more
-precision. Equal vectors then have equal scores wherever they stand. A matrix product adds in an
-order that depends on its shape and on the library, so it decides only what its error bound leaves
-no doubt about. The other pairs are scored one by one.
+The score of two vectors is the sum of the products of their entries. It is computed in float64, in
+an order of addition that depends on the width only (`pair_scores`), then rounded to float32 unless
+an entry has more precision. So equal vectors have equal scores at any position. A matrix product
+adds in an order that depends on its shape and on the library. It is used only where its error bound
+leaves no doubt. The other pairs are scored one by one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,19 +18,19 @@ import numpy.typing as npt
 
 from soprc_jax._internal import checks
 
-# Pairs whose vectors are gathered at a time: both sides stay in the cache of a core.
+# Pairs whose vectors are gathered at a time, so that both sides stay in the cache of a core.
 _PAIRS = 256
-# Rows in a float64 product at a time.
+# Rows of a float64 product at a time.
 _ROWS = 64
 
 
 class Groups(NamedTuple):
-  """Positions in the gallery that share a key, for each query those of its own key.
+  """Holds, for each query, the positions in the gallery that share its key.
 
   Attributes:
-    order: ``[G]`` positions, those of a group side by side, ascending within it.
+    order: ``[G]`` positions, grouped by key, ascending within each group.
     starts: ``[N]`` where the group of a query begins in ``order``.
-    counts: ``[N]`` its size; 0 if the gallery lacks the key.
+    counts: ``[N]`` size of that group; 0 if the gallery lacks the key.
   """
 
   order: np.ndarray
@@ -38,11 +38,15 @@ class Groups(NamedTuple):
   counts: np.ndarray
 
   def of(self, row: int) -> np.ndarray:
-    """Positions that share the key of a query."""
+    """Returns the positions that share the key of a query."""
     return self.order[self.starts[row] : self.starts[row] + self.counts[row]]
 
   def pairs(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``[n], [n]``: each of ``rows``, by its place among them, with each position of its group."""
+    """Pairs each of ``rows``, given by its index among them, with each position of its group.
+
+    Returns:
+      Indices and positions, ``[n]`` each.
+    """
     counts = self.counts[rows]
     place = np.repeat(np.arange(len(rows)), counts)
     within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -51,13 +55,13 @@ class Groups(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """Checked inputs of one evaluation.
+  """Holds the checked inputs of one evaluation.
 
   Attributes:
     queries: ``[N, D]`` float32 or float64.
     gallery: ``[G, D]`` float32 or float64.
     members: candidates of the class of each query.
-    excluded: candidates that are left out of the gallery of each query; None: none.
+    excluded: candidates that are excluded from the gallery of each query. None excludes none.
     excludes_itself: whether the queries are their own gallery.
   """
 
@@ -69,25 +73,29 @@ class Task:
 
   @property
   def dtype(self) -> np.dtype:
-    """Precision of the scores: float64 if an embedding has it, else float32."""
+    """Returns the dtype of the scores: float64 if an embedding is float64, else float32."""
     return np.result_type(self.queries, self.gallery)
 
   @functools.cached_property
   def gallery_in_float64(self) -> np.ndarray:
-    """``[G, D]``, made when it is first asked for."""
+    """Returns the gallery in float64, ``[G, D]``; converted on first access."""
     return self.gallery.astype(np.float64, copy=False)
 
   @functools.cached_property
   def norms(self) -> tuple[np.ndarray, float]:
-    """``[N]`` norms of the queries and the largest one of the gallery."""
+    """Returns the norms of the queries, ``[N]``, and the largest norm of the gallery."""
     return _norms(self.queries), float(_norms(self.gallery).max(initial=0.0))
 
   def positives(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``[n], [n]``: each of ``rows``, by its place among them, with each of its positives."""
+    """Pairs each of ``rows``, given by its index among them, with each of its positives.
+
+    Returns:
+      Indices and positions, ``[n]`` each.
+    """
     place, columns = self.members.pairs(rows)
     if self.excluded is None:
       return place, columns
-    # A candidate is left out if it stands within the group that its query leaves out.
+    # A candidate is excluded if its position lies in the excluded group of its query.
     inverse = _inverse(self.excluded.order)[columns] - self.excluded.starts[rows][place]
     kept = (inverse < 0) | (inverse >= self.excluded.counts[rows][place])
     return place[kept], columns[kept]
@@ -105,11 +113,11 @@ def make_task(
   """Checks the arguments of `soprc_jax.metrics.retrieval_metrics`.
 
   Raises:
-    ValueError: as there.
+    TypeError, ValueError: as in `soprc_jax.metrics.retrieval_metrics`.
   """
   checks.check_count("block_size", block_size)
   if (gallery is None) != (gallery_labels is None):
-    raise ValueError("gallery and gallery_labels go together: one of them is missing")
+    raise ValueError("gallery and gallery_labels must be given together: one of them is missing")
   queries, labels = _checked("embeddings", embeddings, "labels", labels)
   own = gallery is None
   if gallery is None or gallery_labels is None:  # both, as checked above
@@ -122,7 +130,7 @@ def make_task(
   if own and gallery_ids is None:
     gallery_ids = query_ids
   if (query_ids is None) != (gallery_ids is None):
-    raise ValueError("query_ids and gallery_ids go together: one of them is missing")
+    raise ValueError("query_ids and gallery_ids must be given together: one of them is missing")
   excluded = None
   if query_ids is not None:
     query_ids, gallery_ids = (
@@ -140,7 +148,7 @@ def make_task(
       )
     if query_ids.shape != labels.shape or gallery_ids.shape != gallery_labels.shape:
       raise ValueError(
-        f"ids must have one entry an image: {labels.shape} and {gallery_labels.shape}, "
+        f"ids must have one entry per image: {labels.shape} and {gallery_labels.shape}, "
         f"got {query_ids.shape} and {gallery_ids.shape}"
       )
     excluded = group(query_ids, gallery_ids)
@@ -158,7 +166,7 @@ def _checked(
     raise TypeError(f"{name} must be real numbers, got {embeddings.dtype}")
   if labels.size and labels.dtype.kind not in "biu":
     raise TypeError(f"{labels_name} must be integers, got {labels.dtype}")
-  # float32 holds every number of the shorter float types.
+  # float32 represents every number of the shorter float types.
   is_short = jnp.issubdtype(embeddings.dtype, np.floating) and embeddings.dtype.itemsize <= 4
   embeddings = embeddings.astype(np.float32 if is_short else np.float64, copy=False)
   if embeddings.ndim != 2 or labels.shape != embeddings.shape[:1]:
@@ -172,8 +180,9 @@ def _checked(
 
 
 def _checked_ids(name: str, ids: Any) -> np.ndarray:
-  """Ids as an array of integers or text; floats are rejected, since ids that differ may be one
-  float.
+  """Converts ids to an array of integers or text.
+
+  Floats are rejected, since different ids may round to the same float.
   """
   ids = np.asarray(ids)
   if ids.dtype == object and all(isinstance(value, str) for value in ids.flat):
@@ -181,16 +190,16 @@ def _checked_ids(name: str, ids: Any) -> np.ndarray:
   exact = ids.dtype == object and all(isinstance(value, (int, np.integer)) for value in ids.flat)
   if ids.size and ids.dtype.kind not in "iuUS" and not exact:
     raise TypeError(
-      f"{name} must be integers or text, got {ids.dtype}: give an array of one integer type, or "
-      "dtype=object where "
-      "Python's integers are beyond 64 bits"
+      f"{name} must be integers or text, got {ids.dtype}: pass an array of one integer type, or "
+      "dtype=object for Python integers beyond 64 bits"
     )
   return ids
 
 
 def _check_scores(queries: np.ndarray, gallery: np.ndarray) -> None:
-  """Raises a ValueError where a score may be beyond its dtype: it would tie with others, or with
-  what is left out.
+  """Raises a ValueError if a score may overflow its dtype.
+
+  It would tie with others, or with excluded candidates.
   """
   largest, other = (float(np.abs(part).max(initial=0.0)) for part in (queries, gallery))
   dtype = np.result_type(queries, gallery)
@@ -202,12 +211,13 @@ def _check_scores(queries: np.ndarray, gallery: np.ndarray) -> None:
 
 
 def group(keys: np.ndarray, gallery_keys: np.ndarray) -> Groups:
-  """Positions in ``gallery_keys [G]`` of each of ``keys [N]``; keys of different integer types are
-  compared as integers.
+  """Groups the positions in ``gallery_keys [G]`` by each of ``keys [N]``.
+
+  Keys of different integer types are compared by value.
   """
   if (
     np.result_type(keys, gallery_keys).kind == "f"
-  ):  # uint64 and signed: numpy would compare them in float64
+  ):  # numpy would compare uint64 and signed integers in float64
     keys, gallery_keys = keys.astype(object), gallery_keys.astype(object)
   order = np.argsort(gallery_keys, kind="stable")
   ordered = gallery_keys[order]
@@ -222,7 +232,7 @@ def _inverse(order: np.ndarray) -> np.ndarray:
 
 
 def blocks(task: Task, block_size: int) -> Iterator[np.ndarray]:
-  """Rows of queries, so many at a time."""
+  """Yields the rows of the queries in blocks of at most ``block_size``."""
   for start in range(0, len(task.queries), block_size):
     yield np.arange(start, min(start + block_size, len(task.queries)))
 
@@ -230,24 +240,23 @@ def blocks(task: Task, block_size: int) -> Iterator[np.ndarray]:
 def all_scores(
   task: Task, rows: np.ndarray, limits: Sequence[float] | np.ndarray = ()
 ) -> np.ndarray:
-  """Scores of all candidates of some queries.
+  """Computes the scores of all candidates of some queries.
 
   Args:
     task: queries and gallery.
-    rows: ``[n]`` queries.
+    rows: ``[n]`` indices of queries.
     limits: other numbers that the scores will be compared with.
 
   Returns:
-    ``[n, G]``, -inf where left out, that compare with each other (in a row) and with the limits as
-    those of `pair_scores` do. float32 scores are those of `pair_scores`. A float64 score is, unless
-    no other score and no limit is near it.
+    ``[n, G]``, -inf for excluded candidates. Comparisons within a row and with the limits have the
+    same results as for `pair_scores`. float32 scores equal those of `pair_scores`. A float64 score
+    equals that of `pair_scores` if another score of its row or a limit is near it.
   """
   scores = np.empty((len(rows), len(task.gallery)), task.dtype)
   norms, largest = task.norms
-  # Twice the error of a sum of D products in any order (`_counting`), and of what is too small for
-  # a normal number.
+  # Twice the error of a sum of D products in any order (`exact_ranks`), and of underflow.
   bounds = 2.02 * (task.queries.shape[1] + 2) * 2.0**-53 * norms[rows] * largest + 2.0**-1000
-  # Fresh memory of the size of a block costs as much as the product in it.
+  # In parts, since allocating memory of the size of a block takes as long as the product in it.
   for start in range(0, len(rows), _ROWS):
     part, bound = slice(start, start + _ROWS), bounds[start : start + _ROWS, None]
     product = task.queries[rows[part]].astype(np.float64) @ task.gallery_in_float64.T
@@ -257,7 +266,7 @@ def all_scores(
     else:
       scores[part] = product
       in_doubt = np.stack([_near_others(*row, limits) for row in zip(product, 2 * bound)])
-    # One axis is searched twenty times as fast as two.
+    # A search over one axis is twenty times as fast as over two.
     place, columns = np.divmod(np.flatnonzero(in_doubt), scores.shape[1])
     scores[start + place, columns] = pair_scores(task, rows[part][place], columns)
   if task.excluded is not None:
@@ -266,14 +275,14 @@ def all_scores(
 
 
 def _sum_in_float32(product: np.ndarray, bound: np.ndarray, out: np.ndarray) -> np.ndarray:
-  """The float64 sum, rounded into ``out``."""
+  """Adds in float64, and rounds into ``out``."""
   return np.add(product, bound, out=out, dtype=np.float64, casting="same_kind")
 
 
 def _near_others(
   scores: np.ndarray, distance: np.ndarray, limits: Sequence[float] | np.ndarray
 ) -> np.ndarray:
-  """``[G]`` which of some scores have another one, or a limit, within a distance."""
+  """Returns which scores have another score, or a limit, within a distance, ``[G]`` bool."""
   ordered = np.sort(np.concatenate([scores, limits]))
   close = ordered[1:] - ordered[:-1] <= distance
   if not close.any():
@@ -282,10 +291,10 @@ def _near_others(
 
 
 def pair_scores(task: Task, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-  """``[n]`` scores of some pairs of a query and a candidate.
+  """Computes the scores of some pairs of a query and a candidate, ``[n]``.
 
-  The order of each sum depends on the width only: numpy adds the entries of a row pairwise. Its
-  einsum would not do, since it cuts its input into buffers wherever a row stands.
+  The order of each sum depends on the width only, since numpy adds the entries of a row pairwise.
+  einsum is not suitable, since it splits its input into buffers independently of the rows.
   """
   scores = np.empty(len(rows), task.dtype)
   for start in range(0, len(rows), _PAIRS):
@@ -296,6 +305,6 @@ def pair_scores(task: Task, rows: np.ndarray, columns: np.ndarray) -> np.ndarray
 
 
 def _norms(vectors: np.ndarray) -> np.ndarray:
-  """``[n]`` float64, not less than the norms: squares below the normal numbers are lost."""
+  """Returns upper bounds of the norms, ``[n]`` float64, despite squares lost to underflow."""
   squares = np.einsum("nd,nd->n", vectors, vectors, dtype=np.float64)
   return np.sqrt(squares) + 2.0**-500 * vectors.shape[1]

@@ -1,4 +1,4 @@
-"""Embedding networks in Flax Linen."""
+"""Embedding models in Flax Linen."""
 
 from soprc_jax.models.embedding import EmbeddingNet, l2_normalize
 from soprc_jax.models.resnet import RESNETS, ResNet

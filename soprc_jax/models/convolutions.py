@@ -1,19 +1,18 @@
-"""Convolutions of the ResNets: the same function on all devices, computed on CPUs as matrix
-products.
+"""Convolutions of the ResNets, computed on CPUs as matrix products.
 
-XLA hands convolutions on GPUs and TPUs to libraries that are made for them. Its own ones for CPUs,
-and above all their gradients, are several times slower than its matrix products. Each way below is
-followed by how many times as long a training step takes without it, of ``configs/glyphs.py`` and of
-a ResNet-50 at 224 pixels.
+The function is the same on all devices. On GPUs and TPUs XLA calls optimized convolution libraries.
+Its convolutions for CPUs, and especially their gradients, are several times slower than its matrix
+products. The two numbers after each method are the factors by which a training step slows down
+without it: for ``configs/glyphs.py``, and for a ResNet-50 at 224 pixels.
 
 * 1x1 convolutions are products of pixels and kernel (1.16, 1.95).
-* 3x3 convolutions of stride 1 are Winograd's (Lavin and Gray, "Fast algorithms for convolutional
-  neural networks", CVPR 2016). A tile of outputs takes 36 products of matrices where a direct one
-  takes 144, the gradients likewise (1.54, 1.18).
-* The others are a product of the patches (im2col) and the kernel (1.23, 1.01).
+* 3x3 convolutions of stride 1 use Winograd's algorithm (Lavin and Gray, "Fast algorithms for
+  convolutional neural networks", CVPR 2016). A tile of outputs takes 36 matrix products instead of
+  144 for a direct convolution. The same holds for the gradients (1.54, 1.18).
+* All others are a product of the patches (im2col) and the kernel (1.23, 1.01).
 
-Both of the latter cut an axis into windows that overlap (`_windows`). Winograd's also adds such
-windows up (`_add_windows`).
+The latter two cut an axis into overlapping windows (`_windows`). Winograd's algorithm also sums
+such windows (`_add_windows`).
 """
 
 from collections.abc import Sequence
@@ -46,10 +45,11 @@ _OUTPUT = np.array(
 
 
 def implementation(dtype: Any) -> str:
-  """Returns how `convolve` computes on this machine: ``"products"`` of matrices on CPUs, else
-  ``"xla"``.
+  """Returns the method of `convolve` here: ``"products"`` of matrices on CPUs, else ``"xla"``.
+
+  CPUs use ``"xla"`` too if the dtype is neither float32 nor float64.
   """
-  # Winograd's differences need more digits than bfloat16 has.
+  # The differences in Winograd's algorithm need more digits than bfloat16 has.
   wide = jnp.dtype(dtype) in (jnp.float32, jnp.float64)
   return "products" if wide and jax.default_backend() == "cpu" else "xla"
 
@@ -59,8 +59,8 @@ def convolve(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
 
   Args:
     x: ``[B, H, W, C]``.
-    kernel: ``[size, size, C, K]`` of the dtype of ``x``, of odd size.
-    stride: of both axes.
+    kernel: ``[size, size, C, K]`` of odd size, in the dtype of ``x``.
+    stride: stride of both axes, >= 1.
 
   Returns:
     ``[B, ceil(H / stride), ceil(W / stride), K]``.
@@ -68,7 +68,7 @@ def convolve(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
   size = kernel.shape[0]
   if implementation(x.dtype) == "xla":
     return by_xla(x, kernel, stride=stride)
-  # Under shard_map the gradients below are those of each device; jax adds them up.
+  # Under shard_map the gradients below are those of a single device. jax sums them.
   x, kernel = collectives.vary_alike(x, kernel)
   if size == 1:
     return _product(x[:, ::stride, ::stride], kernel[0, 0])
@@ -78,8 +78,9 @@ def convolve(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
 
 
 def by_xla(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
-  """Computes the same by XLA's own operation on every backend, up to rounding. Arguments as in
-  `convolve`.
+  """Convolves like `convolve` up to rounding, but with XLA's own operation on every backend.
+
+  Arguments are those of `convolve`.
   """
   padding = [(kernel.shape[0] // 2,) * 2] * 2
   return jax.lax.conv_general_dilated(
@@ -89,7 +90,7 @@ def by_xla(x: jax.Array, kernel: jax.Array, *, stride: int = 1) -> jax.Array:
 
 @jax.custom_vjp
 def _winograd(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  """3x3 convolution of stride 1, ``[B, H, W, K]``."""
+  """Computes a 3x3 convolution of stride 1, ``[B, H, W, K]``."""
   tiles = _to_tiles(_pad(x, 1), _INPUT, _num_tiles(x))
   products = jnp.einsum("ijbhwc,ijck->ijbhwk", tiles, _kernel_tiles(kernel, _KERNEL))
   return _from_tiles(products, _OUTPUT)[:, : x.shape[1], : x.shape[2]]
@@ -104,8 +105,9 @@ def _winograd_forward(
 def _winograd_backward(
   saved: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """The transposes of the forward pass, from its end to its start. jax's own take the step 1.4
-  times as long.
+  """Applies the transposed steps of the forward pass in reverse order.
+
+  With jax's own transposes a training step takes 1.4 times as long.
   """
   x, kernel = saved
   grad_products = _to_tiles(grad, _OUTPUT.T, _num_tiles(x))
@@ -124,20 +126,23 @@ def _num_tiles(x: jax.Array) -> tuple[int, int]:
 
 
 def _to_tiles(x: jax.Array, matrix: np.ndarray, counts: tuple[int, int]) -> jax.Array:
-  """``matrix w matrix^T`` of each window w of ``x [B, H, W, C]``: ``[n, n, B, *counts, C]`` from n
-  x m matrices.
+  """Computes ``matrix w matrix^T`` of each window w of ``x [B, H, W, C]``.
+
+  Returns:
+    ``[n, n, B, *counts, C]`` for an n x m matrix.
   """
   size = matrix.shape[1]
   rows = jnp.stack(_combine(matrix, _windows(x, 1, size, _TILE, counts[0])))
-  # Fused into one pass, the rows would be computed again for each column: the step takes 1.2 times
-  # as long.
+  # Fused into one pass, the rows would be recomputed for each column, and the step would take 1.2
+  # times as long.
   rows = jax.lax.optimization_barrier(rows)
   return jnp.stack(_combine(matrix, _windows(rows, 3, size, _TILE, counts[1])), axis=1)
 
 
 def _from_tiles(tiles: jax.Array, matrix: np.ndarray) -> jax.Array:
-  """Sum of the windows ``matrix t matrix^T`` of all tiles t, where they lie: the transpose of
-  `_to_tiles` with the transposed matrix.
+  """Sums the windows ``matrix t matrix^T`` of all tiles t at their positions.
+
+  This is the transpose of `_to_tiles` with the transposed matrix.
   """
   columns = _add_windows(_combine(matrix, [tiles[:, j] for j in range(tiles.shape[1])]), 3)
   columns = jax.lax.optimization_barrier(columns)
@@ -145,8 +150,9 @@ def _from_tiles(tiles: jax.Array, matrix: np.ndarray) -> jax.Array:
 
 
 def _kernel_tiles(kernel: jax.Array, matrix: np.ndarray) -> jax.Array:
-  """``matrix k matrix^T`` over the first two axes, as a product with one matrix: by einsum a
-  ResNet-50's step takes 1.3 times as long.
+  """Computes ``matrix k matrix^T`` over the first two axes, as a product with one matrix.
+
+  With einsum the step of a ResNet-50 takes 1.3 times as long.
   """
   rows, size = matrix.shape
   both = jnp.asarray(np.kron(matrix, matrix), kernel.dtype)
@@ -154,7 +160,7 @@ def _kernel_tiles(kernel: jax.Array, matrix: np.ndarray) -> jax.Array:
 
 
 def _combine(matrix: np.ndarray, parts: Sequence[jax.Array]) -> list[jax.Array]:
-  """``matrix @ parts`` by additions of the entries that are not 0."""
+  """Computes ``matrix @ parts`` by additions, skipping entries that are 0."""
   return [
     functools.reduce(
       jnp.add, [_times(factor, part) for factor, part in zip(row, parts, strict=True) if factor]
@@ -169,7 +175,7 @@ def _times(factor: float, part: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _product(x: jax.Array, matrix: jax.Array) -> jax.Array:
-  """``x [..., C] @ matrix [C, K]``."""
+  """Computes ``x [..., C] @ matrix [C, K]``."""
   return x @ matrix
 
 
@@ -184,8 +190,8 @@ def _product_backward(
 ) -> tuple[jax.Array, jax.Array]:
   x, matrix = saved
   rows, grad_rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
-  # The left factor of a product over the pixels is copied to its transpose: take the narrower one.
-  # A step gains 8 to 10 %.
+  # The left factor of a product over the pixels is copied to its transpose, so it should be the
+  # narrower one. A step gains 8 to 10 %.
   if matrix.shape[0] <= matrix.shape[1]:
     grad_matrix = rows.T @ grad_rows
   else:
@@ -197,7 +203,11 @@ _product.defvjp(_product_forward, _product_backward)
 
 
 def _patches(x: jax.Array, size: int, stride: int) -> jax.Array:
-  """``[B, ceil(H / stride), ceil(W / stride), size * size * C]``, in the kernel's order."""
+  """Returns the patches in the order of the kernel.
+
+  Returns:
+    ``[B, ceil(H / stride), ceil(W / stride), size * size * C]``.
+  """
   counts = -(-x.shape[1] // stride), -(-x.shape[2] // stride)
   rows = _windows(_pad(x, size // 2), 1, size, stride, counts[0])
   return jnp.concatenate(
@@ -210,12 +220,11 @@ def _pad(x: jax.Array, margin: int) -> jax.Array:
 
 
 def _windows(x: jax.Array, axis: int, size: int, stride: int, count: int) -> list[jax.Array]:
-  """Element 0, 1, ... ``size - 1`` of each of ``count`` windows along an axis, which starts a
-  window every ``stride`` elements.
+  """Cuts ``count`` windows along an axis, one every ``stride`` elements.
 
   Returns:
-    ``size`` arrays like ``x`` with ``count`` entries on the axis; 0 where a window goes over the
-    end.
+    ``size`` arrays like ``x`` with ``count`` entries on the axis: element 0, 1, ... ``size - 1`` of
+    each window. Elements beyond the end of the axis are 0.
   """
   reach = (count - 1) * stride + 1
   x = _extend(x, axis, 0, max(0, reach + size - 1 - x.shape[axis]))
@@ -223,8 +232,9 @@ def _windows(x: jax.Array, axis: int, size: int, stride: int, count: int) -> lis
 
 
 def _add_windows(parts: Sequence[jax.Array], axis: int) -> jax.Array:
-  """Sum of windows of tiles where they lie: the transpose of `_windows`, as long as the windows
-  reach, in whole tiles.
+  """Sums the windows of tiles at their positions, the transpose of `_windows`.
+
+  The axis is as long as the windows reach, rounded up to whole tiles.
   """
   last = -(-len(parts) // _TILE) - 1
   sums = []
@@ -239,5 +249,5 @@ def _add_windows(parts: Sequence[jax.Array], axis: int) -> jax.Array:
 
 
 def _extend(x: jax.Array, axis: int, before: int, after: int) -> jax.Array:
-  """``x`` with so many zeros in front and behind."""
+  """Pads ``x`` with zeros before and after along an axis."""
   return jnp.pad(x, [(before, after) if i == axis else (0, 0) for i in range(x.ndim)])

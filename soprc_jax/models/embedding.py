@@ -1,4 +1,4 @@
-"""From images to unit-norm embeddings: backbone, linear head, normalisation."""
+"""Model from images to unit-norm embeddings: backbone, linear head, normalization."""
 
 from typing import Any
 
@@ -6,18 +6,18 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-# Mean and standard deviation of ImageNet's RGB values in [0, 1], which pretrained networks expect.
+# Mean and standard deviation of ImageNet's RGB values in [0, 1], as pretrained models expect.
 IMAGE_MEAN = (0.485, 0.456, 0.406)
 IMAGE_STD = (0.229, 0.224, 0.225)
 
 
 class EmbeddingNet(nn.Module):
-  """Images to embeddings whose inner products are cosine similarities (the paper's h_w).
+  """Maps images to embeddings whose inner products are cosine similarities (the paper's h_w).
 
   Attributes:
-    backbone: module from normalised images to features, e.g. `ResNet`.
-    embedding_dim: width D of the embedding, 512 in the paper; 0 leaves the head out, so that D is
-      the number of features.
+    backbone: module from normalized images to features, e.g. `ResNet`.
+    embedding_dim: width D of the embedding, 512 in the paper. 0 omits the head, so that D is the
+      number of features.
     dtype: compute dtype of the head.
   """
 
@@ -33,8 +33,8 @@ class EmbeddingNet(nn.Module):
 
     Args:
       images: ``[B, H, W, 3]`` uint8 RGB.
-      train: training mode, see the backbone.
-      where: ``[B]`` valid images; ``None`` means all.
+      train: whether the backbone runs in training mode, see there.
+      where: ``[B]`` mask of the valid images; ``None`` means all.
 
     Returns:
       ``[B, D]`` float32 of norm 1 (or 0, see `l2_normalize`).
@@ -50,20 +50,22 @@ class EmbeddingNet(nn.Module):
 
 
 def l2_normalize(vectors: jax.Array, *, eps: float = 1e-12) -> jax.Array:
-  """Vectors of the last axis divided by their norm; a norm of at most ``eps`` gives 0 with gradient
-  0, never NaN.
+  """Divides the vectors of the last axis by their norm.
+
+  A norm of at most ``eps`` gives 0 with gradient 0, never NaN.
 
   >>> print(l2_normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))
   [[0.6 0.8]
    [0.  0. ]]
   """
-  # Beyond 2^60 the squares could overflow: an exact power of two, which the norm takes out again.
+  # Beyond 2^60 the squares could overflow. The factor is an exact power of two that the norm
+  # cancels.
   huge = jnp.max(jnp.abs(vectors), axis=-1, keepdims=True) > 2.0**60
   vectors = vectors * jnp.where(
     huge, jnp.asarray(2.0**-70, vectors.dtype), jnp.ones([], vectors.dtype)
   )
   squared = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
   usable = squared > eps**2
-  # The inner `where` keeps 0 out of rsqrt, whose gradient would be inf * 0.
+  # The inner `where` avoids rsqrt(0), whose gradient would be inf * 0.
   scale = jax.lax.rsqrt(jnp.where(usable, squared, jnp.ones_like(squared)))
   return vectors * jnp.where(usable, scale, jnp.zeros_like(scale))

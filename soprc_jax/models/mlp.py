@@ -1,4 +1,4 @@
-"""A multilayer perceptron that gives one logit an example."""
+"""Multilayer perceptron with one logit per example."""
 
 from collections.abc import Sequence
 
@@ -7,17 +7,17 @@ import jax
 
 
 class MLP(nn.Module):
-  """Dense layers with ReLU, then a linear one of width 1.
+  """Maps features to one logit, by dense layers with ReLU and a linear layer of width 1.
 
   Attributes:
-    widths: of the hidden layers; none gives a linear model.
+    widths: widths of the hidden layers. An empty sequence gives a linear model.
   """
 
   widths: Sequence[int]
 
   @nn.compact
   def __call__(self, features: jax.Array) -> jax.Array:
-    """Logits ``[B]`` of ``features [B, D]``."""
+    """Computes the logits ``[B]`` of ``features [B, D]``."""
     x = features
     for width in self.widths:
       x = nn.relu(nn.Dense(width)(x))

@@ -1,5 +1,6 @@
-"""Weights of torchvision's ResNets, by whatever name they are published, as the variables of
-`EmbeddingNet`.
+"""Converts weights of torchvision's ResNets to variables of `EmbeddingNet`.
+
+The weights may have the names of torchvision, timm, Hugging Face, or a data-parallel wrapper.
 """
 
 from collections.abc import Mapping
@@ -17,12 +18,11 @@ from soprc_jax.models.resnet import RESNETS, ResNet
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
 HUB = "hf://"
 Variables = dict[str, Any]
-# Before this version a file could run code in spite of weights_only: CVE-2025-32434,
-# CVE-2026-24747.
+# Before this version a file could run code despite weights_only: CVE-2025-32434, CVE-2026-24747.
 SAFE_TORCH = (2, 10)
 
 _STATISTICS = {"running_mean": "mean", "running_var": "var"}
-# Hugging Face's ResNet -> torchvision's names; timm's are torchvision's.
+# Names of Hugging Face's ResNet -> torchvision's. timm has the names of torchvision.
 _HUGGING_FACE = (
   (r"^resnet\.", ""),
   (r"^embedder\.embedder\.convolution\.", "conv1."),
@@ -39,21 +39,22 @@ _HUGGING_FACE = (
 
 
 def is_file(source: str) -> bool:
-  """Whether `read` takes the source: a weights file, or a name on the Hugging Face hub."""
+  """Returns whether `read` accepts a source: a weights file, or a name on the Hugging Face hub."""
   return source.startswith(HUB) or source.endswith(SUFFIXES)
 
 
 def check(source: str, *, name: str = "model.init_from") -> None:
-  """Raises an error if there is no file that `read` could read; of a name on the hub only the form
-  is checked.
+  """Raises an error if there is no file that `read` could read.
+
+  For a name on the hub only the format is checked.
 
   Args:
     source: see `read`.
-    name: of the flag or the config key, for messages.
+    name: name of the flag or the config key, for messages.
 
   Raises:
-    FileNotFoundError: no such file.
-    ValueError: no path of this machine, or no name on the hub.
+    FileNotFoundError: there is no such file.
+    ValueError: the source is neither a local path nor a name on the hub.
   """
   if source.startswith(HUB):
     _hub_parts(source)
@@ -65,17 +66,18 @@ def check(source: str, *, name: str = "model.init_from") -> None:
 
 
 def read(source: str) -> dict[str, np.ndarray]:
-  """The state dict in a file, name -> array, under torchvision's names.
+  """Reads the state dict of a file, name -> array, and converts it to torchvision's names.
 
   Args:
-    source: a ``.pth``, ``.pt`` or ``.bin`` file (needs torch 2.10; read with ``weights_only``, so
-      that nothing in it is executed), a ``.safetensors`` file, or ``hf://USER/REPOSITORY[/FILE]``
-      (needs ``huggingface_hub``; FILE is ``model.safetensors`` by default).
+    source: a ``.pth``, ``.pt`` or ``.bin`` file (requires torch 2.10; read with ``weights_only``,
+      so that nothing in it is executed), a ``.safetensors`` file, or a name
+      ``hf://USER/REPOSITORY[/FILE]`` (requires ``huggingface_hub``; FILE defaults to
+      ``model.safetensors``).
 
   Raises:
-    FileNotFoundError: no such file.
-    ValueError: the file holds no weights, or two of one name, or the package that reads it is not
-      installed.
+    FileNotFoundError: there is no such file.
+    ValueError: the file contains no weights, or two with the same name, or the package that reads
+      it is not installed.
   """
   check(source)
   path = (
@@ -86,16 +88,18 @@ def read(source: str) -> dict[str, np.ndarray]:
   for name, array in weights.items():
     if torchvision_name(name) in renamed:
       raise ValueError(
-        f"{source} has two weights for {torchvision_name(name)!r}, one of them as {name!r}: leave "
-        "one of them out"
+        f"{source} has two weights for {torchvision_name(name)!r}, one of them as {name!r}: remove "
+        "one of them"
       )
     renamed[torchvision_name(name)] = array
   return renamed
 
 
 def torchvision_name(name: str) -> str:
-  """The name of a weight in torchvision, from timm's, Hugging Face's or a data-parallel wrapper's
-  name.
+  """Returns torchvision's name of a weight.
+
+  Args:
+    name: name in torchvision, timm, Hugging Face, or a data-parallel wrapper.
 
   >>> torchvision_name("resnet.encoder.stages.1.layers.0.layer.2.convolution.weight")
   'layer2.0.conv3.weight'
@@ -112,11 +116,13 @@ def torchvision_name(name: str) -> str:
 
 
 def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
-  """``{"params": ..., "batch_stats": ...}`` of an `EmbeddingNet` around a `ResNet`; ``fc`` becomes
-  its head.
+  """Converts weights to the variables of an `EmbeddingNet` with a `ResNet`; ``fc`` is its head.
 
   Args:
-    weights: state dict under torchvision's names.
+    weights: state dict with torchvision's names.
+
+  Returns:
+    ``{"params": ..., "batch_stats": ...}``.
 
   Raises:
     ValueError: a name is both that of a weight and that of a module.
@@ -133,23 +139,23 @@ def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
         break
     if not isinstance(node, dict) or path[-1] in node:
       raise ValueError(
-        f"{name!r} names a weight and what is in another one: these are weights of none of "
+        f"{name!r} is the name of both a weight and a module: these are weights of none of "
         f"{', '.join(RESNETS)}"
       )
-    # Torch stores kernels as [out, in, height, width] and [out, in].
+    # Torch stores kernels as [out, in, height, width] and as [out, in].
     node[path[-1]] = np.transpose(array, (2, 3, 1, 0)) if array.ndim == 4 else array.T
   return variables
 
 
 def architecture(variables: Variables, *, source: str) -> str:
-  """The network in `RESNETS` (with torchvision's stem) that the variables are of.
+  """Returns the name in `RESNETS` (with torchvision's stem) of the model of the variables.
 
   Args:
     variables: as `to_flax` returns them.
-    source: what names the weights in messages.
+    source: name of the weights, for messages.
 
   Raises:
-    ValueError: they are of none of them.
+    ValueError: they belong to none of these models.
   """
   found = {path: array.shape for path, array in _flat(variables).items() if not _is_head(path)}
   images = jax.ShapeDtypeStruct((1, 32, 32, 3), np.uint8)
@@ -160,26 +166,27 @@ def architecture(variables: Variables, *, source: str) -> str:
       return name
   names = ", ".join(".".join(path[1:]) for path in list(found)[:3]) or "nothing"
   raise ValueError(
-    f"{source} holds the weights of none of {', '.join(RESNETS)} with torchvision's, timm's or "
+    f"{source} contains the weights of none of {', '.join(RESNETS)} with torchvision's, timm's or "
     f"Hugging Face's names; it has {names}, ..."
   )
 
 
 def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variables, bool]:
-  """The variables as float32 in the structure of a network; the head stays the network's own where
-  the stored one is of another size.
+  """Returns the variables as float32 in the structure of a model.
+
+  If the stored head has another size, the model keeps its own head.
 
   Args:
     variables: as `to_flax` returns them.
-    like: ``{"params": ..., "batch_stats": ...}`` of the network.
-    source: what names the weights in messages.
+    like: ``{"params": ..., "batch_stats": ...}`` of the model.
+    source: name of the weights, for messages.
 
   Returns:
     The variables, and whether the head is the stored one.
 
   Raises:
-    ValueError: the backbone is of another architecture; the first names and shapes that differ are
-      told.
+    ValueError: the backbone has another architecture. The message lists the first names and shapes
+      that differ.
   """
   found, wanted = _flat(variables), _flat(like)
   head = {path: leaf for path, leaf in wanted.items() if _is_head(path)}
@@ -188,19 +195,19 @@ def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variable
     f"{'.'.join(path)} is not in it" for path in wanted if not _is_head(path) and path not in found
   ]
   problems += [
-    f"{'.'.join(path)} is not in the network"
+    f"{'.'.join(path)} is not in the model"
     for path in found
     if not _is_head(path) and path not in wanted
   ]
   problems += [
-    f"{'.'.join(path)}: {found[path].shape} there, {leaf.shape} wanted"
+    f"{'.'.join(path)}: has shape {found[path].shape}, expected {leaf.shape}"
     for path, leaf in wanted.items()
     if not _is_head(path) and path in found and found[path].shape != leaf.shape
   ]
   if problems:
     more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
     raise ValueError(
-      f"the weights in {source} are not those of model.* of this config (name, width, stem?):\n  "
+      f"the weights in {source} do not fit model.* of this config (check name, width, stem):\n  "
       + "\n  ".join(problems[:5])
       + more
     )
@@ -208,7 +215,7 @@ def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variable
     path: (leaf if _is_head(path) and not has_head else found[path])
     for path, leaf in wanted.items()
   }
-  # A leaf of the network itself may be abstract, where only the fit is asked for.
+  # A leaf of the model may be abstract if the caller only checks the fit.
   arrays = {
     path: leaf if leaf is wanted[path] else np.asarray(leaf, np.float32)
     for path, leaf in taken.items()
@@ -221,7 +228,7 @@ def _is_head(path: tuple[str, ...]) -> bool:
 
 
 def _flax_path(name: str) -> tuple[str, tuple[str, ...]]:
-  """The collection and the keys of a torchvision weight, e.g. of ``layer1.0.bn2.weight``."""
+  """Returns the collection and the keys of a torchvision weight, e.g. ``layer1.0.bn2.weight``."""
   *modules, leaf = name.split(".")
   if modules == ["fc"]:
     return "params", ("head", "kernel" if leaf == "weight" else "bias")
@@ -265,11 +272,10 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
   try:
     return numpy.load_file(path)
   except SafetensorError as error:
-    raise ValueError(f"{path} is no safetensors file ({error}): fetch it again") from error
-  except (AttributeError, KeyError, TypeError) as error:  # what numpy has no type for
+    raise ValueError(f"{path} is not a safetensors file ({error}): download it again") from error
+  except (AttributeError, KeyError, TypeError) as error:  # types that numpy lacks
     raise ValueError(
-      f"{path} has weights of a type that cannot be read ({error}): write them as float32 or "
-      "float16"
+      f"{path} has weights of an unsupported type ({error}): save them as float32 or float16"
     ) from error
 
 
@@ -279,25 +285,21 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
   except ImportError:
     raise ValueError(
       f"{path}: reading it needs torch (pip install torch --index-url "
-      "https://download.pytorch.org/whl/cpu), once: "
-      "experiments.convert_weights writes a checkpoint that does not need it; a .safetensors file "
-      "of the weights does not either"
+      "https://download.pytorch.org/whl/cpu) once: experiments.convert_weights writes a checkpoint "
+      "that does not need torch. A .safetensors file of the weights does not need it either"
     ) from None
   if tuple(int(part) for part in torch.__version__.split(".")[:2]) < SAFE_TORCH:
     raise ValueError(
-      f"{path}: torch {torch.__version__} may run what is in such a file; install torch >= "
-      f"{'.'.join(map(str, SAFE_TORCH))}, or give a "
-      ".safetensors file of the weights"
+      f"{path}: torch {torch.__version__} may execute code in such a file; install torch >= "
+      f"{'.'.join(map(str, SAFE_TORCH))}, or use a .safetensors file of the weights"
     )
   try:
     content = torch.load(path, map_location="cpu", weights_only=True)
-  except (
-    Exception
-  ) as error:  # pickle, zip and torch errors: whatever is in the file, it is not executed
+  except Exception as error:  # pickle, zip and torch errors; the file is never executed
     raise ValueError(
-      f"{path} is no file of weights that can be read without executing it "
+      f"{path} is not a file of weights that can be read without executing it "
       f"({str(error).splitlines()[0] if str(error) else 'empty'}): "
-      "give one that torch.save(model.state_dict(), FILE) wrote, or a .safetensors file"
+      "use one that torch.save(model.state_dict(), FILE) wrote, or a .safetensors file"
     ) from error
   for key in ("state_dict", "model"):
     if isinstance(content, dict) and isinstance(content.get(key), dict):
@@ -305,7 +307,9 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
   if not isinstance(content, dict) or not all(
     isinstance(value, torch.Tensor) for value in content.values()
   ):
-    raise ValueError(f"{path} holds no state dict (names and tensors)")
+    raise ValueError(
+      f"{path} contains no state dict (names and tensors): save model.state_dict() of the model"
+    )
   return {str(name): _array(name, value.detach(), path) for name, value in content.items()}
 
 
@@ -314,7 +318,8 @@ def _array(name: str, tensor: Any, path: Path) -> np.ndarray:
     return (tensor.float() if tensor.is_floating_point() else tensor).numpy()
   except (RuntimeError, TypeError) as error:  # sparse, quantized or without data
     raise ValueError(
-      f"{path}: {name!r} is no plain tensor ({error}): save model.state_dict() of the float32 model"
+      f"{path}: {name!r} is not a plain tensor ({error}): save model.state_dict() of the float32 "
+      "model"
     ) from error
 
 
@@ -323,7 +328,7 @@ def _hub_parts(source: str) -> list[str]:
   parts = source.removeprefix(HUB).split("/")
   if len(parts) < 2 or not all(parts) or ".." in parts:
     raise ValueError(
-      f"{source}: a name like hf://USER/REPOSITORY or hf://USER/REPOSITORY/FILE wanted"
+      f"{source}: expected a name like hf://USER/REPOSITORY or hf://USER/REPOSITORY/FILE"
     )
   return parts
 
@@ -340,5 +345,6 @@ def _from_hub(source: str) -> Path:
     return Path(hf_hub_download("/".join(parts[:2]), "/".join(parts[2:]) or "model.safetensors"))
   except (errors.HfHubHTTPError, errors.LocalEntryNotFoundError, OSError, ValueError) as error:
     raise ValueError(
-      f"{source} could not be fetched ({error}): fetch the file by other means and give its path"
+      f"{source} could not be downloaded ({error}): download the file by other means and pass its "
+      "path"
     ) from error

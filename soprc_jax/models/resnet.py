@@ -1,8 +1,7 @@
-"""ResNet feature extractors, the architecture of torchvision's (He et al., 2016; "v1.5": stride on
-the 3x3).
+"""ResNet feature extractors with torchvision's architecture.
 
-Padding is explicit, and batch norm has torchvision's epsilon and momentum, so converted weights
-give the same features.
+See He et al., 2016; this is "v1.5", with the stride on the 3x3 convolution. Padding is explicit,
+and batch norm has torchvision's epsilon and momentum, so converted weights give the same features.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ from soprc_jax._internal import collectives, masks
 from soprc_jax.models import convolutions
 
 # name -> (blocks in each stage, whether they are bottlenecks). resnet8 is the three-stage CIFAR
-# network of one block a stage.
+# model with one block per stage.
 RESNETS: dict[str, tuple[tuple[int, ...], bool]] = {
   "resnet8": ((1, 1, 1), False),
   "resnet18": ((2, 2, 2, 2), False),
@@ -28,27 +27,27 @@ RESNETS: dict[str, tuple[tuple[int, ...], bool]] = {
 STEMS = ("imagenet", "small")
 
 Convolve = Callable[..., jax.Array]
-_Norm = Any  # a partial of nn.BatchNorm that takes its name
+_Norm = Any  # a partial of _BatchNorm that takes its name
 _kaiming_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
 class ResNet(nn.Module):
-  """Images to globally pooled features.
+  """Maps images to globally pooled features.
 
   Attributes:
-    stages: number of blocks in each stage; the width doubles and the resolution halves from stage
+    stages: number of blocks in each stage. The width doubles and the resolution halves from stage
       to stage.
-    bottleneck: bottleneck blocks (ResNet-50 and deeper) instead of basic ones.
-    width: channels of the first stage, 64 in the paper's networks.
-    stem: ``"imagenet"``: 7x7 convolution with stride 2 and a 3x3 max pool with stride 2;
+    bottleneck: whether blocks are bottlenecks (ResNet-50 and deeper) instead of basic blocks.
+    width: channels of the first stage, 64 in the paper's models.
+    stem: ``"imagenet"``: 7x7 convolution with stride 2 and a 3x3 max pool with stride 2.
       ``"small"``: 3x3 convolution, for images of about 32 pixels.
-    stem_stride: stride of the small stem, 1 or 2. Stride 2 costs a quarter.
-    freeze_bn: normalise by the running statistics and never move them, in training too; scale and
-      bias still train.
-    dtype: compute dtype, float32 or bfloat16; parameters are float32.
-    axis_name: mapped axis over which batch statistics are averaged when they are not frozen.
-    convolve: computes the convolutions. ``convolutions.by_xla`` is XLA's own on CPUs too, for
-      programs that leave this machine.
+    stem_stride: stride of the small stem, 1 or 2. Stride 2 costs a quarter of stride 1.
+    freeze_bn: whether batch norm uses the running statistics in training too, and never updates
+      them. Scale and bias are still trained.
+    dtype: compute dtype, float32 or bfloat16. Parameters are float32.
+    axis_name: mapped axis over which batch statistics are averaged if they are not frozen.
+    convolve: function that computes the convolutions. ``convolutions.by_xla`` uses XLA's own on
+      CPUs too, for programs that are exported to other machines.
   """
 
   stages: Sequence[int]
@@ -65,12 +64,13 @@ class ResNet(nn.Module):
   def __call__(
     self, images: jax.Array, *, train: bool = False, where: jax.Array | None = None
   ) -> jax.Array:
-    """Features of normalised images.
+    """Computes the features of normalized images.
 
     Args:
-      images: ``[B, H, W, 3]``, normalised, any size.
-      train: use the statistics of the batch, and update the running ones, unless ``freeze_bn``.
-      where: ``[B]`` images that count in batch statistics; ``None`` means all.
+      images: ``[B, H, W, 3]``, normalized, any size.
+      train: whether to use the statistics of the batch and update the running ones, unless
+        ``freeze_bn``.
+      where: ``[B]`` mask of the images that count in batch statistics; ``None`` means all.
 
     Returns:
       ``[B, F]``, F = width * 2^(stages - 1), times 4 with bottlenecks; in ``dtype``.
@@ -103,13 +103,18 @@ class ResNet(nn.Module):
 
 
 def _max_pool(x: jax.Array) -> jax.Array:
-  """Maximum of 3x3 pixels with stride 2 and padding 1: ``[B, ceil(H / 2), ceil(W / 2), C]`` from
-  ``[B, H, W, C]``.
+  """Computes the maximum of 3x3 pixels with stride 2 and padding 1.
 
   The gradient goes to the first of equal pixels in reading order, as in torch.
+
+  Args:
+    x: ``[B, H, W, C]``.
+
+  Returns:
+    ``[B, ceil(H / 2), ceil(W / 2), C]``.
   """
-  # Copies of the edge change no maximum. The ONNX converter knows neither a padding of the pooling
-  # itself nor jnp.pad.
+  # Copies of the edge do not change a maximum. The ONNX converter supports neither padding in the
+  # pooling itself nor jnp.pad.
   for axis in (1, 2):
     first, last = (
       jax.lax.slice_in_dim(x, start, start + 1, axis=axis) for start in (0, x.shape[axis] - 1)
@@ -119,7 +124,7 @@ def _max_pool(x: jax.Array) -> jax.Array:
 
 
 class _Kernel(nn.Module):
-  """The kernel of a convolution, ``[size, size, C, K]``."""
+  """Holds the kernel of a convolution, ``[size, size, C, K]``."""
 
   shape: tuple[int, int, int, int]
 
@@ -129,8 +134,9 @@ class _Kernel(nn.Module):
 
 
 class _BatchNorm(nn.Module):
-  """Batch norm with torchvision's constants, over the valid images of all devices, of a
-  convolution.
+  """Applies a convolution, then batch norm with torchvision's constants.
+
+  Batch statistics are those of the valid images of all devices.
   """
 
   use_running_average: bool
@@ -149,8 +155,9 @@ class _BatchNorm(nn.Module):
 
 
 class _Normalize(nn.Module):
-  """Flax's `nn.BatchNorm` but for its mask: that one averages the means of the devices, however few
-  images each has.
+  """Applies batch norm like Flax's `nn.BatchNorm`, except for the mask.
+
+  Flax averages the means of the devices, even if these have different numbers of valid images.
   """
 
   use_running_average: bool
@@ -168,8 +175,8 @@ class _Normalize(nn.Module):
     scale = self.param("scale", nn.initializers.ones, (features,), jnp.float32)
     bias = self.param("bias", nn.initializers.zeros, (features,), jnp.float32)
     if self.use_running_average:
-      # The factor goes into the kernel: no pass over the pixels, and its gradient comes from the
-      # kernel's.
+      # The factor is folded into the kernel. That saves a pass over the pixels, and its gradient
+      # follows from that of the kernel.
       factor = jax.lax.rsqrt(running_var.value + 1e-5) * scale
       kernel = kernel * factor[None, None, None]
       offset = bias - running_mean.value * factor
@@ -178,7 +185,7 @@ class _Normalize(nn.Module):
     y = self.convolve(x, kernel.astype(self.dtype), stride=stride)
     y = y.astype(jnp.float32)
     mean, var, count = _batch_moments(y, where, self.axis_name)
-    # torch's momentum 0.1 weights the new value; a batch without a valid image says nothing.
+    # torch's momentum 0.1 weights the new value. A batch without a valid image changes nothing.
     weight = jnp.where(count > 0, 0.1, 0.0)
     running_mean.value = (1 - weight) * running_mean.value + weight * jax.lax.stop_gradient(mean)
     running_var.value = (1 - weight) * running_var.value + weight * jax.lax.stop_gradient(var)
@@ -190,8 +197,10 @@ class _Normalize(nn.Module):
 def _batch_moments(
   x: jax.Array, where: jax.Array | None, axis_name: str | None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Mean and variance of each channel over the valid images of all devices, and the number of their
-  pixels.
+  """Computes mean and variance of each channel over the valid images of all devices.
+
+  Returns:
+    Mean, variance, and the number of valid pixels.
   """
   count = jnp.asarray(x.shape[0] if where is None else jnp.sum(where), jnp.float32) * (
     x.shape[1] * x.shape[2]
@@ -202,7 +211,7 @@ def _batch_moments(
   (total, total_square, count) = collectives.psum(sums, axis_name)
   mean = masks.ratio(total, jnp.broadcast_to(count, total.shape))
   mean_square = masks.ratio(total_square, jnp.broadcast_to(count, total.shape))
-  # Rounding may leave a tiny negative number where a channel is constant.
+  # Rounding can give a tiny negative number if a channel is constant.
   return mean, jnp.maximum(mean_square - jnp.square(mean), 0.0), count
 
 
@@ -215,15 +224,16 @@ def _conv_norm(
   norm: _Norm,
   names: tuple[str, str],
 ) -> jax.Array:
-  """A convolution to ``width`` channels and its batch norm, under these names of the module in
-  whose compact scope it is called.
+  """Applies a convolution to ``width`` channels and its batch norm.
+
+  ``names`` are the names of the two modules in the compact scope of the caller.
   """
   kernel = _Kernel((size, size, x.shape[-1], width), name=names[0])()
   return norm(name=names[1])(x, kernel, stride, where)
 
 
 class _BasicBlock(nn.Module):
-  """Two 3x3 convolutions (ResNet-18 and -34)."""
+  """Applies two 3x3 convolutions and a shortcut (ResNet-18 and -34)."""
 
   width: int
   stride: int
@@ -237,7 +247,10 @@ class _BasicBlock(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-  """1x1, 3x3 with the stride, 1x1 to four times the width (ResNet-50 and deeper)."""
+  """Applies 1x1, strided 3x3 and 1x1 convolutions and a shortcut (ResNet-50 and deeper).
+
+  The last convolution has four times the width.
+  """
 
   width: int
   stride: int
@@ -252,8 +265,9 @@ class _Bottleneck(nn.Module):
 
 
 def _shortcut(block: Any, x: jax.Array, y: jax.Array, where: jax.Array | None) -> jax.Array:
-  """The block's input, projected where the shape changes; called inside the block's compact
-  scope.
+  """Returns the input of a block, projected if the shape changes.
+
+  It must be called in the compact scope of the block.
   """
   if x.shape == y.shape:
     return x

@@ -528,7 +528,7 @@ def test_f50_sorted_sums_without_the_masks_are_nan():
 def test_f50_scores_on_the_host_without_masks_are_an_error(loss):
   found = jax.tree.map(np.asarray, _both_kinds()["retrieval"])
   with pytest.raises(
-    ValueError, match=r"positive_scores hold -inf and come without a mask.*pass \*\*lists.masks"
+    ValueError, match=r"positive_scores contain -inf and come without a mask.*pass \*\*lists.masks"
   ):
     _losses_of(found, _v(found))[loss]()
 

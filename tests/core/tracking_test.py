@@ -541,7 +541,7 @@ class OptaxTest(chex.TestCase):
       apply_fn=None, params=_PARAMS, tx=optax.chain(_TRACKERS["debiased"], optax.sgd(0.1))
     )
     with self.assertRaisesRegex(
-      TypeError, r"positive_scores, list_ids.*cannot pass extra arguments.*beside the optimizer's"
+      TypeError, r"positive_scores, list_ids.*cannot pass extra arguments.*next to the optimizer's"
     ):
       state.apply_gradients(grads=_GRADS)
     for wrapped in (optax.MultiSteps(state.tx, 2), optax.apply_if_finite(state.tx, 3)):
@@ -794,5 +794,5 @@ def test_f53_a_tracker_made_under_jit_outlives_it(initial_v):
 
 
 def test_f53_a_traced_initial_v_is_an_error_that_says_so():
-  with pytest.raises(TypeError, match="initial_v must be known when the score_ema is made"):
+  with pytest.raises(TypeError, match="initial_v must be known when the score_ema is created"):
     jax.jit(lambda start: score_ema(2, 3, 0.5, initial_v=start).init(None).v)(jnp.zeros(3))

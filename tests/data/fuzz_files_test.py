@@ -312,7 +312,7 @@ class TestArrays:
 
   @pytest.mark.parametrize(
     ("at", "value", "message"),
-    [(8, 99, "compression method is not supported"), (6, 1, "encrypted"), (None, 0, "is damaged")],
+    [(8, 99, "compression method is not supported"), (6, 1, "encrypted"), (None, 0, "is corrupt")],
   )
   def test_what_a_flipped_bit_can_claim(self, tmp_path, at, value, message):
     path = tmp_path / "x.npz"
@@ -324,7 +324,7 @@ class TestArrays:
     else:
       content[at] = content[entry + at + 2] = value
     path.write_bytes(bytes(content))
-    with pytest.raises(ValueError, match=rf"x.npz is damaged(.|\n)*{message}|x.npz {message}"):
+    with pytest.raises(ValueError, match=rf"x.npz is corrupt(.|\n)*{message}|x.npz {message}"):
       stored.read_arrays(path, ["a"])
 
   def test_arrays_that_are_missing_or_pickled(self, tmp_path):
@@ -332,10 +332,10 @@ class TestArrays:
     np.savez(path, a=np.arange(3), b=np.array([{}], object))
     assert stored.read_arrays(path, ["a"])["a"].tolist() == [0, 1, 2]
     with pytest.raises(
-      ValueError, match=r"x.npz is damaged \(it has no .*c is not a file in the archive"
+      ValueError, match=r"x.npz is corrupt \(it has no .*c is not a file in the archive"
     ):
       stored.read_arrays(path, ["a", "c"])
-    with pytest.raises(ValueError, match=r"x.npz is damaged \(Object arrays cannot be loaded"):
+    with pytest.raises(ValueError, match=r"x.npz is corrupt \(Object arrays cannot be loaded"):
       stored.read_arrays(path, ["b"])
     with pytest.raises(FileNotFoundError):
       stored.read_arrays(tmp_path / "y.npz", ["a"])

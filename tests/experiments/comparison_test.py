@@ -553,7 +553,7 @@ class TestCommand:
     again = runs.call(_COMPARE, *_flags(tmp_path / "runs"))
     assert again.returncode == 0, again.stderr
     assert "Starting" not in again.stderr
-    assert "costs.json is damaged" in again.stderr
+    assert "costs.json is corrupt" in again.stderr
     assert [line.split("|")[:6] for line in again.stdout.splitlines()[:5]] == [
       line.split("|")[:6] for line in done.stdout.splitlines()[:5]
     ]

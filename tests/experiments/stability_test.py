@@ -454,7 +454,7 @@ class TestSweeps:
     with pytest.raises(ValueError, match=r"seed is 0 there, 1 here\): choose another --workdir"):
       stability_sweeps.run(path, settings, effort._replace(seed=1), told=lambda line: None)
     path.write_text("{")
-    with pytest.raises(ValueError, match=r"stability.json is damaged"):
+    with pytest.raises(ValueError, match=r"stability.json is corrupt"):
       stability_sweeps.run(path, settings, effort, told=lambda line: None)
 
 

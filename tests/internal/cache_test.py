@@ -184,7 +184,9 @@ def test_f55_a_folder_for_code_that_is_not_private_is_not_used(
     first.symlink_to(tmp_path / "theirs")
   found = cache.private_folder("jax")
   assert found.parent == temporary
-  assert ["is not of this user alone" in record.getMessage() for record in caplog.records] == [True]
+  assert ["is not private to this user" in record.getMessage() for record in caplog.records] == [
+    True
+  ]
 
 
 @pytest.mark.parametrize("has_home", [True, False])

@@ -16,7 +16,7 @@ class TestFiles:
     path.write_bytes(content)
     with pytest.raises(
       ValueError,
-      match=r"x.json is damaged \((.|\n)*\): remove it, and what it stands for is made again",
+      match=r"x.json is corrupt \((.|\n)*\): remove it, and it is computed again",
     ):
       stored.read_json(path)
 

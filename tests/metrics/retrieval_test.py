@@ -400,5 +400,5 @@ class ScaleTest(chex.TestCase):
       np.concatenate([part[key] for part in parts]) for key in ("ap_per_query", "negatives_above")
     )
     self.assertEqual(metrics.summarise_ranks(ap, above, ks=(1, 40), num_candidates=29), want)
-    with self.assertRaisesRegex(ValueError, "ks must be at least 1"):
+    with self.assertRaisesRegex(ValueError, "ks must be at least one integer"):
       metrics.summarise_ranks(ap, above, ks=(0,), num_candidates=29)

@@ -144,7 +144,7 @@ def test_a_head_of_another_size_stays_the_networks_own(weights, tmp_path):
   ("network", "message"),
   [
     ({"arch": "resnet34"}, r"backbone\.layer1_2\.conv1\.kernel is not in it"),
-    ({"width": 32}, r"params\.backbone\.\S+: \(.*\) there, \(.*\) wanted"),
+    ({"width": 32}, r"params\.backbone\.\S+: has shape \(.*\), expected \(.*\)"),
   ],
 )
 def test_another_architecture_is_told_by_its_weights(weights, tmp_path, network, message):
@@ -206,7 +206,9 @@ class _Evil:
 @_needs_torch
 def test_nothing_in_a_file_is_executed(tmp_path):
   torch.save({"conv1.weight": _Evil(tmp_path / "executed")}, tmp_path / "evil.pth")
-  with pytest.raises(ValueError, match="no file of weights that can be read without executing it"):
+  with pytest.raises(
+    ValueError, match="not a file of weights that can be read without executing it"
+  ):
     pretrained.read(str(tmp_path / "evil.pth"))
   assert not (tmp_path / "executed").exists()
 
@@ -215,9 +217,9 @@ def test_nothing_in_a_file_is_executed(tmp_path):
   ("name", "content", "error", "message"),
   [
     ("missing.pth", None, FileNotFoundError, "there is no such file"),
-    pytest.param("html.pth", b"<html>", ValueError, "no file of weights", marks=_needs_torch),
-    ("html.safetensors", b"<html>", ValueError, "no safetensors file"),
-    ("empty.safetensors", b"", ValueError, "no safetensors file"),
+    pytest.param("html.pth", b"<html>", ValueError, "not a file of weights", marks=_needs_torch),
+    ("html.safetensors", b"<html>", ValueError, "not a safetensors file"),
+    ("empty.safetensors", b"", ValueError, "not a safetensors file"),
   ],
 )
 def test_f35_files_that_are_no_weights_are_named(tmp_path, name, content, error, message):
@@ -231,7 +233,7 @@ def test_f35_files_that_are_no_weights_are_named(tmp_path, name, content, error,
 @_needs_torch
 def test_a_file_without_a_state_dict_is_named(tmp_path):
   torch.save([torch.zeros(2)], tmp_path / "list.pth")
-  with pytest.raises(ValueError, match=r"list\.pth holds no state dict"):
+  with pytest.raises(ValueError, match=r"list\.pth contains no state dict"):
     pretrained.read(str(tmp_path / "list.pth"))
 
 
@@ -246,7 +248,7 @@ def test_weights_of_another_network_are_not_converted(weights, tmp_path):
     )
     assert done.returncode == 1
     assert done.stderr.startswith(
-      f"Error: {source} holds the weights of none of resnet8, resnet18,"
+      f"Error: {source} contains the weights of none of resnet8, resnet18,"
     )
     assert not (tmp_path / name).exists()
   done = runs.call("experiments.convert_weights", f"--input={source}")

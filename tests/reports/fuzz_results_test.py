@@ -47,7 +47,7 @@ class TestComparison:
     _in_run(tmp_path, "results.json", content)
     with pytest.raises(
       ValueError,
-      match=r"triplet-lr0.01-seed0.results.json is damaged (.|\n)*the same command resumes",
+      match=r"triplet-lr0.01-seed0.results.json is corrupt (.|\n)*the same command resumes",
     ):
       comparison.metric(tmp_path, NAME, "test", "recall@1")
 
@@ -65,7 +65,7 @@ class TestComparison:
     (tmp_path / "comparison.json").write_bytes(content)
     with pytest.raises(
       ValueError,
-      match=r"comparison.json is damaged (.|\n)*: restore it from a copy, or choose another",
+      match=r"comparison.json is corrupt (.|\n)*: restore it from a copy, or choose another",
     ):
       comparison.claim({}, {}, tmp_path)
 
@@ -139,7 +139,7 @@ class TestComparison:
   @pytest.mark.parametrize("content", broken_json.BROKEN + OTHER)
   def test_ablation(self, tmp_path, content):
     (tmp_path / "ablation.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"ablation.json is damaged"):
+    with pytest.raises(ValueError, match=r"ablation.json is corrupt"):
       ablation_report.write(tmp_path, PLAN, {})
 
 
@@ -172,7 +172,7 @@ class TestStability:
   )
   def test_broken(self, tmp_path, content):
     (tmp_path / "stability.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"stability.json is damaged"):
+    with pytest.raises(ValueError, match=r"stability.json is corrupt"):
       self._run(tmp_path)
 
   @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ class TestBinary:
   def test_run_that_is_no_archive(self, tmp_path, config, content):
     (tmp_path / "run.npz").write_bytes(content)
     with pytest.raises(
-      ValueError, match=r"run.npz is damaged(.|\n)*: remove it, and the run is repeated"
+      ValueError, match=r"run.npz is corrupt(.|\n)*: remove it, and the run is repeated"
     ):
       binary_runs._load(tmp_path / "run.npz", config, 5)
 
@@ -258,7 +258,7 @@ class TestBinary:
 )
 def test_config_of_a_run(tmp_path, content):
   (tmp_path / "config.json").write_bytes(content)
-  with pytest.raises(ValueError, match=r"config.json is damaged"):
+  with pytest.raises(ValueError, match=r"config.json is corrupt"):
     workdir.read_config(tmp_path)
 
 

@@ -421,7 +421,7 @@ class TestRefusals:
         json.dumps({"step": 3, "classes": [_v(3, 0, "x") | {"true": [0.5]}]}) + "\n",
         "20 points in v but 1 true",
       ),
-      (workdir.PR_CURVE, "PK", "pr_curve.npz is damaged"),
+      (workdir.PR_CURVE, "PK", "pr_curve.npz is corrupt"),
     ):
       before = (folder / name).read_bytes()
       (folder / name).write_text(content)

@@ -133,7 +133,7 @@ class TestClaim:
   @pytest.mark.parametrize("text", ["", "{", "\0\0\0"])
   def test_damaged_config_is_told(self, tmp_path, text):
     (tmp_path / workdir.CONFIG).write_text(text)
-    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+    with pytest.raises(ValueError, match=r"config\.json is corrupt"):
       workdir.claim(tmp_path, _config())
 
   def test_folder_without_a_run_is_told(self, tmp_path):
