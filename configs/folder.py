@@ -21,7 +21,7 @@ Arguments, joined by commas:
   cores;
 * ``soprc``: the file as it is; ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``,
   ``smooth_ap``, ``fast_ap``, ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss;
-* ``paper``, ``authors``: the preset of that name (README, errata);
+* ``paper``, ``authors``: the preset of that name (docs/paper.md, errata);
 * ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2.
 """
 

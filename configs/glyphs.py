@@ -12,8 +12,8 @@ Arguments, joined by commas, change the run: ``--config=glyphs:authors`` or ``:f
 * ``soprc``: the file as it is;
 * ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``, ``smooth_ap``, ``fast_ap``,
   ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss instead of SOPRC;
-* ``paper``, ``authors``: the preset of that name (README, errata) with its prior and semi-variance
-  term;
+* ``paper``, ``authors``: the preset of that name (docs/paper.md, errata) with its prior and
+  semi-variance term;
 * ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2: (1) biased prior, v of the batch;
   (2) unbiased prior, v of the batch; (3) carried v; (4) with the semi-variance term; (5) the same
   with Adam. Rows 1 to 4 use SGD;

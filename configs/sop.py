@@ -13,13 +13,14 @@ and 24 GB of GPU memory.
 
 The paper's text gives no tau, lambda or M. The values tau1 = 0.1, tau2 = 0.001, lambda = (1, 5) and
 M = 100 are those of the authors' code. Here beta is 0.1, in the paper 0.001: beta counts the visits
-of a class, and a class is visited a few hundred times (README, errata 10).
+of a class, and a class is visited a few hundred times (docs/paper.md, errata 10).
 
 Arguments, joined by commas (``--config=sop:paper,crop``):
 
 * ``soprc``: the file as it is; ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``,
   ``smooth_ap``, ``fast_ap``, ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss;
-* ``paper``, ``authors``: the preset of that name (README, errata), with the paper's beta = 0.001;
+* ``paper``, ``authors``: the preset of that name (docs/paper.md, errata), with the paper's beta =
+  0.001;
 * ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2; rows 1 to 4 by SGD, row 5 by
   Adam;
 * ``adam``: Adam at learning rate 1e-4 (the paper gives none) instead of SGD;

@@ -28,7 +28,7 @@ def interpolate_scores(
   u_n - u_{n-1}``. Take a position t in [0, 1), with ``i = floor(t n)`` and ``a = t n - i``. Then
   phi is the mean of the points at ``a`` on the segments ``u_i -> u_{i+1}`` and ``u_{i+1} ->
   u_{i+2}``. That is a straight line between the midpoints of neighboring scores. (Alg. 2 as printed
-  sorts in descending order and names the wrong pair in its second loop; README, errata 2.)
+  sorts in descending order and names the wrong pair in its second loop; docs/paper.md, errata 2.)
 
   Args:
     scores: ``[..., P]`` finite scores in any order, clipped to a quarter of the largest number of

@@ -18,7 +18,7 @@ def one_sided_huber(margin: ArrayLike, *, tau: ArrayLike) -> jax.Array:
             \quad 0 \;(x \ge \tau)
 
   The paper prints ``-2x/tau`` for ``x < 0``, which jumps at 0 and violates ``l1 >= l_{0,1}``. The
-  continuous form here is that of the authors' code (README, errata 1).
+  continuous form here is that of the authors' code (docs/paper.md, errata 1).
 
   Args:
     margin: array of any shape, ``h(x+) - h(x-)``.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from configs import common
-from soprc_jax.training import config_keys
+from soprc_jax.training import config_key
 
 Values = Mapping[str, Any]
 
@@ -107,9 +107,7 @@ def option(base: Any, values: Values) -> Option:
 
   Its name is ``soprc`` if none differs.
   """
-  changed = {
-    key: value for key, value in values.items() if config_keys.value_of(base, key) != value
-  }
+  changed = {key: value for key, value in values.items() if config_key.value_of(base, key) != value}
   return Option(
     ",".join(f"{_short(key)}={_shown(value)}" for key, value in changed.items()) or "soprc", changed
   )
@@ -134,13 +132,13 @@ def _batch_sizes(base: Any) -> Stage:
 
 
 def _sweep(base: Any, name: str, key: str, values: tuple[Any, ...]) -> Stage:
-  own = config_keys.value_of(base, key)
+  own = config_key.value_of(base, key)
   return _points(base, name, key, sorted({*values, own}), f"{_SYMBOLS.get(name, name)} of SOPRC")
 
 
 def _points(base: Any, name: str, key: str, values: Iterable[Any], title: str) -> Stage:
   """Returns a stage with a variant for each value of a key."""
-  own, rates = config_keys.value_of(base, key), (base.optim.learning_rate,)
+  own, rates = config_key.value_of(base, key), (base.optim.learning_rate,)
 
   def variant(value: Any) -> Variant:
     label = f"{value:g}" + (" (config)" if value == own else "")

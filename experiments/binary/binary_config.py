@@ -7,9 +7,9 @@ from typing import Any
 
 from experiments.binary import binary_losses
 from soprc_jax.data import tabular
-from soprc_jax.training import config_keys, optimizers
+from soprc_jax.training import config_key, optimizers
 from soprc_jax.training.config import ConfigDict
-from soprc_jax.training.config_keys import Key
+from soprc_jax.training.config_key import Key
 
 # Outside these bounds float32 has no steps, or no numbers.
 _RATES = (1e-12, 1e12)
@@ -23,7 +23,7 @@ KEYS = (
     (0, 1, 2, 3, 4),
     "seeds of subsampling, splits, weights and batches",
     must="different integers >= 0, at least one",
-    holds=lambda seeds: config_keys.different(seeds, lambda seed: 0 <= seed < 2**31),
+    holds=lambda seeds: config_key.different(seeds, lambda seed: 0 <= seed < 2**31),
     often=True,
   ),
   Key(
@@ -31,7 +31,7 @@ KEYS = (
     binary_losses.METHODS,
     "methods; the first one is compared with the others",
     must=f"different names of {', '.join(binary_losses.METHODS)}, at least one",
-    holds=lambda names: config_keys.different(names, lambda name: name in binary_losses.METHODS),
+    holds=lambda names: config_key.different(names, lambda name: name in binary_losses.METHODS),
     often=True,
   ),
   Key(
@@ -39,7 +39,7 @@ KEYS = (
     (0.001, 0.003, 0.01, 0.03),
     "learning rates; each method uses the best on the validation split",
     must=f"different numbers from {_RATES[0]:g} to {_RATES[1]:g}, at least one",
-    holds=lambda rates: config_keys.different(rates, lambda rate: _RATES[0] <= rate <= _RATES[1]),
+    holds=lambda rates: config_key.different(rates, lambda rate: _RATES[0] <= rate <= _RATES[1]),
     often=True,
   ),
   Key("data.name", "digits", "data set", choices=tuple(tabular.DATA_SETS), often=True),
@@ -156,7 +156,7 @@ def default_config() -> Any:
 
   ``configs/imbalanced.py`` changes them by data set.
   """
-  return config_keys.default_config(KEYS)
+  return config_key.default_config(KEYS)
 
 
 def resolve(config: Any) -> Any:
@@ -166,15 +166,15 @@ def resolve(config: Any) -> Any:
     ValueError: a key is wrong. The message names each with its value and what is allowed.
   """
   tree, default = config.to_dict(), default_config().to_dict()
-  problems = config_keys.key_problems(tree, default)
+  problems = config_key.key_problems(tree, default)
   if {problem.split(" ")[0] for problem in problems} & (tree.keys() ^ default.keys()):
     problems.append(
       "Is this the config of another program? soprc train-binary takes configs/imbalanced.py"
     )
-  config_keys.raise_if(problems)
-  config_keys.raise_if(config_keys.type_problems(tree, default))
+  config_key.raise_if(problems)
+  config_key.raise_if(config_key.type_problems(tree, default))
   config = ConfigDict(tree)
-  config_keys.raise_if([*config_keys.value_problems(KEYS, config), *_joint_problems(config)])
+  config_key.raise_if([*config_key.value_problems(KEYS, config), *_joint_problems(config)])
   config.lock()
   return config
 

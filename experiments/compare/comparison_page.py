@@ -10,7 +10,7 @@ import numpy as np
 from experiments.compare import comparison as comparison_lib
 from experiments.compare import plans, tables
 from soprc_jax._internal import stored
-from soprc_jax.reports import charts, page, paper, run_tables
+from soprc_jax.reports import charts, page, paper_numbers, run_tables
 from soprc_jax.training import workdir as workdir_lib
 
 _NUMBER = (None, float)
@@ -64,8 +64,8 @@ def make(folder: Path) -> str:
     seen=seen if isinstance(seen, str) else "",
     methods=_methods(table, entries),
     broken=[entry["label"] for entry in entries if None in entry["test"]["mAUPRC"]["values"]],
-    in_paper=paper.has(source),
-    paper=_paper(table, entries) if paper.has(source) else None,
+    in_paper=paper_numbers.has(source),
+    paper=_paper(table, entries) if paper_numbers.has(source) else None,
     curves=_curves(folder, table),
     rates=_rates(entries),
     costs=_costs(table, entries),
@@ -121,7 +121,7 @@ def _methods(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> 
 def _paper(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> tuple[Markup, str]:
   """Returns a table with the paper's numbers on the same data, and its note."""
   data = table["config"]["data"]
-  reported = paper.reported(data["source"], trainval=bool(data.get("trainval")))
+  reported = paper_numbers.reported(data["source"], trainval=bool(data.get("trainval")))
   assert reported is not None
   metrics = [metric for metric in reported.metrics if metric in entries[0]["test"]]
   header = [

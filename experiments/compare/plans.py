@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from soprc_jax._internal.strings import shown
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import config_keys, methods
-from soprc_jax.training.config_keys import Key
+from soprc_jax.training import config_key, methods
+from soprc_jax.training.config_key import Key
 
 # Keys that a comparison sets in every run: an override would have no effect.
 OWN_KEYS = {
@@ -94,7 +94,7 @@ class RunName(NamedTuple):
 
 def default_settings() -> Any:
   """Returns the group ``compare`` of a config file."""
-  return config_keys.default_config(KEYS).compare
+  return config_key.default_config(KEYS).compare
 
 
 def read_plan(settings: Any) -> Plan:
@@ -105,12 +105,12 @@ def read_plan(settings: Any) -> Plan:
   """
   default = default_settings().to_dict()
   _raise_if(
-    [f"compare.{problem}" for problem in config_keys.key_problems(settings.to_dict(), default)]
+    [f"compare.{problem}" for problem in config_key.key_problems(settings.to_dict(), default)]
   )
   types = (
     {key: tree[key] for key in ("init_from", "soprc_with_sgd")} for tree in (settings, default)
   )
-  problems = [f"compare.{problem}" for problem in config_keys.type_problems(*types)]
+  problems = [f"compare.{problem}" for problem in config_key.type_problems(*types)]
 
   def entries(key: str, kind: type, what: str, usable: Callable[[Any], bool]) -> tuple[Any, ...]:
     values = tuple(settings[key]) if isinstance(settings[key], (tuple, list)) else (settings[key],)

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
-from soprc_jax.reports import page, panel, paper, ranking, reading, run_charts, run_tables, tested
+from soprc_jax.reports import (
+  page,
+  panel,
+  paper_numbers,
+  ranking,
+  reading,
+  run_charts,
+  run_tables,
+  tested,
+)
 from soprc_jax.training import classes, methods
 
 _log = logging.getLogger(__name__)
@@ -45,7 +54,7 @@ def make(workdir: Path, *, data_root: Path | None = None) -> str:
       for split in reading.splits(results)
       if (ks := results[split].get("ks_beyond_gallery"))
     ],
-    in_paper=paper.has(config.data.source),
+    in_paper=paper_numbers.has(config.data.source),
     skipped=[line["step"] for line in run.lines if line.get("skipped")],
     history=run_charts.v_by_class(run.v or []),
     keys=own,

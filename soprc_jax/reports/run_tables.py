@@ -9,7 +9,7 @@ from markupsafe import Markup
 from ml_collections import ConfigDict
 import numpy as np
 
-from soprc_jax.reports import page, paper, reading, run_charts
+from soprc_jax.reports import page, paper_numbers, reading, run_charts
 from soprc_jax.reports.tested import Tested
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import methods
@@ -61,17 +61,19 @@ def beside(run: reading.Run) -> list[tuple[Markup, str, list[str]]]:
     if the paper has no results on the data.
   """
   source = run.config.data.source
-  if not paper.has(source):
+  if not paper_numbers.has(source):
     return []
   splits = reading.splits(run.results)
   tables = {
-    split: paper.reported(source, trainval=run.config.data.trainval, split=split)
+    split: paper_numbers.reported(source, trainval=run.config.data.trainval, split=split)
     for split in splits
   }
   return [_beside(table, run, split) for split, table in tables.items() if table is not None]
 
 
-def _beside(table: paper.Reported, run: reading.Run, split: str) -> tuple[Markup, str, list[str]]:
+def _beside(
+  table: paper_numbers.Reported, run: reading.Run, split: str
+) -> tuple[Markup, str, list[str]]:
   own, values = run.config.loss.name, run.results[split]
   mine = page.name(f"this run: {methods.label(own)} on {run.config.data.source}, {split}")
   rows: list[list[page.Cell]] = [[mine, *(percent(values.get(metric)) for metric in table.metrics)]]

@@ -16,7 +16,7 @@ LossFn = Callable[..., jax.Array]
 def stateless(loss_fn: LossFn, setting: Setting, **options: Any) -> Objective:
   """Returns an objective without carried state from a pure loss function.
 
-  A custom loss needs nothing else; see the README.
+  A custom loss needs nothing else; see docs/training_runs.md.
 
   Args:
     loss_fn: ``loss_fn(embeddings, labels, *, where, axis_name, **options) -> scalar``.

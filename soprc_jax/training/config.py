@@ -15,14 +15,14 @@ from soprc_jax import interpolation, losses
 from soprc_jax._internal.strings import shown
 from soprc_jax.data import datasets, pipeline, sampler, transforms
 from soprc_jax.models import RESNETS, resnet
-from soprc_jax.training import config_keys, objectives, optimizers
+from soprc_jax.training import config_key, objectives, optimizers
 from soprc_jax.training import step as step_lib
-from soprc_jax.training.config_keys import LARGEST_COUNT, Key
+from soprc_jax.training.config_key import LARGEST_COUNT, Key
 
 # mypy cannot check the fields of ml_collections' class; `resolve` checks them.
 ConfigDict: Any = config_dict.ConfigDict
 
-# What a preset decides (README, errata 2 to 8). A config file may change it:
+# What a preset decides (docs/paper.md, errata 2 to 8). A config file may change it:
 # config.presets.default.prior.value = 0.03.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
   "default": {
@@ -442,7 +442,7 @@ KEYS = (
     (1, 10, 100, 1000),
     "k of recall@k",
     must="different numbers >= 1, at least one",
-    holds=lambda ks: config_keys.different(ks, lambda k: 1 <= k <= LARGEST_COUNT),
+    holds=lambda ks: config_key.different(ks, lambda k: 1 <= k <= LARGEST_COUNT),
   ),
   Key(
     "eval.one_per_class",
@@ -472,7 +472,7 @@ _FREE = tuple(key.name for key in KEYS if key.default == {})
 
 def default_config() -> Any:
   """Returns the keys of `KEYS` with their defaults, and `PRESETS` as ``config.presets``."""
-  config = config_keys.default_config(KEYS)
+  config = config_key.default_config(KEYS)
   config.presets = ConfigDict(PRESETS)
   return config
 
@@ -495,9 +495,9 @@ def resolve(config: Any) -> Any:
       "soprc_jax.training.config.default_config() "
       "(configs/imbalanced.py is for soprc train-binary)"
     )
-  config_keys.raise_if(config_keys.key_problems(tree, default, free=_FREE))
-  config_keys.raise_if(
-    config_keys.value_problems([key for key in KEYS if key.name == "loss.preset"], tree)
+  config_key.raise_if(config_key.key_problems(tree, default, free=_FREE))
+  config_key.raise_if(
+    config_key.value_problems([key for key in KEYS if key.name == "loss.preset"], tree)
   )
   for filled in (default, tree):
     _fill(filled)
@@ -522,12 +522,12 @@ def _self_weight(num_points: Any) -> float:
 
 def _checked(tree: dict[str, Any], expected: dict[str, Any], *, imports: bool = True) -> Any:
   """Checks a dict that has every key and no preset, and returns it as a locked config."""
-  config_keys.raise_if(
-    [*config_keys.type_problems(tree, expected), *_custom_problems(tree["loss"]["custom"])]
+  config_key.raise_if(
+    [*config_key.type_problems(tree, expected), *_custom_problems(tree["loss"]["custom"])]
   )
   config = ConfigDict(tree)
-  config_keys.raise_if(
-    [*config_keys.value_problems(KEYS, config), *_joint_problems(config, imports=imports)]
+  config_key.raise_if(
+    [*config_key.value_problems(KEYS, config), *_joint_problems(config, imports=imports)]
   )
   config.lock()
   return config
@@ -546,7 +546,7 @@ def unused_problems(config: Any, given: Iterable[str]) -> list[str]:
   return [
     f"{key} is not used by loss.name={config.loss.name}: leave it out, or choose a loss that uses "
     "it"
-    for key in config_keys.unused(KEYS, names, given)
+    for key in config_key.unused(KEYS, names, given)
   ]
 
 
@@ -557,7 +557,7 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
     config: resolved.
     imports: whether a custom loss may be imported. False for a config that was read from a folder.
   """
-  names = {key: config_keys.value_of(config, key) for key in ("loss.name", "warmup.loss")}
+  names = {key: config_key.value_of(config, key) for key in ("loss.name", "warmup.loss")}
   told = {key: objectives.name_problem(name, imports=imports) for key, name in names.items()}
   problems = [f"{key} {problem}" for key, problem in told.items() if problem]
   if config.warmup.loss in objectives.CARRIED:
@@ -608,7 +608,7 @@ def _custom_problems(custom: dict[str, Any]) -> list[str]:
   return [
     f"loss.custom.{key} must be a finite number, a text, True, False, None, or a tuple of these; "
     f"got {shown(value)}"
-    for key, value in config_keys.leaves(custom)
+    for key, value in config_key.leaves(custom)
     if not _is_plain(value)
   ]
 
@@ -670,7 +670,7 @@ def from_json(tree: dict[str, Any]) -> Any:
     raise ValueError(f"this is not the config of a run: {error}") from error
   expected, found = default_config().to_dict(), config.to_dict()
   _fill(expected)
-  config_keys.raise_if(config_keys.key_problems(found, expected, free=_FREE))
+  config_key.raise_if(config_key.key_problems(found, expected, free=_FREE))
   return _checked(found, expected, imports=False)
 
 

@@ -16,7 +16,7 @@ import runs
 from experiments.binary import binary_config, binary_losses
 from soprc_jax import soprc_loss
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import config_keys, objectives, workdir
+from soprc_jax.training import config_key, objectives, workdir
 
 _FILES = sorted(path for path in (runs.ROOT / "configs").glob("[!_]*.py") if path.stem != "common")
 # Every study but retrieval has keys of its own.
@@ -117,8 +117,8 @@ class TestTable:
     assert len({key.name for key in module.KEYS}) == len(module.KEYS)
     assert [key.name for key in module.KEYS if len(key.meaning) < 4 or not key.allowed] == []
     config = module.resolve(module.default_config())
-    assert config_keys.value_problems(module.KEYS, config) == []
-    assert {name for name, _ in config_keys.leaves(config.to_dict())} | {"loss.custom"} == (
+    assert config_key.value_problems(module.KEYS, config) == []
+    assert {name for name, _ in config_key.leaves(config.to_dict())} | {"loss.custom"} == (
       {key.name for key in module.KEYS} | {"loss.custom"}
     )
     # A key without a default has a type, which any value set later must have.
@@ -127,7 +127,7 @@ class TestTable:
   def test_presets_decide_the_keys_without_a_default(self):
     open_keys = {key.name for key in config_lib.KEYS if key.default is None}
     for preset in config_lib.PRESETS.values():
-      assert {f"loss.{name}" for name, _ in config_keys.leaves(preset)} == open_keys
+      assert {f"loss.{name}" for name, _ in config_key.leaves(preset)} == open_keys
 
   def test_keys_name_losses_that_there_are(self):
     named = {name for key in config_lib.KEYS for name in key.losses} - {"custom losses"}

@@ -21,7 +21,7 @@ from experiments.binary import binary_config
 from experiments.compare import plans
 from soprc_jax._internal import strings
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import config_keys
+from soprc_jax.training import config_key
 
 ROOT = pathlib.Path(__file__).parents[2]
 CONFIGS = {"retrieval": config_lib, "binary": binary_config}
@@ -78,7 +78,7 @@ def _check(name, changes):
   # An accepted config equals config.json, with the types that the computations expect.
   text = json.dumps(resolved.to_dict(), default=list)
   assert json.loads(text) == json.loads(config_lib.to_json(resolved))
-  assert not config_keys.type_problems(resolved.to_dict(), FILLED[name])
+  assert not config_key.type_problems(resolved.to_dict(), FILLED[name])
   return resolved
 
 
@@ -121,7 +121,7 @@ class TestResolve:
   @hypothesis.given(data=st.data())
   def test_numbers_and_names_of_the_right_kind(self, name, data):
     """Repeats the test above with values that mostly pass the check of types."""
-    found = config_keys.leaves(DEFAULTS[name])
+    found = config_key.leaves(DEFAULTS[name])
     like = {
       key: value for key, value in found if not isinstance(value, (str, dict)) and value is not None
     }
@@ -185,7 +185,7 @@ class TestResolve:
     )
     config, told = _tried(config_lib.from_json, tree)
     assert told or (
-      not config_keys.type_problems(config.to_dict(), FILLED["retrieval"]) and "more" not in node
+      not config_key.type_problems(config.to_dict(), FILLED["retrieval"]) and "more" not in node
     )
 
   def test_options_of_a_loss_of_ones_own_may_be_negative(self):
