@@ -70,8 +70,8 @@ class RetrievalLists(NamedTuple):
 
     >>> import soprc_jax
     >>> lists = binary_lists(jnp.array([0.9, 0.1, 0.4]), jnp.array([0, 1, 0]))
-    >>> print(f"{soprc_jax.ap_loss(lists.positive_scores, lists.negative_scores,
-    ...   **lists.masks):.4f}")
+    >>> loss = soprc_jax.ap_loss(lists.positive_scores, lists.negative_scores, **lists.masks)
+    >>> print(f"{loss:.4f}")
     0.9600
     """
     return {"positive_where": self.positive_where, "negative_where": self.negative_where}

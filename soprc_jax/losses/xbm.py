@@ -53,11 +53,10 @@ def xbm_contrastive_loss(
     AssertionError: when traced, if shapes do not fit.
 
   >>> from soprc_jax.memory import embedding_memory
-  >>> embeddings, labels, memory = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), jnp.array([0,
-  ...   0, 1]), embedding_memory(8, 2)
-  >>> state = memory.init(params=None)
-  >>> print(f"{xbm_contrastive_loss(embeddings, labels, memory.lookahead(state, embeddings,
-  ...   labels)):.4f}")
+  >>> embeddings, labels = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), jnp.array([0, 0, 1])
+  >>> memory = embedding_memory(8, 2)
+  >>> ahead = memory.lookahead(memory.init(params=None), embeddings, labels)
+  >>> print(f"{xbm_contrastive_loss(embeddings, labels, ahead):.4f}")
   0.2000
   """
   checks.check_range("negative_margin", negative_margin)
