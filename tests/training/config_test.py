@@ -363,7 +363,7 @@ class TestPresets:
   def test_a_config_of_another_program(self):
     config = runpy.run_path(str(runs.ROOT / "configs" / "imbalanced.py"))["get_config"]("digits")
     with pytest.raises(
-      ValueError, match=r"the config has no checkpoint, log, .*for experiments\.train_binary"
+      ValueError, match=r"the config has no checkpoint, log, .*for soprc train-binary"
     ):
       config_lib.resolve(config)
 
