@@ -85,14 +85,14 @@ def main(argv: Sequence[str]) -> None:
     search.check_queries(paths)
     if _INDEX.value and absl_flags.FLAGS["split"].present:
       raise ValueError("--index and --split exclude each other: give one of them")
-    file = file_io.given(_INDEX.value, name="--index") if _INDEX.value else None
+    file = None if _INDEX.value is None else file_io.given(_INDEX.value or "", name="--index")
     gallery = None if file is None else index.read(file)
     found = network.load(
       run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value
     )
     if file is not None and gallery is not None:
       embedder = None
-      index.check_network(gallery, found, path=file)
+      index.check_network(gallery, found, name=f"--index={file}")
       seen = search.check_unseen(
         found, gallery.split, gallery.class_names, allow_seen_classes=_ALLOW_SEEN.value
       )
@@ -108,7 +108,14 @@ def main(argv: Sequence[str]) -> None:
       gallery, vectors, top=_TOP.value + _SKIP_QUERY.value, backend=_BACKEND.value
     )
     if _SKIP_QUERY.value:
-      rows = search.without_query(gallery, paths, rows, top=_TOP.value)
+      folder = search.folder_of(gallery, found.config)
+      rows, kept = search.without_query(paths, rows, top=_TOP.value, folder=folder)
+      if kept:
+        print(
+          f"--skip_query: {strings.printable(kept[0])} is not among what was found in {folder}, so "
+          f"nothing was left out ({len(kept)} of {len(paths)} queries).",
+          file=sys.stderr,
+        )
     if picture is not None:
       sheet.write(picture, sheet.draw(gallery, paths, rows, sheet.loader(gallery, found.config)))
   if _FORMAT.value == "json":

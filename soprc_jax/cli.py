@@ -29,16 +29,11 @@ def main(argv: Sequence[str] | None = None) -> int:
   there = _programs(root / "experiments")
   name = argv[1] if len(argv) > 1 else "--help"
   if name in ("--help", "-h", "help", "--helpfull"):
-    try:
-      print(_overview(there), flush=True)
-    except BrokenPipeError:  # the user closed the pager
-      os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+    return _print(_overview(there))
   if name == "--version":
     from soprc_jax import version
 
-    print(f"soprc_jax {version.__version__}")
-    return 0
+    return _print(f"soprc_jax {version.__version__}")
   if _key(name) not in there:
     close = difflib.get_close_matches(_key(name), there, n=1)
     hint = f" Did you mean {_shown(close[0])!r}?" if close else ""
@@ -54,6 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
   )
   sys.argv = [f"soprc {name}", *argv[2:]]
   runpy.run_module(f"experiments.{_key(name)}", run_name="__main__", alter_sys=True)
+  return 0
+
+
+def _print(text: str) -> int:
+  """Prints a text and returns the exit status: 1 if it cannot be written, but a closed pager is no
+  error.
+  """
+  try:
+    print(text, flush=True)
+  except OSError as error:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not isinstance(error, BrokenPipeError):
+      print(f"Error: the output cannot be written ({error.strerror})", file=sys.stderr)
+      return 1
   return 0
 
 

@@ -141,9 +141,9 @@ def read(path: Path) -> Index:
   return Index(**{name: _plain(array) for name, array in arrays.items()})
 
 
-def check_network(index: Index, network: network_lib.Network, *, path: Path) -> None:
-  """Raises a ValueError if an index was not made by this model."""
-  made = f"--index={path} was made by step {index.step} of {index.workdir}"
+def check_network(index: Index, network: network_lib.Network, *, name: str) -> None:
+  """Raises a ValueError if an index, which ``name`` names in the message, is of another model."""
+  made = f"{name} was made by step {index.step} of {index.workdir}"
   if index.digest != network.digest:
     raise ValueError(
       f"{made}, but the model here is that of step {network.step} of {network.workdir}: "
@@ -151,12 +151,12 @@ def check_network(index: Index, network: network_lib.Network, *, path: Path) -> 
       "Give the --workdir and --checkpoint of the index, or recreate the index with soprc embed"
     )
   here = (network.architecture, network.image_size, network.resize)
-  for name, there, value in zip(
+  for key, there, value in zip(
     ("model", "eval.image_size", "eval.resize"), (index.model, index.image_size, index.resize), here
   ):
     if there != value:
       raise ValueError(
-        f"{made} with {name} {shown(there)}, but here it is {shown(value)}: {_REMEDY}"
+        f"{made} with {key} {shown(there)}, but here it is {shown(value)}: {_REMEDY}"
       )
 
 

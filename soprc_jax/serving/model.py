@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import functools
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,11 @@ from soprc_jax.serving import embed as embed_lib
 from soprc_jax.serving import image_inputs, search
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
-from soprc_jax.training import checkpoints
+from soprc_jax.training import checkpoints, parallel
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
+
+_log = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
 Images = PathLike | np.ndarray | Sequence[PathLike] | Sequence[np.ndarray]
@@ -39,10 +42,15 @@ class Model:
     self.network = network
     self._embed = functools.cache(self._compiled)
 
+  @functools.cached_property
+  def _variables(self) -> Any:
+    """The variables on the devices, once for all batch sizes."""
+    return parallel.replicate(self.network.variables)
+
   @property
   def config(self) -> ConfigDict:
-    """The resolved config of the run; for converted weights, the defaults with their model."""
-    return self.network.config
+    """A copy of the run's resolved config; for converted weights, the defaults with their model."""
+    return ConfigDict(self.network.config.to_dict())
 
   def embed(
     self, images: Images, *, batch_size: int | None = None, progress: bool = False
@@ -90,14 +98,17 @@ class Model:
     """
     if isinstance(top, bool) or not isinstance(top, (int, np.integer)) or top < 1:
       raise ValueError(f"top must be an integer >= 1, got {shown(top)}")
-    index = gallery if isinstance(gallery, index_lib.Index) else self._index(gallery)
+    index = self._index(gallery)
     return search.nearest(index, self.embed(queries), top=int(top))
 
-  def _index(self, gallery: Images) -> index_lib.Index:
+  def _index(self, gallery: Images | index_lib.Index) -> index_lib.Index:
+    if isinstance(gallery, index_lib.Index):
+      index_lib.check_network(gallery, self.network, name="gallery")
+      return gallery
     if isinstance(gallery, (str, os.PathLike)) and Path(gallery).suffix.lower() == ".npz":
       path = file_io.given(gallery, name="gallery")
       index = index_lib.read(path)
-      index_lib.check_network(index, self.network, path=path)
+      index_lib.check_network(index, self.network, name=f"gallery={path}")
       return index
     source = _source(gallery)
     return embed_lib.make_index(
@@ -112,7 +123,7 @@ class Model:
     config.data.on_broken = "error"  # the result has one row for every image
     config.eval.batch_size = batch_size
     config.log.progress = progress
-    return network_lib.make_embed(self.network._replace(config=config))
+    return network_lib.make_embed(self.network._replace(config=config), variables=self._variables)
 
 
 def load(path: PathLike) -> Model:
@@ -127,8 +138,10 @@ def load(path: PathLike) -> Model:
     FileNotFoundError: if the folder or its checkpoint does not exist.
     ValueError: if the folder is corrupt or of another kind.
   """
-  folder = file_io.given(path, name="path").absolute()
-  if not folder.is_dir():
+  folder = _given(path, name="path").absolute()
+  if folder.is_symlink():  # to best/, for one
+    folder = folder.resolve()
+  if file_io.why_no_file(folder) == "missing" or not folder.is_dir():
     raise FileNotFoundError(
       f"{folder} is not a folder: give the workdir of a training run, or of soprc convert-weights"
     )
@@ -140,8 +153,8 @@ def load(path: PathLike) -> Model:
     and (folder.parent / workdir_lib.CONFIG).exists()
   ):
     return Model(network_lib.load(folder.parent, newest=newest))
-  if not newest and not (folder / checkpoints.BEST).is_dir():
-    newest = (folder / checkpoints.NEWEST).is_dir()
+  if not newest and not _has_checkpoint(folder / checkpoints.BEST):
+    newest = _has_checkpoint(folder / checkpoints.NEWEST)
   return Model(network_lib.load(folder, newest=newest))
 
 
@@ -149,28 +162,59 @@ def _converted(folder: Path) -> network_lib.Network:
   """Loads the model of `checkpoints.save_variables`, with the config that its arrays imply."""
   variables = checkpoints.load_variables(folder)
   name = pretrained.architecture(variables, source=str(folder))
-  head = variables["params"].get("head")
-  if head is not None and head["kernel"].shape[-1] == _IMAGENET_CLASSES:
-    head = None
-    variables = {
-      **variables,
-      "params": {key: value for key, value in variables["params"].items() if key != "head"},
-    }
+  width = _head_width(variables["params"].get("head"), folder)
+  if width in (0, _IMAGENET_CLASSES):
+    params = {key: value for key, value in variables["params"].items() if key != "head"}
+    variables, width = {**variables, "params": params}, 0
+  _log.info(
+    "Converted weights of %s: images are embedded by %s.",
+    name,
+    f"their head of {width} outputs" if width else "the features of the backbone",
+  )
   config = config_lib.default_config()
   config.model.name = name
   config = config_lib.resolve(config)
-  config.model.embedding_dim = 0 if head is None else int(head["kernel"].shape[-1])
+  config.model.embedding_dim = width
   return network_lib.Network(config, folder, variables, 0, network_lib.digest(variables))
 
 
+def _head_width(head: Any, folder: Path) -> int:
+  """Returns the number of outputs of a linear head; 0 without a head."""
+  if head is None:
+    return 0
+  shapes = {name: (np.shape(array), np.asarray(array).dtype.kind) for name, array in head.items()}
+  match shapes:
+    case {"kernel": ((_, width), "f"), "bias": ((other,), "f")} if width == other:
+      return int(width)
+  raise ValueError(
+    f"{folder}: the head of the weights must have a kernel [features, D] and a bias [D] of floats, "
+    f"got { {name: list(shape) for name, (shape, _) in shapes.items()} }: convert them without it"
+  )
+
+
+def _has_checkpoint(folder: Path) -> bool:
+  return folder.is_dir() and any(entry.name.isdigit() for entry in folder.iterdir())
+
+
+def _given(path: PathLike, *, name: str) -> Path:
+  if not os.fspath(path):
+    raise ValueError(f"{name} is empty: give a path")
+  return file_io.given(path, name=name)
+
+
 def _size(batch_size: int | None, config: ConfigDict, num_images: int) -> int:
+  """Returns the batch size, at most the number of images rounded up to a power of two.
+
+  So lists of any length share few compiled functions.
+  """
+  enough = 1 << max(num_images - 1, 0).bit_length()
   if batch_size is None:
-    return min(int(config.eval.batch_size), max(num_images, 1))
+    return min(int(config.eval.batch_size), enough)
   if (
     isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1
   ):
     raise ValueError(f"batch_size must be an integer >= 1, got {shown(batch_size)}")
-  return int(batch_size)
+  return min(int(batch_size), enough)
 
 
 class _Arrays:
@@ -194,15 +238,18 @@ class _Arrays:
 def _source(images: Images) -> sources.Source:
   """Returns the source of the given images."""
   if isinstance(images, (str, os.PathLike)):
-    source = image_inputs.find(os.fspath(images), flag="images")
-    return source
+    return image_inputs.find(str(_given(images, name="images")), flag="images")
+  if not isinstance(images, (Sequence, np.ndarray)) or isinstance(images, (bytes, memoryview)):
+    raise TypeError(
+      f"images must be a path, an array, or a sequence of these, got {type(images).__name__}"
+    )
   given: list[Any] = (
     [images] if isinstance(images, np.ndarray) and images.ndim == 3 else list(images)
   )
   if not given:
     raise ValueError("images is empty: give paths or arrays")
   if all(isinstance(one, (str, os.PathLike)) for one in given):
-    paths = [str(file_io.given(one, name="images")) for one in given]
+    paths = [str(_given(one, name="images")) for one in given]
     for path in paths:
       why = file_io.why_no_file(path)
       if why:

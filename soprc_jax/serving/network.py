@@ -114,19 +114,21 @@ def digest(variables: Mapping[str, Any]) -> str:
   return found.hexdigest()
 
 
-def make_embed(network: Network, *, at_most: int | None = None) -> EmbedFn:
+def make_embed(network: Network, *, at_most: int | None = None, variables: Any = None) -> EmbedFn:
   """Returns a function that embeds a source as `evaluation.Embedded`, compiled once.
 
   Args:
     network: model of a run.
     at_most: largest number of images that will be embedded. It limits the batch size, since a
       larger batch would be mostly padding. None keeps ``eval.batch_size``.
+    variables: those of the model on the devices, as `parallel.replicate` returns them. None copies
+      them there.
   """
   config = config_lib.ConfigDict(network.config.to_dict())
   if at_most is not None:
     config.eval.batch_size = min(config.eval.batch_size, max(at_most, 1))
   embed = evaluation.make_embed(build.make_model(config, freeze_bn=True), config)
-  variables = parallel.replicate(network.variables)
+  variables = parallel.replicate(network.variables) if variables is None else variables
 
   def embed_source(source: sources.Source) -> evaluation.Embedded:
     return embed(variables, source)

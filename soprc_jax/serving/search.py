@@ -2,15 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ml_collections import ConfigDict
 import numpy as np
 
 from soprc_jax._internal import text_table
 from soprc_jax._internal.strings import printable
-from soprc_jax.data import decoding
+from soprc_jax.data import decoding, image_files
 from soprc_jax.serving import image_inputs
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
@@ -129,23 +129,44 @@ def nearest(
   ]
 
 
-def without_query(
-  index: index_lib.Index, paths: Sequence[str], found: Sequence[list[Neighbour]], *, top: int
-) -> list[list[Neighbour]]:
-  """Removes from each row the neighbor that is the file of the query itself.
+def folder_of(index: index_lib.Index, config: ConfigDict) -> Path:
+  """Returns the folder that the ids of an index are relative to, as an absolute path.
 
   Args:
-    index: the index that was searched.
+    index: the index to search.
+    config: config of the run, whose ``data.root`` may have moved since the index was made.
+  """
+  root = Path((config.data.root if index.split else index.root) or ".").expanduser().absolute()
+  return root.parent if root.is_file() else root
+
+
+def without_query(
+  paths: Sequence[str],
+  found: Sequence[list[Neighbour]],
+  *,
+  top: int,
+  folder: Path,
+) -> tuple[list[list[Neighbour]], list[str]]:
+  """Removes from each row the neighbor that is the file of the query itself.
+
+  A link to the file, or an equal file, is another image and stays.
+
+  Args:
     paths: files of the queries.
     found: the nearest ``top + 1`` images of each query, see `nearest`.
     top: number of images to keep per query.
+    folder: of the ids, see `folder_of`.
+
+  Returns:
+    The rows, and the queries from whose row nothing was removed.
   """
-  rows = []
-  for path, row in zip(paths, found, strict=True):
-    place = os.path.realpath(path)
-    others = [one for one in row if os.path.realpath(Path(index.root) / one.id) != place]
+  rows, kept = [], []
+  for path, place, row in zip(paths, image_files.places(Path.cwd(), paths), found, strict=True):
+    places = image_files.places(folder, (one.id for one in row))
+    others = [one for one, other in zip(row, places, strict=True) if other != place]
     rows.append(others[:top])
-  return rows
+    kept += [path] * (len(others) == len(row))
+  return rows, kept
 
 
 def _ranked(

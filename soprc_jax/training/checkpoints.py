@@ -264,6 +264,7 @@ def save_variables(folder: Path, variables: dict[str, Any]) -> None:
   """Writes ``{"params": ..., "batch_stats": ...}`` without other state, for `load_network`."""
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(folder / VARIABLES, variables)
+  checksums.write(folder / VARIABLES)
 
 
 def load_variables(folder: Path) -> dict[str, Any]:
@@ -273,13 +274,16 @@ def load_variables(folder: Path) -> dict[str, Any]:
     DamagedError: its files are not those that were written.
   """
   problem = checksums.problem(folder / VARIABLES)
-  if problem is not None:
-    raise DamagedError(
-      f"{folder / VARIABLES} is corrupt ({problem}): write it again with soprc convert-weights"
-    )
-  with ocp.StandardCheckpointer() as checkpointer:
-    found: dict[str, Any] = jax.tree.map(np.asarray, checkpointer.restore(folder / VARIABLES))
-  return found
+  if problem is None:
+    try:
+      with ocp.StandardCheckpointer() as checkpointer:
+        found: dict[str, Any] = jax.tree.map(np.asarray, checkpointer.restore(folder / VARIABLES))
+      return found
+    except Exception as error:  # tensorstore, JSON and msgpack fail in many ways
+      problem = (str(error).splitlines() or [type(error).__name__])[0]
+  raise DamagedError(
+    f"{folder / VARIABLES} is corrupt ({problem}): write it again with soprc convert-weights"
+  )
 
 
 def fingerprint(source: str) -> str:

@@ -112,15 +112,15 @@ def test_an_index_of_another_network_is_refused(tmp_path):
   config = networks.config()
   here = network.Network(config, tmp_path, {}, 9, "d")
   good = indexes.make(np.eye(3), model=here.architecture)
-  index.check_network(good, here, path=tmp_path)
+  index.check_network(good, here, name=f"--index={tmp_path}")
   with pytest.raises(
     ValueError,
     match=r"step 7 of runs/x, but the model here is that of step 9 of \S+: similarities",
   ):
-    index.check_network(good._replace(digest="e"), here, path=tmp_path)
+    index.check_network(good._replace(digest="e"), here, name=f"--index={tmp_path}")
   with pytest.raises(ValueError, match=r"with eval\.image_size 32, but here it is 16"):
-    index.check_network(good._replace(image_size=32), here, path=tmp_path)
+    index.check_network(good._replace(image_size=32), here, name=f"--index={tmp_path}")
   with pytest.raises(ValueError, match=r"with eval\.resize 20, but here it is 16"):
-    index.check_network(good._replace(resize=20), here, path=tmp_path)
+    index.check_network(good._replace(resize=20), here, name=f"--index={tmp_path}")
   with pytest.raises(ValueError, match="with model "):
-    index.check_network(good._replace(model="{}"), here, path=tmp_path)
+    index.check_network(good._replace(model="{}"), here, name=f"--index={tmp_path}")

@@ -12,6 +12,7 @@ import pytest
 import soprc_jax
 from soprc_jax.models import RESNETS, EmbeddingNet, ResNet
 from soprc_jax.serving import embed, index, network
+from soprc_jax.serving import model as model_lib
 from soprc_jax.training import checkpoints
 
 
@@ -158,3 +159,87 @@ def test_wrong_folders(tmp_path):
     soprc_jax.load(tmp_path / "none")
   with pytest.raises(ValueError, match=r"config\.json"):
     soprc_jax.load(tmp_path)
+
+
+def test_an_index_of_another_model_raises(made, model, paths, tmp_path):
+  """As an object and as a file."""
+  other = embed.make_index(model.network, embed.split_source(model.network, "all"), split="all")
+  other = other._replace(digest="other")
+  index.write(tmp_path / "other.npz", other)
+  for gallery in (other, tmp_path / "other.npz"):
+    with pytest.raises(ValueError, match=r"gallery.* was made by step"):
+      model.search(paths, gallery)
+
+
+def test_lists_of_any_length_share_their_functions(made, paths):
+  found = soprc_jax.load(made[1])
+  arrays = [_pixels(path) for path in paths]
+  for count in range(1, 6):
+    found.embed(arrays[:count], batch_size=64)
+  assert found._embed.cache_info().currsize == 4  # of 1, 2, 4 and 8 images
+
+
+def test_the_config_is_a_copy(made, model, paths):
+  before = model.embed(paths)
+  model.config.eval.image_size = 8
+  assert model.config.eval.image_size == 16
+  np.testing.assert_allclose(model.embed(paths, batch_size=3), before, atol=1e-5)
+
+
+def test_an_empty_best_folder_is_no_checkpoint(made, paths, tmp_path):
+  copy = tmp_path / "run"
+  shutil.copytree(made[1], copy)
+  (copy / checkpoints.BEST).rename(copy / checkpoints.NEWEST)
+  (copy / checkpoints.BEST).mkdir()
+  np.testing.assert_array_equal(
+    soprc_jax.load(copy).embed(paths), soprc_jax.load(made[1]).embed(paths)
+  )
+  (tmp_path / "link").symlink_to(made[1] / checkpoints.BEST)
+  assert soprc_jax.load(tmp_path / "link").network.step == soprc_jax.load(made[1]).network.step
+
+
+@pytest.mark.parametrize(
+  "head",
+  [
+    {"kernel": np.zeros((512, 8), np.float32)},
+    {"bias": np.zeros(8, np.float32)},
+    {"kernel": np.zeros((1, 1, 512, 8), np.float32), "bias": np.zeros(8, np.float32)},
+    {"kernel": np.zeros((512, 8), np.float32), "bias": np.zeros(9, np.float32)},
+    {"kernel": np.zeros((512, 8), np.int32), "bias": np.zeros(8, np.int32)},
+  ],
+)
+def test_converted_weights_with_another_head_raise(tmp_path, head):
+  with pytest.raises(
+    ValueError, match=r"the head of the weights must have a kernel \[features, D\]"
+  ):
+    model_lib._head_width(head, tmp_path)
+
+
+def test_converted_weights_that_are_corrupt_raise(tmp_path):
+  """Any file of the folder, by its digest; and without digests, by what cannot be read."""
+  checkpoints.save_variables(tmp_path, {"params": {"a": np.arange(100.0)}, "batch_stats": {}})
+  files = [path for path in (tmp_path / checkpoints.VARIABLES).rglob("*") if path.is_file()]
+  for file in files:
+    content = file.read_bytes()
+    if not content:
+      continue
+    changed = bytearray(content)
+    changed[len(changed) // 2] ^= 1
+    file.write_bytes(changed)
+    with pytest.raises(checkpoints.DamagedError, match="write it again with soprc convert-weights"):
+      checkpoints.load_variables(tmp_path)
+    file.write_bytes(content)
+  np.testing.assert_array_equal(
+    checkpoints.load_variables(tmp_path)["params"]["a"], np.arange(100.0)
+  )
+
+
+@pytest.mark.parametrize("images", ["", [""], None, {"a.png": 1}, {"a.png"}, 3, b"a.png"])
+def test_what_names_no_images(model, images):
+  with pytest.raises((TypeError, ValueError), match=r"images (is empty|must be)"):
+    model.embed(images)
+
+
+def test_an_empty_path_is_no_model():
+  with pytest.raises(ValueError, match="path is empty"):
+    soprc_jax.load("")

@@ -1,6 +1,7 @@
 """Tests search: exactly the nearest, in a fixed order, with numpy as with faiss, and its output."""
 
 import json
+import pathlib
 import sys
 
 import indexes
@@ -9,6 +10,7 @@ from PIL import Image
 import pytest
 
 from soprc_jax.serving import search
+from soprc_jax.training import config as config_lib
 from soprc_jax.training import evaluation
 
 
@@ -141,6 +143,22 @@ def test_the_query_itself_is_left_out(tmp_path, monkeypatch):
   (tmp_path / "link.png").symlink_to("photos/2.png")
   gallery = indexes.make(np.ones((4, 1)), root=str(tmp_path))
   found = search.nearest(gallery, np.ones((3, 1), np.float32), top=3)
-  paths = ["photos/../photos/0.png", "link.png", "elsewhere.png"]
-  rows = search.without_query(gallery, paths, found, top=2)
+  (tmp_path / "there").symlink_to("photos")
+  paths = ["photos/../there/0.png", "link.png", "elsewhere.png"]  # a link is another image
+  folder = search.folder_of(gallery, config_lib.default_config())
+  rows, kept = search.without_query(paths, found, top=2, folder=folder)
   assert [[one.place for one in row] for row in rows] == [[1, 2], [0, 1], [0, 1]]
+  assert kept == ["link.png", "elsewhere.png"]
+
+
+def test_the_folder_of_ids(tmp_path, monkeypatch):
+  """Follows a data.root that has moved, is a CSV file, or is relative."""
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "images.csv").write_text("path,label\n")
+  config = config_lib.default_config()
+  gallery = indexes.make(np.ones((1, 1)), root="gone", split="test")
+  for root, want in (("images.csv", tmp_path), ("data", tmp_path / "data"), ("~/x", None)):
+    config.data.root = root
+    assert search.folder_of(gallery, config) == (want or pathlib.Path.home() / "x")
+  named = indexes.make(np.ones((1, 1)), root=str(tmp_path / "photos"))
+  assert search.folder_of(named, config) == tmp_path / "photos"
