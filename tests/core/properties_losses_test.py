@@ -73,7 +73,8 @@ def test_any_batch(name, batch, scale, seed):
   assert value.shape == ()
   assert np.isfinite(value)
   assert np.isfinite(gradient).all()
-  assert value >= 0
+  # XBM sums 1 - s, which is negative where vectors that are not normalized have s > 1.
+  assert value >= 0 or (name == "xbm" and scale > 1)
   if name in _IN_UNIT_INTERVAL:
     assert value <= 1
   assert not gradient[~where].any()

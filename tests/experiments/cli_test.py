@@ -42,7 +42,7 @@ class TestMistakes:
   def test_no_flags(self):
     message = _fails(_TRAIN)
     assert "missing --config and --workdir" in message
-    assert f"python -m {_TRAIN} --config=configs/glyphs.py --workdir=" in message
+    assert "soprc train --config=glyphs --workdir=" in message
     assert f"missing --workdir. For example:\n  python -m {_EVALUATE} --workdir=" in _fails(
       _EVALUATE
     )
@@ -75,7 +75,7 @@ class TestMistakes:
     done = runs.call(module, *flags)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--workdir" in done.stdout
-    assert f"python -m {module}" in done.stdout
+    assert f"soprc {module.removeprefix('experiments.')}" in done.stdout
     # Programs of one process do not list the flags of multi-process runs.
     assert ("--[no]distributed" in done.stdout) == (
       module in (_TRAIN, _EVALUATE) or "--helpfull" in flags
@@ -161,7 +161,7 @@ class TestMistakes:
 
   def test_batch_that_needs_more_classes_than_there_are(self, tmp_path):
     message = _fails(_TRAIN, *runs.tiny_flags(tmp_path / "new", **{"train.batch_size": 8000}))
-    assert "2000 classes" in message
+    assert "needs 2000 training classes" in message
     assert "set train.batch_size=" in message
     # The corrected command must not report that the folder belongs to another config.
     workdir.claim(tmp_path / "new", runs.tiny_config())
@@ -523,8 +523,8 @@ class TestRun:
       assert np.all(np.diff(curve["recall"]) <= 0)
 
   def test_the_command_that_it_names_makes_a_report(self, tmp_path):
-    program, *flags = runs.finished().stdout.split("Report: python -m ")[1].splitlines()[0].split()
-    done = runs.call(program, *flags, f"--output={tmp_path / 'page.html'}")
+    program, *flags = runs.finished().stdout.split("Report: soprc ")[1].splitlines()[0].split()
+    done = runs.call(f"experiments.{program}", *flags, f"--output={tmp_path / 'page.html'}")
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "page.html").read_text()
     assert f"<dd>{_results()['test']['mAUPRC']:.4f}</dd>" in page

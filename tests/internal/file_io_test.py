@@ -115,7 +115,7 @@ def test_f56_the_file_system_that_is_full_is_named(disks, full):
     loop._disk_errors(place["workdir"]),
   ):
     raise _no_space()
-  told = str(error.value).split(": make some")[0]
+  told = str(error.value).split(": free some")[0]
   assert str(place[full]) in told
   assert [str(path) in told for name, path in place.items() if name != full] == [False, False]
   assert ("for the run in" in told) == (full == "workdir")
@@ -141,7 +141,7 @@ def test_f56_the_file_that_failed_is_named(disks, tmp_path):
     loop._disk_errors(place["workdir"]),
   ):
     raise RuntimeError("a reader has failed") from OSError(errno.EDQUOT, "quota", str(other))
-  assert f"no space is left in {other}: make some" in str(error.value)
+  assert f"no space is left in {other}: free some" in str(error.value)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux only")

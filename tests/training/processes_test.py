@@ -206,7 +206,7 @@ def test_a_mistake_in_one_process_ends_them_all(tmp_path):
     (
       "compare",
       ["--distributed"],
-      "experiments.compare runs in one process: leave out --distributed",
+      "soprc compare runs in one process: leave out --distributed",
     ),
     ("search", ["--process_id=0"], "soprc search runs in one process: leave out --process_id"),
   ],
