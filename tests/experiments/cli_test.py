@@ -159,6 +159,26 @@ class TestMistakes:
     assert "glyphs.py:tripelt" in message
     assert "triplet" in message
 
+  @pytest.mark.parametrize(
+    ("flags", "hints"),
+    [
+      (["--config", "glyphs:tripelt"], ["glyphs.py:tripelt", "triplet"]),
+      (["-config=glyphs:tripelt"], ["glyphs.py:tripelt", "triplet"]),
+      (["-config", "glyphs", "-config.model.wdith=8"], ["Did you mean 'model.width'"]),
+      (["--config=glyphs", "--config=glyphs:tripelt"], ["glyphs.py:tripelt", "triplet"]),
+      (["--config=glyphs:tripelt", "--config.model.width=0", "--config=glyphs"], ["model.width"]),
+      (["--config=common"], ["no file 'common'", "Names: folder, glyphs"]),
+      ([f"--config={'a' * 300}"], ["there is no file 'aaa"]),
+      (["--", "--config=glyphs"], ["unexpected argument '--config=glyphs'"]),
+      (["runs/x", "--config=glyphs"], ["unexpected argument 'runs/x'"]),
+      (["--config"], ["Missing value for flag --config"]),
+    ],
+  )
+  def test_every_form_of_the_flag_of_the_config(self, tmp_path, flags, hints):
+    message = _fails(_TRAIN, "--workdir=new", *flags, cwd=tmp_path)
+    assert [hint for hint in hints if hint not in message] == []
+    assert list(tmp_path.iterdir()) == []
+
   def test_batch_that_needs_more_classes_than_there_are(self, tmp_path):
     message = _fails(_TRAIN, *runs.tiny_flags(tmp_path / "new", **{"train.batch_size": 8000}))
     assert "2000 classes" in message
