@@ -23,10 +23,10 @@ from soprc_jax.training.config_key import LARGEST_COUNT, Key
 ConfigDict: Any = config_dict.ConfigDict
 
 # What a preset decides (docs/paper.md, errata 2 to 8). A config file may change it:
-# config.presets.default.prior.value = 0.03.
+# config.presets.default.prior.value = 0.03. A self weight of None is 1 / (M + 1).
 PRESETS: Mapping[str, Mapping[str, Any]] = {
   "default": {
-    "self_weight": "1/(M+1)",
+    "self_weight": None,
     "tpr_gradient": False,
     "initial_v": "debiased",
     "grid": "midpoints",
@@ -46,7 +46,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "prior": {"kind": "frequency", "value": 0.0, "start": 0.0},
   },
   "authors": {
-    "self_weight": "1/(M+1)",
+    "self_weight": None,
     "tpr_gradient": False,
     "initial_v": "uniform",
     "grid": "blocks",
@@ -183,7 +183,7 @@ KEYS = (
   Key(
     "loss.self_weight",
     None,
-    "weight of a positive itself in its true positive rate T",
+    "weight of a positive itself in its true positive rate T; None in a preset: 1/(M+1)",
     low=0,
     high=1,
     kind=float,
@@ -474,6 +474,9 @@ def default_config() -> Any:
   """Returns the keys of `KEYS` with their defaults, and `PRESETS` as ``config.presets``."""
   config = config_key.default_config(KEYS)
   config.presets = ConfigDict(PRESETS)
+  for preset in config.presets.values():
+    if preset.self_weight is None:  # without a type, no number could be set
+      preset.self_weight = config_dict.placeholder(float)
   return config
 
 
@@ -509,7 +512,7 @@ def _fill(tree: dict[str, Any]) -> None:
   preset, loss = tree.pop("presets")[tree["loss"]["preset"]], tree["loss"]
   for there, here in ((preset, loss), (preset["prior"], loss["prior"])):
     here |= {key: value for key, value in there.items() if here[key] is None}
-  if loss["self_weight"] == "1/(M+1)":
+  if loss["self_weight"] is None:
     loss["self_weight"] = _self_weight(loss["num_points"])
 
 

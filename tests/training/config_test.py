@@ -355,6 +355,14 @@ class TestPresets:
     loss = _resolved(loss__preset=preset, **{f"loss__{key}": value}, **extra).loss
     assert (loss.prior[key.removeprefix("prior__")] if "prior" in key else loss[key]) == value
 
+  @pytest.mark.parametrize("preset", config_lib.PRESETS)
+  def test_a_config_file_can_change_the_self_weight_of_a_preset(self, preset):
+    config = config_lib.default_config()
+    config.loss.preset = preset
+    config.presets[preset].self_weight = 0.05
+    assert config_lib.resolve(config).loss.self_weight == 0.05
+    assert _resolved(loss__preset=preset).loss.self_weight != 0.05  # no other config has changed
+
   def test_a_start_of_zero_by_hand_wins_over_the_config_files(self):
     config = runpy.run_path(str(runs.ROOT / "configs" / "glyphs.py"))["get_config"]("")
     assert config_lib.resolve(config).loss.prior.start > 0
