@@ -499,16 +499,20 @@ def resolve(config: Any) -> Any:
       "(configs/imbalanced.py is for soprc train-binary)"
     )
   config_key.raise_if(config_key.key_problems(tree, default, free=_FREE))
-  config_key.raise_if(
-    config_key.value_problems([key for key in KEYS if key.name == "loss.preset"], tree)
-  )
   for filled in (default, tree):
     _fill(filled)
   return _checked(tree, default)
 
 
 def _fill(tree: dict[str, Any]) -> None:
-  """Fills open options of the dict of a config from its preset, and removes ``presets``."""
+  """Fills open options of the dict of a config from its preset, and removes ``presets``.
+
+  Raises:
+    ValueError: there is no such preset.
+  """
+  config_key.raise_if(
+    config_key.value_problems([key for key in KEYS if key.name == "loss.preset"], tree)
+  )
   preset, loss = tree.pop("presets")[tree["loss"]["preset"]], tree["loss"]
   for there, here in ((preset, loss), (preset["prior"], loss["prior"])):
     here |= {key: value for key, value in there.items() if here[key] is None}
@@ -672,8 +676,11 @@ def from_json(tree: dict[str, Any]) -> Any:
   except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
     raise ValueError(f"this is not the config of a run: {error}") from error
   expected, found = default_config().to_dict(), config.to_dict()
+  presets = {"presets": expected["presets"]}
   _fill(expected)
   config_key.raise_if(config_key.key_problems(found, expected, free=_FREE))
+  found |= presets
+  _fill(found)
   return _checked(found, expected, imports=False)
 
 
@@ -686,9 +693,8 @@ def renewed(tree: dict[str, Any]) -> dict[str, Any]:
   if not isinstance(loss, dict) or loss.get("self_weight") != -1:
     return tree
   is_binary = "preset" not in loss  # there None stands for 1 / (M + 1)
-  return tree | {
-    "loss": loss | {"self_weight": None if is_binary else _self_weight(loss.get("num_points"))}
-  }
+  points = loss.get("num_points", default_config().loss.num_points)
+  return tree | {"loss": loss | {"self_weight": None if is_binary else _self_weight(points)}}
 
 
 def _as_tuples(tree: Any) -> Any:

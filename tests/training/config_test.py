@@ -410,6 +410,28 @@ class TestSelfWeight:
     assert workdir.config_differences(tmp_path, config) == []
     assert not workdir.check(tmp_path, config)  # the run may resume
 
+  def test_what_older_versions_wrote_without_m_has_the_default_m(self):
+    old = json.loads(config_lib.to_json(_resolved(loss__preset="paper")))
+    old["loss"]["self_weight"] = -1.0
+    del old["loss"]["num_points"]
+    assert config_lib.from_json(old).loss.self_weight == 1 / 101
+
+  @pytest.mark.parametrize("preset", config_lib.PRESETS)
+  def test_keys_that_older_versions_did_not_write_take_those_of_the_preset(self, preset):
+    config = _resolved(loss__preset=preset, loss__num_points=20)
+    for key in config_lib.KEYS:
+      if key.default is None:
+        old = json.loads(config_lib.to_json(config))
+        *groups, last = key.name.split(".")
+        del functools.reduce(lambda node, group: node[group], groups, old)[last]
+        assert config_lib.from_json(old).to_dict() == config.to_dict()
+
+  def test_a_stored_preset_that_there_is_not(self):
+    old = json.loads(config_lib.to_json(_resolved()))
+    old["loss"]["preset"] = "papr"
+    with pytest.raises(ValueError, match="loss.preset must be one of default, paper, authors"):
+      config_lib.from_json(old)
+
   def test_of_the_binary_study(self, tmp_path):
     config = binary_config.resolve(binary_config.default_config())
     old = json.loads(config_lib.to_json(config))
