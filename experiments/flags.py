@@ -503,7 +503,8 @@ def load_config(*, argument: str = "", change: Callable[[Any], None] | None = No
   config = runpy.run_path(path)["get_config"](*([joined] if joined else []))
   if change is not None:
     change(config)
-  config.update_from_flattened_dict(config_overrides())
+  # Not `config_overrides`: a group replaces that of the file, as in the flag itself.
+  config.update_from_flattened_dict(config_flags.get_override_values(flags.FLAGS["config"]))
   return config
 
 
@@ -524,8 +525,18 @@ def config_name() -> str:
 
 
 def config_overrides() -> dict[str, Any]:
-  """Returns the keys that the command line overrides, with their values."""
-  return config_flags.get_override_values(flags.FLAGS["config"])
+  """Returns the keys that the command line overrides, with their values.
+
+  A group, as in ``--config.loss.triplet={'margin': 0.3}``, gives each of its keys.
+  """
+  from soprc_jax.training import config_key
+
+  given = config_flags.get_override_values(flags.FLAGS["config"])
+  trees = {
+    key: value.to_dict() if isinstance(value, config_dict.ConfigDict) else value
+    for key, value in given.items()
+  }
+  return dict(config_key.leaves(trees))
 
 
 @contextlib.contextmanager

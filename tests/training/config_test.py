@@ -429,7 +429,7 @@ class TestSelfWeight:
   def test_a_stored_preset_that_there_is_not(self):
     old = json.loads(config_lib.to_json(_resolved()))
     old["loss"]["preset"] = "papr"
-    with pytest.raises(ValueError, match="loss.preset must be one of default, paper, authors"):
+    with pytest.raises(ValueError, match=r"loss\.preset must be one of default, paper, authors"):
       config_lib.from_json(old)
 
   def test_of_the_binary_study(self, tmp_path):
