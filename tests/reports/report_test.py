@@ -198,6 +198,10 @@ class TestPageOfARun:
     text = run_report.make(folder)
     assert note in text
     assert "1,234" in text
+    _change(folder / workdir.RESULTS, lambda content: content.update(test={"mAUPRC": 0.5}))
+    text = run_report.make(folder)
+    assert note not in text
+    assert _cells(text, "mAUPRC")[-1] == "0.5000"
 
   def test_panel_frames_right_and_wrong(self, whole_page):
     found = pages.Page(whole_page)
