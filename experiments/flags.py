@@ -116,7 +116,7 @@ def parse(argv: Sequence[str], *, config: str = "soprc_jax.training.config") -> 
   try:
     rest = flags.FLAGS(argv)
     # A config file that fails to load raises only when its value is read.
-    if _CONFIG.value is not None:
+    if flags.FLAGS["config"].present:
       _CONFIG.value.to_dict()
     return rest
   except Exception as error:  # a config file written by a user can raise anything
