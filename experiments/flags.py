@@ -112,34 +112,57 @@ def parse(argv: Sequence[str], *, config: str = "soprc_jax.training.config") -> 
   """
   _prepare_streams()
   _show_help(argv, config)
-  argv = [_with_path(argument) for argument in argv]
+  argv = _with_one_config(argv)
   try:
     rest = flags.FLAGS(argv)
     # A config file that fails to load raises only when its value is read.
-    if next(_values(argv, "--config"), None) is not None:
+    if flags.FLAGS["config"].present:
       _CONFIG.value.to_dict()
     return rest
   except Exception as error:  # a config file written by a user can raise anything
-    _exit(_config_mistake(argv, error) or f"{error}\nTry --help.")
+    _exit(_config_mistake(_before_dashes(argv), error) or f"{error}\nTry --help.")
 
 
-def _with_path(argument: str) -> str:
-  """Replaces ``--config=NAME[:ARGUMENT]`` by the path of that file in ``configs/``.
+def _before_dashes(argv: Sequence[str]) -> list[str]:
+  """Returns the arguments before ``--``; those after it are no flags."""
+  return list(argv[: argv.index("--") if "--" in argv else None])
 
-  Also expands ``--config=~/FILE``.
+
+def _with_one_config(argv: Sequence[str]) -> list[str]:
+  """Returns the arguments with one ``--config=PATH``, in place of all forms of that flag.
+
+  The last value counts. It stands at the place of the first, since overrides must follow it.
+  """
+  given = _before_dashes(argv)
+  kept: list[str] = []
+  place, words = None, iter(given)
+  for word in words:
+    flag, equals, value = word.partition("=")
+    config = (value if equals else next(words, None)) if flag in ("-config", "--config") else None
+    if config is None:
+      kept.append(f"-{word}" if word.startswith("-config.") else word)
+      continue
+    if place is None:
+      place = len(kept)
+      kept.append("")
+    kept[place] = f"--config={_path(config)}"
+  return [*kept, *argv[len(given) :]]
+
+
+def _path(given: str) -> str:
+  """Returns the path of a file in ``configs/`` for NAME[:ARGUMENT]; else expands ``~``.
 
   A shell expands ``~`` at the start of a word only.
   """
-  given = argument.removeprefix("--config=")
-  if given == argument:
-    return argument
   name, colon, rest = given.partition(":")
-  path = _CONFIGS / f"{name}.py"
-  if (
-    not name.startswith("_") and name.isidentifier() and path.is_file() and not Path(name).is_file()
-  ):
-    return f"--config={path}{colon}{rest}"
-  return f"--config={os.path.expanduser(given)}"
+  if name in _config_names() and not os.path.isfile(name):
+    return f"{_CONFIGS / name}.py{colon}{rest}"
+  return os.path.expanduser(given)
+
+
+def _config_names() -> list[str]:
+  """Returns the names that ``--config=NAME`` takes."""
+  return sorted(file.stem for file in _CONFIGS.glob("[!_]*.py") if file.stem != "common")
 
 
 def _show_help(argv: Sequence[str], config: str) -> None:
@@ -147,7 +170,7 @@ def _show_help(argv: Sequence[str], config: str) -> None:
 
   Other flags do not matter then. absl would end the process with status 1.
   """
-  for argument in argv[1 : argv.index("--") if "--" in argv else None]:
+  for argument in _before_dashes(argv)[1:]:
     if argument.lstrip("-") in _HELP and argument.startswith("-"):
       with contextlib.suppress(SystemExit):
         flags.FLAGS([argv[0], argument])
@@ -315,13 +338,17 @@ def _config_mistake(argv: Sequence[str], error_of_flags: Exception) -> str | Non
   """Returns what is wrong with ``--config=FILE[:ARGUMENT]`` or ``--config.KEY``.
 
   The message is clearer than that of the flags library. None if nothing is found.
+
+  Args:
+    argv: what `_with_one_config` returns, up to ``--``.
+    error_of_flags: error of the flags library.
   """
-  for name in _values(argv, "--config"):
+  for name in [word.removeprefix("--config=") for word in argv if word.startswith("--config=")]:
     if "://" in name:
       return f"--config={name}: remote files are not supported. Give a path of this machine"
     path, *argument = name.split(":", 1)
-    if not Path(path).is_file():
-      there = sorted(file.stem for file in _CONFIGS.glob("[!_]*.py") if file.stem != "common")
+    if not os.path.isfile(path):  # False for a name that is too long, where Path raises
+      there = _config_names()
       close = difflib.get_close_matches(Path(path).stem, there, n=1, cutoff=0.5)
       hint = f" Did you mean {close[0]!r}?" if close else ""
       return (
@@ -402,14 +429,6 @@ def _wrong_value(config: Any, key: str, path: str, error: Exception) -> str | No
   return f"--config.{key} must be {kind}{example}: {told.removeprefix('flag ')}"
 
 
-def _values(argv: Sequence[str], flag: str) -> Iterator[str]:
-  for argument, following in zip(argv, [*argv[1:], ""]):
-    if argument == flag:
-      yield following
-    elif argument.startswith(flag + "="):
-      yield argument.removeprefix(flag + "=")
-
-
 def read(argv: Sequence[str], *, several_processes: bool = False, without_config: str = "") -> Run:
   """Returns the checked config and workdir; ends the process with a message on errors.
 
@@ -484,7 +503,8 @@ def load_config(*, argument: str = "", change: Callable[[Any], None] | None = No
   config = runpy.run_path(path)["get_config"](*([joined] if joined else []))
   if change is not None:
     change(config)
-  config.update_from_flattened_dict(config_overrides())
+  # Not `config_overrides`: a group replaces that of the file, as in the flag itself.
+  config.update_from_flattened_dict(config_flags.get_override_values(flags.FLAGS["config"]))
   return config
 
 
@@ -505,8 +525,18 @@ def config_name() -> str:
 
 
 def config_overrides() -> dict[str, Any]:
-  """Returns the keys that the command line overrides, with their values."""
-  return config_flags.get_override_values(flags.FLAGS["config"])
+  """Returns the keys that the command line overrides, with their values.
+
+  A group, as in ``--config.loss.triplet={'margin': 0.3}``, gives each of its keys.
+  """
+  from soprc_jax.training import config_key
+
+  given = config_flags.get_override_values(flags.FLAGS["config"])
+  trees = {
+    key: value.to_dict() if isinstance(value, config_dict.ConfigDict) else value
+    for key, value in given.items()
+  }
+  return dict(config_key.leaves(trees))
 
 
 @contextlib.contextmanager

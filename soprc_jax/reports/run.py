@@ -38,6 +38,7 @@ def make(workdir: Path, *, data_root: Path | None = None) -> str:
   """
   run = reading.read(workdir)
   config, results, own = run.config, run.results, run_tables.flat(run.config.to_dict())
+  changed = run_tables.changed(run, own)
   found, missing = _rank(run, data_root)
   return page.document(
     "run.html",
@@ -57,8 +58,8 @@ def make(workdir: Path, *, data_root: Path | None = None) -> str:
     in_paper=paper_numbers.has(config.data.source),
     skipped=[line["step"] for line in run.lines if line.get("skipped")],
     history=run_charts.v_by_class(run.v or []),
-    keys=own,
-    changed_keys=run_tables.changed(run, own),
+    keys=own | changed,
+    changed_keys=changed,
     noted_versions=results.get("versions"),
     missing=missing,
     tested=found,

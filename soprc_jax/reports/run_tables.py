@@ -170,12 +170,19 @@ def data_name(config: ConfigDict) -> str:
 def changed(run: reading.Run, own: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the keys set in addition to the config file, with their values.
 
-  For runs of older versions, they are the keys that differ from the defaults.
+  A key of the run's preset stands for the key of ``loss`` that it decides. For runs of older
+  versions, they are the keys that differ from the defaults.
   """
   command = run.results.get("command")
   if command is None:
     return changes(own, flat(defaults(run.config.loss.preset)))
-  return {key: own[key] for key in command["overrides"] if key in own}
+  preset, found = f"presets.{run.config.loss.preset}.", {}
+  for key, value in command["overrides"].items():
+    if key in own:
+      found[key] = value  # config.json has another value if the run was resumed with this one
+    elif (decided := f"loss.{key.removeprefix(preset)}") in own and key.startswith(preset):
+      found[decided] = own[decided]
+  return found
 
 
 def changed_keys(run: reading.Run) -> Markup:
@@ -191,7 +198,7 @@ def changed_keys(run: reading.Run) -> Markup:
   what = (
     "differ from the defaults"
     if command is None
-    else f"were set in addition to the config {command['config']}"
+    else f"were set in addition to the config {page.shorten(command['config'], 60)}"
   )
   caption = f"The {len(found)} of {len(own)} keys that {what} (defaults of the preset {preset})"
   return page.table(caption, ["key", "value", "default"], rows)

@@ -23,10 +23,10 @@ from soprc_jax.training.config_key import LARGEST_COUNT, Key
 ConfigDict: Any = config_dict.ConfigDict
 
 # What a preset decides (docs/paper.md, errata 2 to 8). A config file may change it:
-# config.presets.default.prior.value = 0.03.
+# config.presets.default.prior.value = 0.03. A self weight of None is 1 / (M + 1).
 PRESETS: Mapping[str, Mapping[str, Any]] = {
   "default": {
-    "self_weight": "1/(M+1)",
+    "self_weight": None,
     "tpr_gradient": False,
     "initial_v": "debiased",
     "grid": "midpoints",
@@ -46,7 +46,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "prior": {"kind": "frequency", "value": 0.0, "start": 0.0},
   },
   "authors": {
-    "self_weight": "1/(M+1)",
+    "self_weight": None,
     "tpr_gradient": False,
     "initial_v": "uniform",
     "grid": "blocks",
@@ -183,7 +183,7 @@ KEYS = (
   Key(
     "loss.self_weight",
     None,
-    "weight of a positive itself in its true positive rate T",
+    "weight of a positive itself in its true positive rate T; None in a preset: 1/(M+1)",
     low=0,
     high=1,
     kind=float,
@@ -474,6 +474,9 @@ def default_config() -> Any:
   """Returns the keys of `KEYS` with their defaults, and `PRESETS` as ``config.presets``."""
   config = config_key.default_config(KEYS)
   config.presets = ConfigDict(PRESETS)
+  for preset in config.presets.values():
+    if preset.self_weight is None:  # without a type, no number could be set
+      preset.self_weight = config_dict.placeholder(float)
   return config
 
 
@@ -496,20 +499,24 @@ def resolve(config: Any) -> Any:
       "(configs/imbalanced.py is for soprc train-binary)"
     )
   config_key.raise_if(config_key.key_problems(tree, default, free=_FREE))
-  config_key.raise_if(
-    config_key.value_problems([key for key in KEYS if key.name == "loss.preset"], tree)
-  )
   for filled in (default, tree):
     _fill(filled)
   return _checked(tree, default)
 
 
 def _fill(tree: dict[str, Any]) -> None:
-  """Fills open options of the dict of a config from its preset, and removes ``presets``."""
+  """Fills open options of the dict of a config from its preset, and removes ``presets``.
+
+  Raises:
+    ValueError: there is no such preset.
+  """
+  config_key.raise_if(
+    config_key.value_problems([key for key in KEYS if key.name == "loss.preset"], tree)
+  )
   preset, loss = tree.pop("presets")[tree["loss"]["preset"]], tree["loss"]
   for there, here in ((preset, loss), (preset["prior"], loss["prior"])):
     here |= {key: value for key, value in there.items() if here[key] is None}
-  if loss["self_weight"] == "1/(M+1)":
+  if loss["self_weight"] is None:
     loss["self_weight"] = _self_weight(loss["num_points"])
 
 
@@ -669,8 +676,11 @@ def from_json(tree: dict[str, Any]) -> Any:
   except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
     raise ValueError(f"this is not the config of a run: {error}") from error
   expected, found = default_config().to_dict(), config.to_dict()
+  presets = {"presets": expected["presets"]}
   _fill(expected)
   config_key.raise_if(config_key.key_problems(found, expected, free=_FREE))
+  found |= presets
+  _fill(found)
   return _checked(found, expected, imports=False)
 
 
@@ -683,9 +693,8 @@ def renewed(tree: dict[str, Any]) -> dict[str, Any]:
   if not isinstance(loss, dict) or loss.get("self_weight") != -1:
     return tree
   is_binary = "preset" not in loss  # there None stands for 1 / (M + 1)
-  return tree | {
-    "loss": loss | {"self_weight": None if is_binary else _self_weight(loss.get("num_points"))}
-  }
+  points = loss.get("num_points", default_config().loss.num_points)
+  return tree | {"loss": loss | {"self_weight": None if is_binary else _self_weight(points)}}
 
 
 def _as_tuples(tree: Any) -> Any:

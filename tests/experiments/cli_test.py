@@ -6,11 +6,13 @@ import pathlib
 import subprocess
 import sys
 
+from ml_collections import config_dict
 import numpy as np
 from PIL import Image
 import pytest
 import runs
 
+from experiments import flags as flags_lib
 from experiments.ablate import ablation
 from experiments.binary import binary_config
 from experiments.compare import comparison, plans
@@ -125,6 +127,10 @@ class TestMistakes:
       ("--config.train.batch_size=18", ["train.batch_size", "16 or 20"]),
       ("--config.loss.preset=papr", ["loss.preset", "paper", "authors"]),
       ("--config.loss.smooth_ap.tau=0.1", ["loss.smooth_ap.tau is not used by loss.name=soprc"]),
+      (
+        "--config.loss.triplet={'margin': 0.3}",
+        ["loss.triplet.margin is not used by loss.name=soprc"],
+      ),
       (":ap --config.loss.lambda2=5", ["loss.lambda2 is not used by loss.name=ap: leave it out"]),
       ("--wrkdir=runs/x", ["wrkdir"]),
       ("runs/x", ["unexpected argument 'runs/x'"]),
@@ -158,6 +164,26 @@ class TestMistakes:
     message = _fails(_TRAIN, "--config=glyphs:tripelt", f"--workdir={tmp_path / 'new'}")
     assert "glyphs.py:tripelt" in message
     assert "triplet" in message
+
+  @pytest.mark.parametrize(
+    ("flags", "hints"),
+    [
+      (["--config", "glyphs:tripelt"], ["glyphs.py:tripelt", "triplet"]),
+      (["-config=glyphs:tripelt"], ["glyphs.py:tripelt", "triplet"]),
+      (["-config", "glyphs", "-config.model.wdith=8"], ["Did you mean 'model.width'"]),
+      (["--config=glyphs", "--config=glyphs:tripelt"], ["glyphs.py:tripelt", "triplet"]),
+      (["--config=glyphs:tripelt", "--config.model.width=0", "--config=glyphs"], ["model.width"]),
+      (["--config=common"], ["no file 'common'", "Names: folder, glyphs"]),
+      ([f"--config={'a' * 300}"], ["there is no file 'aaa"]),
+      (["--", "--config=glyphs"], ["unexpected argument '--config=glyphs'"]),
+      (["runs/x", "--config=glyphs"], ["unexpected argument 'runs/x'"]),
+      (["--config"], ["Missing value for flag --config"]),
+    ],
+  )
+  def test_every_form_of_the_flag_of_the_config(self, tmp_path, flags, hints):
+    message = _fails(_TRAIN, "--workdir=new", *flags, cwd=tmp_path)
+    assert [hint for hint in hints if hint not in message] == []
+    assert list(tmp_path.iterdir()) == []
 
   def test_batch_that_needs_more_classes_than_there_are(self, tmp_path):
     message = _fails(_TRAIN, *runs.tiny_flags(tmp_path / "new", **{"train.batch_size": 8000}))
@@ -436,6 +462,21 @@ class TestStreams:
 @functools.cache
 def _results():
   return json.loads((runs.finished().workdir / workdir.RESULTS).read_text())
+
+
+def test_an_override_of_a_group_gives_each_of_its_keys(monkeypatch):
+  given = {
+    "train": config_dict.ConfigDict({"steps": 1, "batch_size": 8}),
+    "loss.prior": config_dict.ConfigDict({"kind": "scaled"}),
+    "optim.milestones": (1, 2),
+  }
+  monkeypatch.setattr(flags_lib.config_flags, "get_override_values", lambda flag: given)
+  assert flags_lib.config_overrides() == {
+    "train.steps": 1,
+    "train.batch_size": 8,
+    "loss.prior.kind": "scaled",
+    "optim.milestones": (1, 2),
+  }
 
 
 def test_f61_f64_a_config_below_the_home_folder_and_its_message(tmp_path):

@@ -198,6 +198,10 @@ class TestPageOfARun:
     text = run_report.make(folder)
     assert note in text
     assert "1,234" in text
+    _change(folder / workdir.RESULTS, lambda content: content.update(test={"mAUPRC": 0.5}))
+    text = run_report.make(folder)
+    assert note not in text
+    assert _cells(text, "mAUPRC")[-1] == "0.5000"
 
   def test_panel_frames_right_and_wrong(self, whole_page):
     found = pages.Page(whole_page)
@@ -228,6 +232,32 @@ class TestPageOfARun:
     assert "keys that were set in addition to the config folder:small" in text
     table = text[text.index("were set in addition to the config") :].split("</table>")[0]
     assert re.findall(r"<code>([\w.]+)</code>", table) == ["model.width", "data.root"]
+
+  def test_keys_of_the_preset_and_keys_that_changed_on_resume(self, folder):
+    overrides = {
+      "presets.default.prior.value": 0.07,
+      "presets.paper.self_weight": 0.5,  # not the preset of the run
+      "log.v_classes": 7,
+    }
+    _change(
+      folder / workdir.RESULTS,
+      lambda content: content.update(command={"config": "glyphs", "overrides": overrides}),
+    )
+    _change(folder / workdir.CONFIG, lambda content: content["loss"]["prior"].update(value=0.07))
+    text = run_report.make(folder)
+    table = text[text.index("were set in addition to the config") :].split("</table>")[0]
+    assert re.findall(r"<code>([\w.]+)</code>", table) == ["loss.prior.value", "log.v_classes"]
+    assert _cells(table, "loss.prior.value") == ["0.07", "0.1"]
+    assert _cells(table, "log.v_classes") == ["7", "4"]
+    everything = text[text.index("Every key of the config") :]
+    assert _cells(everything, "log.v_classes") == ["7", "changed"]
+
+  def test_a_long_name_of_the_config_is_shortened(self, folder):
+    command = {"config": "c" * 10_000, "overrides": {}}
+    _change(folder / workdir.RESULTS, lambda content: content.update(command=command))
+    text = run_report.make(folder)
+    assert "in addition to the config ccc" in text
+    assert "c" * 60 not in text
 
   def test_incidents(self, whole_page):
     assert "1 of 6 steps were not finite and skipped" in whole_page

@@ -355,6 +355,14 @@ class TestPresets:
     loss = _resolved(loss__preset=preset, **{f"loss__{key}": value}, **extra).loss
     assert (loss.prior[key.removeprefix("prior__")] if "prior" in key else loss[key]) == value
 
+  @pytest.mark.parametrize("preset", config_lib.PRESETS)
+  def test_a_config_file_can_change_the_self_weight_of_a_preset(self, preset):
+    config = config_lib.default_config()
+    config.loss.preset = preset
+    config.presets[preset].self_weight = 0.05
+    assert config_lib.resolve(config).loss.self_weight == 0.05
+    assert _resolved(loss__preset=preset).loss.self_weight != 0.05  # no other config has changed
+
   def test_a_start_of_zero_by_hand_wins_over_the_config_files(self):
     config = runpy.run_path(str(runs.ROOT / "configs" / "glyphs.py"))["get_config"]("")
     assert config_lib.resolve(config).loss.prior.start > 0
@@ -401,6 +409,28 @@ class TestSelfWeight:
     workdir.write_atomically(tmp_path / workdir.CONFIG, json.dumps(old))
     assert workdir.config_differences(tmp_path, config) == []
     assert not workdir.check(tmp_path, config)  # the run may resume
+
+  def test_what_older_versions_wrote_without_m_has_the_default_m(self):
+    old = json.loads(config_lib.to_json(_resolved(loss__preset="paper")))
+    old["loss"]["self_weight"] = -1.0
+    del old["loss"]["num_points"]
+    assert config_lib.from_json(old).loss.self_weight == 1 / 101
+
+  @pytest.mark.parametrize("preset", config_lib.PRESETS)
+  def test_keys_that_older_versions_did_not_write_take_those_of_the_preset(self, preset):
+    config = _resolved(loss__preset=preset, loss__num_points=20)
+    for key in config_lib.KEYS:
+      if key.default is None:
+        old = json.loads(config_lib.to_json(config))
+        *groups, last = key.name.split(".")
+        del functools.reduce(lambda node, group: node[group], groups, old)[last]
+        assert config_lib.from_json(old).to_dict() == config.to_dict()
+
+  def test_a_stored_preset_that_there_is_not(self):
+    old = json.loads(config_lib.to_json(_resolved()))
+    old["loss"]["preset"] = "papr"
+    with pytest.raises(ValueError, match=r"loss\.preset must be one of default, paper, authors"):
+      config_lib.from_json(old)
 
   def test_of_the_binary_study(self, tmp_path):
     config = binary_config.resolve(binary_config.default_config())
