@@ -45,9 +45,7 @@ class TestMistakes:
     message = _fails(_TRAIN)
     assert "missing --config and --workdir" in message
     assert "soprc train --config=glyphs --workdir=" in message
-    assert f"missing --workdir. For example:\n  python -m {_EVALUATE} --workdir=" in _fails(
-      _EVALUATE
-    )
+    assert "missing --workdir. For example:\n  soprc evaluate --workdir=" in _fails(_EVALUATE)
 
   @pytest.mark.parametrize(
     ("flags", "message"),
