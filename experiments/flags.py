@@ -25,8 +25,7 @@ _CONFIG = config_flags.DEFINE_config_file(
   None,
   "Config file, with an argument after a colon: configs/glyphs.py or configs/glyphs.py:triplet. "
   "Any key can be overridden: --config.optim.learning_rate=0.002. The most used keys are below; "
-  "--helpfull "
-  "and docs/config.md list all.",
+  "--helpfull and docs/config.md list all.",
 )
 _WORKDIR = flags.DEFINE_string(
   "workdir",
@@ -364,8 +363,7 @@ def _config_mistake(argv: Sequence[str], error_of_flags: Exception) -> str | Non
     if not isinstance(config, config_dict.ConfigDict):
       return (
         f"--config={name}: its get_config must return a ConfigDict, as "
-        "soprc_jax.training.config.default_config() does; "
-        f"got {type(config).__name__}"
+        f"soprc_jax.training.config.default_config() does; got {type(config).__name__}"
       )
     for override in argv:
       if override.startswith("--config."):

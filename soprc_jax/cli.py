@@ -77,10 +77,9 @@ def _root() -> Path:
 
 def _programs(folder: Path) -> dict[str, Path]:
   """Returns the programs of a folder by module name."""
-  files = {path.stem: path for path in folder.glob("[!_]*.py") if path.stem not in _NO_PROGRAMS}
-  packages = {path.parent.name: path for path in folder.glob("[!_]*/__main__.py")}
-  packages = {name: path for name, path in packages.items() if name not in _NO_PROGRAMS}
-  return dict(sorted((files | packages).items()))
+  found = {path.stem: path for path in folder.glob("[!_]*.py")}
+  found |= {path.parent.name: path for path in folder.glob("[!_]*/__main__.py")}
+  return {name: path for name, path in sorted(found.items()) if name not in _NO_PROGRAMS}
 
 
 def _overview(there: dict[str, Path]) -> str:

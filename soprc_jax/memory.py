@@ -17,10 +17,8 @@ Overflow = Literal["ring", "tail"]
 
 _MISSING = (
   "embedding_memory needs the embeddings of this batch: call tx.update(grads, opt_state, params, "
-  "embeddings=..., labels=...) on "
-  "the whole chain. Missing: {names}. A training loop that cannot pass extra arguments to update() "
-  "can call the memory's own "
-  "update() next to the optimizer's."
+  "embeddings=..., labels=...) on the whole chain. Missing: {names}. A training loop that cannot "
+  "pass extra arguments to update() can call the memory's own update() next to the optimizer's."
 )
 
 

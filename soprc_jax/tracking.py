@@ -17,10 +17,9 @@ State = TypeVar("State")
 
 _MISSING = (
   "score_ema needs the scores of this batch: call tx.update(grads, opt_state, params, "
-  "positive_scores=..., "
-  "list_ids=...) on the whole chain. Missing: {}. A training loop that cannot pass extra arguments "
-  "to "
-  "update() can call the tracker's own update() next to the optimizer's."
+  "positive_scores=..., list_ids=...) on the whole chain. Missing: {}. A training loop that "
+  "cannot pass extra arguments to update() can call the tracker's own update() next to the "
+  "optimizer's."
 )
 
 

@@ -14,9 +14,8 @@ from experiments.binary import binary
 
 SCRIPT = Path(__file__).with_name("libauc_peer.py")
 _VERSIONS = (
-  "import libauc, libauc.losses.auc, libauc.optimizers, sys, torch; "
-  "print('libauc', libauc.__version__, 'torch', torch.__version__, 'Python', "
-  "sys.version.split()[0])"
+  "import libauc, libauc.losses.auc, libauc.optimizers, sys, torch; print('libauc', "
+  "libauc.__version__, 'torch', torch.__version__, 'Python', sys.version.split()[0])"
 )
 _REMEDY = (
   "give the python of a separate virtual environment with libauc:\n"

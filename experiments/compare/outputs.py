@@ -109,6 +109,5 @@ def _title(plan: plans.Plan, configs: Mapping[str, Any]) -> str:
   start = f"from the models in {plan.init_from}" if plan.init_from else "from random weights"
   return (
     f"{config.data.source}, {config.model.name} (width {config.model.width}), {config.train.steps} "
-    "steps of "
-    f"{config.train.batch_size} images, {optimizers}, {start}"
+    f"steps of {config.train.batch_size} images, {optimizers}, {start}"
   )

@@ -189,9 +189,8 @@ def name(setting: stability.Setting) -> str:
   rate = f"eta {setting.rate:g}" + (" / t" if setting.decays else "")
   return (
     f"{setting.algorithm}: N+ {setting.num_positives}, N- {setting.num_negatives}, n+ "
-    f"{setting.batch_positives}, "
-    f"n- {setting.batch_negatives}, T {' '.join(map(str, setting.steps))}, beta {setting.beta:g}, "
-    f"{rate}"
+    f"{setting.batch_positives}, n- {setting.batch_negatives}, T "
+    f"{' '.join(map(str, setting.steps))}, beta {setting.beta:g}, {rate}"
   )
 
 
@@ -275,8 +274,7 @@ def run(
   expected = expected_seconds(missing, effort)
   told(
     f"{len(settings)} settings, {len(settings) - len(missing)} of them measured before; about "
-    f"{sum(expected) / _WORKERS / 60:.1f} minutes "
-    f"on {_WORKERS} idle cores"
+    f"{sum(expected) / _WORKERS / 60:.1f} minutes on {_WORKERS} idle cores"
   )
   began = time.perf_counter()
   path.parent.mkdir(parents=True, exist_ok=True)

@@ -53,9 +53,8 @@ class BalancedSampler:
       if not 0 < size <= len(stream):
         raise ValueError(
           f"data.batch_size={batch_size} with data.positive_share={positive_share:g} needs {size} "
-          f"{name} in a batch, and the training "
-          f"examples have {len(stream)}: change one of the two options so that the number is "
-          f"between 1 and {len(stream)}"
+          f"{name} in a batch, and the training examples have {len(stream)}: change one of the two "
+          f"options so that the number is between 1 and {len(stream)}"
         )
 
   def __call__(self, step: int) -> np.ndarray:

@@ -152,8 +152,7 @@ class _File:
     if ImageFile.LOAD_TRUNCATED_IMAGES:
       raise ValueError(
         "PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on: the missing part of a truncated file would be "
-        "gray without a warning. Turn it off; "
-        "data.on_broken=skip takes another image of the class"
+        "gray without a warning. Turn it off; data.on_broken=skip takes another image of the class"
       )
     with _named(encoded.name):
       image = _open(encoded)

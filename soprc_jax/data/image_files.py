@@ -313,8 +313,7 @@ def one_spelling(
     ]
     _log.warning(
       "%s: %d class names differ only in blanks at their ends, in their Unicode form, or in "
-      "leading zeros of a number. "
-      "They count as %d: %s.",
+      "leading zeros of a number. They count as %d: %s.",
       printable(where),
       sum(map(len, merged.values())),
       len(merged),

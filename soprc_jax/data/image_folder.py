@@ -94,8 +94,7 @@ def _check_folders(classes: list[Path]) -> None:
     if other is not entry:
       raise ValueError(
         f"{printable(entry)} and {printable(other)} are the same folder, so each image in it would "
-        "have two classes: "
-        "remove the link"
+        "have two classes: remove the link"
       )
 
 

@@ -207,8 +207,7 @@ def read_lists(
 
 _CSV_LAYOUT = (
   "  a header 'path,label' or 'path,label,split' and no other column, separated by commas, UTF-8; "
-  "paths relative to the folder of the CSV; "
-  "split one of train, val, test"
+  "paths relative to the folder of the CSV; split one of train, val, test"
 )
 CSV_SPLITS = ("train", "val", "test")
 
@@ -268,8 +267,7 @@ def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
       line, other = first[key]
       raise ValueError(
         f"{place}: {shown(path)} is listed twice, first in line "
-        f"{line}{image_files.other_spelling(path, other)}: "
-        "remove one of the lines"
+        f"{line}{image_files.other_spelling(path, other)}: remove one of the lines"
       )
     if Path(path).suffix.lower() not in image_files.EXTENSIONS:
       raise ValueError(

@@ -91,8 +91,7 @@ _ROWS = {
 _VEHICLE_ID_COLUMNS = {"test_small": 0, "test_medium": 3, "test": 6}
 ERRATUM_11 = (
   "The paper has two values for its method on the large list of VehicleID: 74.92 / 92.56 / 96.43 "
-  "in Table 1, which are shown here, and 74.95 / 92.50 / 96.44 "
-  "in the appendix (erratum 11)."
+  "in Table 1, which are shown here, and 74.95 / 92.50 / 96.44 in the appendix (erratum 11)."
 )
 
 

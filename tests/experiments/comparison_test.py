@@ -304,8 +304,7 @@ def test_f40_the_flag_reaches_every_run_and_its_note_the_table(trainer, tmp_path
   }
   path.write_text(json.dumps(content))
   note = (
-    "Not a test of unseen classes: 4 of the classes that are tested on were trained on: "
-    "'65', "
+    "Not a test of unseen classes: 4 of the classes that are tested on were trained on: '65', "
     "'66', '67' and 1 more."
   )
   assert comparison.seen_classes(tmp_path, rows[1].runs) == note

@@ -309,8 +309,7 @@ class TestChanges:
     other = [row.replace("thing 9,train", "thing 1,train") for row in other]
     assert self._changes(meta, self._csv(folder, other), tmp_path) == [
       "train: 24 images in the checkpoint, 24 now; 2 of another class ('class_000/0.png': 'thing "
-      "0' is now 'thing 1', "
-      "'class_001/0.png': 'thing 1' is now 'thing 0')"
+      "0' is now 'thing 1', 'class_001/0.png': 'thing 1' is now 'thing 0')"
     ]
     # Rows in another order are the same images, but a seed draws other batches.
     config = self._csv(folder, rows[::-1])
