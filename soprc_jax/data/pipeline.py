@@ -127,18 +127,25 @@ class TrainBatches:
 
 
 def iterate(
-  batches: TrainBatches, *, start: int, workers: int = 0, prefetch: int = 4
+  batches: TrainBatches,
+  *,
+  start: int,
+  stop: int | None = None,
+  workers: int = 0,
+  prefetch: int = 4,
 ) -> Iterator[Batch]:
   """Iterates over the batches from step ``start``, prefetched by Grain.
 
   Args:
     batches: the batches to load.
     start: first step. The position in the data is the step, so no iterator state is saved.
+    stop: step before which the iteration ends; None: the last one.
     workers: number of worker processes (spawned, never forked); 0 loads in threads of this process.
       Any number gives the same batches.
     prefetch: number of batches to prefetch.
   """
-  steps: Any = grain.MapDataset.range(start, len(batches)).map(batches.__getitem__)
+  end = len(batches) if stop is None else stop
+  steps: Any = grain.MapDataset.range(start, end).map(batches.__getitem__)
   data = steps.to_iter_dataset(_read_options(prefetch, processes=max(workers, 1)))
   if workers:
     # Grain's workers read absl flags, which are parsed only in absl programs.

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+SAMPLERS = ("random", "confusable")
 SMALL_CLASS_POLICIES = ("mask", "repeat", "drop")
 _EPOCH_KEY = 0x5EED
 

@@ -1,6 +1,7 @@
 """Embedding models in Flax Linen."""
 
+from soprc_jax.models.convnet import ConvNet
 from soprc_jax.models.embedding import EmbeddingNet, l2_normalize
 from soprc_jax.models.resnet import RESNETS, ResNet
 
-__all__ = ["RESNETS", "EmbeddingNet", "ResNet", "l2_normalize"]
+__all__ = ["RESNETS", "ConvNet", "EmbeddingNet", "ResNet", "l2_normalize"]

@@ -42,6 +42,9 @@ class ResNet(nn.Module):
     stem: ``"imagenet"``: 7x7 convolution with stride 2 and a 3x3 max pool with stride 2.
       ``"small"``: 3x3 convolution, for images of about 32 pixels.
     stem_stride: stride of the small stem, 1 or 2. Stride 2 costs a quarter of stride 1.
+    pool_grid: g >= 1; the last feature map is averaged to g x g cells. 1 is the paper's global
+      average. A larger grid keeps where something is in the image, for aligned images such as
+      characters and icons.
     freeze_bn: whether batch norm uses the running statistics in training too, and never updates
       them. Scale and bias are still trained.
     dtype: compute dtype, float32 or bfloat16. Parameters are float32.
@@ -55,6 +58,7 @@ class ResNet(nn.Module):
   width: int = 64
   stem: str = "imagenet"
   stem_stride: int = 1
+  pool_grid: int = 1
   freeze_bn: bool = True
   dtype: Any = jnp.float32
   axis_name: str | None = None
@@ -73,7 +77,10 @@ class ResNet(nn.Module):
       where: ``[B]`` mask of the images that count in batch statistics; ``None`` means all.
 
     Returns:
-      ``[B, F]``, F = width * 2^(stages - 1), times 4 with bottlenecks; in ``dtype``.
+      ``[B, F]``, F = width * 2^(stages - 1) * g^2, times 4 with bottlenecks; in ``dtype``.
+
+    Raises:
+      ValueError: the stem is unknown; the last feature map is smaller than the grid.
     """
     if self.stem not in STEMS:
       raise ValueError(f"stem must be one of {STEMS}, got {self.stem!r}")
@@ -99,7 +106,34 @@ class ResNet(nn.Module):
           norm=norm,
           name=f"layer{stage + 1}_{index}",
         )(x, where)
+    return grid_pool(x, self.pool_grid)
+
+
+def grid_pool(x: jax.Array, grid: int) -> jax.Array:
+  """Averages a feature map ``[B, H, W, C]`` to cells, ``[B, grid * grid * C]``.
+
+  Cell i covers the rows floor(i H / grid) to ceil((i + 1) H / grid), so any size works.
+
+  Raises:
+    ValueError: the map is smaller than the grid.
+  """
+  if min(x.shape[1:3]) < grid:
+    raise ValueError(
+      f"the last feature map has {x.shape[1]} x {x.shape[2]} points, fewer than "
+      f"model.pool_grid={grid}: take a smaller grid or larger images"
+    )
+
+  def cells(size: int) -> list[slice]:
+    return [slice(i * size // grid, -(-(i + 1) * size // grid)) for i in range(grid)]
+
+  if grid == 1:
     return jnp.mean(x, axis=(1, 2))
+  means = [
+    jnp.mean(x[:, rows, columns], axis=(1, 2))
+    for rows in cells(x.shape[1])
+    for columns in cells(x.shape[2])
+  ]
+  return jnp.concatenate(means, axis=-1)
 
 
 def _max_pool(x: jax.Array) -> jax.Array:

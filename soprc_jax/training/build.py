@@ -13,8 +13,8 @@ import numpy as np
 import optax
 
 from soprc_jax._internal import file_io
-from soprc_jax.data import datasets, pipeline, sampler, sources
-from soprc_jax.models import RESNETS, EmbeddingNet, ResNet
+from soprc_jax.data import confusable, datasets, pipeline, sampler, sources
+from soprc_jax.models import RESNETS, ConvNet, EmbeddingNet, ResNet
 from soprc_jax.training import checkpoints, classes, objectives, optimizers, parallel
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
@@ -45,21 +45,30 @@ def make_data(config: ConfigDict) -> Data:
   """Returns the splits, label rows and sampler of a run."""
   splits = datasets.make_splits(config.data)
   labels = splits["train"].labels
-  plan = sampler.ClassSampler(
-    labels,
-    batch_size=config.train.batch_size,
-    per_class=config.train.per_class,
-    seed=config.seed,
-    small_classes=config.data.small_classes,
+  settings = {
+    "batch_size": config.train.batch_size,
+    "per_class": config.train.per_class,
+    "seed": config.seed,
+    "small_classes": config.data.small_classes,
+  }
+  plan = (
+    confusable.ConfusableSampler(labels, **settings, **config.data.confusable)
+    if config.data.sampler == "confusable"
+    else sampler.ClassSampler(labels, **settings)
   )
   return Data(splits, sources.label_rows(labels), plan)
 
 
-def make_batches(config: ConfigDict, data: Data) -> pipeline.TrainBatches:
-  """Returns the training batches of this process, with random access."""
+def make_batches(
+  config: ConfigDict, data: Data, plan: sampler.ClassSampler | None = None
+) -> pipeline.TrainBatches:
+  """Returns the training batches of this process, with random access.
+
+  ``plan`` replaces ``data.sampler``.
+  """
   return pipeline.TrainBatches(
     data.splits["train"],
-    data.sampler,
+    data.sampler if plan is None else plan,
     rows=data.rows,
     augmentation=config.data.augmentation,
     image_size=config.data.image_size,
@@ -79,18 +88,22 @@ def make_model(config: ConfigDict, *, freeze_bn: bool, axis_name: str | None = N
     freeze_bn: whether batch norm keeps its statistics.
     axis_name: mapped axis over which batch norm in training mode takes its statistics.
   """
-  stages, bottleneck = RESNETS[config.model.name]
   dtype = jnp.dtype(config.model.dtype)
-  backbone = ResNet(
-    stages,
-    bottleneck,
-    width=config.model.width,
-    stem=config.model.stem,
-    stem_stride=config.model.stem_stride,
-    freeze_bn=freeze_bn,
-    dtype=dtype,
-    axis_name=axis_name,
-  )
+  shared = {"width": config.model.width, "pool_grid": config.model.pool_grid, "dtype": dtype}
+  backbone: nn.Module
+  if config.model.name == "conv3":
+    backbone = ConvNet(**shared)
+  else:
+    stages, bottleneck = RESNETS[config.model.name]
+    backbone = ResNet(
+      stages,
+      bottleneck,
+      stem=config.model.stem,
+      stem_stride=config.model.stem_stride,
+      freeze_bn=freeze_bn,
+      axis_name=axis_name,
+      **shared,
+    )
   return EmbeddingNet(backbone, embedding_dim=config.model.embedding_dim, dtype=dtype)
 
 

@@ -107,6 +107,22 @@ KEYS = (
     choices=sampler.SMALL_CLASS_POLICIES,
   ),
   Key(
+    "data.sampler",
+    "random",
+    "classes of a batch; confusable: groups of classes that the model takes for each other",
+    choices=sampler.SAMPLERS,
+  ),
+  Key("data.confusable.group", 8, "classes in a group of similar classes", low=2),
+  Key("data.confusable.pool", 16, "nearest classes of a class that its group is drawn from", low=1),
+  Key(
+    "data.confusable.refresh",
+    None,
+    "steps after which the similar classes are found again; None: so that it takes below a tenth "
+    "of the time",
+    low=1,
+    kind=int,
+  ),
+  Key(
     "data.train_share",
     0.5,
     "share of the classes for training, where there is no official split; the rest is for test",
@@ -122,10 +138,24 @@ KEYS = (
   Key("data.split_seed", 0, "seed of the split of the classes"),
   Key("data.workers", 0, "loader processes; 0: threads", high=1024, on_resume=True),
   Key("data.prefetch", 4, "batches loaded ahead", low=1, high=10**4, on_resume=True),
-  Key("model.name", "resnet50", "backbone", choices=sorted(RESNETS), often=True),
+  Key(
+    "model.name",
+    "resnet50",
+    "backbone; conv3: three convolutions, for small images on CPUs",
+    choices=("conv3", *sorted(RESNETS)),
+    often=True,
+  ),
   Key("model.width", 64, "channels of the first layers", low=1, high=_SIDE),
   Key("model.stem", "imagenet", "first layers; small: for small images", choices=resnet.STEMS),
   Key("model.stem_stride", 1, "stride of the stem small", choices=(1, 2)),
+  Key(
+    "model.pool_grid",
+    1,
+    "g: the last feature map is averaged to g x g cells; 1: global average. A larger grid keeps "
+    "where something is in the image",
+    low=1,
+    high=_SIDE,
+  ),
   Key("model.embedding_dim", 512, "width of the embedding", low=1, high=_IMAGES),
   Key(
     "model.dtype", "float32", "dtype that the model computes in", choices=("float32", "bfloat16")

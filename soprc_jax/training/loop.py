@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 import contextlib
+import copy
 import dataclasses
 import itertools
 import logging
@@ -17,7 +18,7 @@ import numpy as np
 
 from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import printable
-from soprc_jax.data import pipeline, sources
+from soprc_jax.data import confusable, pipeline, sampler, sources
 from soprc_jax.training import (
   build,
   checkpoints,
@@ -203,6 +204,7 @@ class _Run:
     self.like = build.abstract_state(config, self.parts)
     self.meta = classes.describe(self.data.splits, data_source=config.data.source)
     found = self.newest.restore_intact(self.like, check=self._check_unchanged)
+    meta: dict[str, Any] = {}
     if found is None:
       state = build.starting_state(config, self.parts) if start is None else start
     else:
@@ -219,7 +221,15 @@ class _Run:
     self.broken = set[int]()
     self.empty = EmptyBatches()
     self.state = parallel.replicate(parallel.from_main(state))
-    self.records = run_log.Records(workdir, config, self.data, last_step=self.start, opened=opened)
+    self.sampler = _resumed(self.data.sampler, meta.get("neighbours"))
+    self.records = run_log.Records(
+      workdir,
+      config,
+      self.data,
+      last_step=self.start,
+      visits=meta.get("visits"),
+      opened=opened,
+    )
     self.best_value = self.records.val_at(self.best.latest_step())
     run_log.describe_start(config, self.data, self.like.params, self.start, self.num_steps, workdir)
 
@@ -233,13 +243,7 @@ class _Run:
 
   def train(self) -> None:
     """Runs all remaining steps."""
-    batches = build.make_batches(self.config, self.data)
-    stream = pipeline.iterate(
-      batches,
-      start=self.start,
-      workers=self.config.data.workers,
-      prefetch=self.config.data.prefetch,
-    )
+    stream = self._batches()
     progress = progress_lib.Progress(self.config, self.start, self.num_steps)
     pending: _Step | None = None
     with interrupts.Requests() as requests:
@@ -274,6 +278,45 @@ class _Run:
         self._stop(requests, self.num_steps)
     progress.close()
 
+  def _batches(self) -> Iterator[dict[str, np.ndarray]]:
+    """Yields the batches of the remaining steps.
+
+    Where the sampler depends on the model, it is renewed at each refresh. The steps before that are
+    done then, since their batches have been taken.
+    """
+    refresh, start = getattr(self.sampler, "refresh", self.num_steps), self.start
+    while start < self.num_steps:
+      stop = min(start - start % refresh + refresh, self.num_steps)
+      if isinstance(self.sampler, confusable.ConfusableSampler) and start % refresh == 0:
+        self._refresh(self.sampler, start, stop)
+      # The loader has a copy, since a sampler keeps the plan of one epoch.
+      batches = build.make_batches(self.config, self.data, copy.copy(self.sampler))
+      yield from pipeline.iterate(
+        batches,
+        start=start,
+        stop=stop,
+        workers=self.config.data.workers,
+        prefetch=self.config.data.prefetch,
+      )
+      start = stop
+
+  def _refresh(self, plan: confusable.ConfusableSampler, start: int, stop: int) -> None:
+    """Finds the neighbours of the steps from ``start`` on by the model of this moment."""
+    positions, rows = plan.to_embed(start)
+    variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
+    embedded = self.embed(variables, sources.Subset(self.data.splits["train"], positions))
+    found = plan.find(
+      embedded.embeddings, rows[embedded.positions], step=start, num_steps=stop - start
+    )
+    self.sampler = plan.with_neighbours(parallel.from_main(found))
+
+  def _meta(self) -> dict[str, Any]:
+    """Returns the metadata of a checkpoint that a run resumes from."""
+    found: dict[str, Any] = {"visits": self.records.v.visits}
+    if isinstance(self.sampler, confusable.ConfusableSampler):
+      found["neighbours"] = self.sampler.to_json()
+    return self.meta | found
+
   def _start_step(self, number: int, stream: Iterator[dict[str, np.ndarray]]) -> _Step:
     """Starts a step with the next batch on the devices."""
     waiting = time.perf_counter()
@@ -282,6 +325,8 @@ class _Run:
     self._note_broken(positions, batch["broken"])
     if self.config.data.on_broken != "skip":
       batch.pop("broken")
+    if number > self.config.warmup.steps:
+      self.records.v.count(number, self.sampler(number - 1))
     wait = time.perf_counter() - waiting
     step_fn = self.parts.warmup_step if number <= self.config.warmup.steps else self.parts.main_step
     self.state, scalars = step_fn(
@@ -314,7 +359,7 @@ class _Run:
       self._write(pending, progress)
     if number > self.start:
       self.records.sync()
-      self.newest.save(parallel.unreplicate(self.state), self.meta)
+      self.newest.save(parallel.unreplicate(self.state), self._meta())
     self._stop(requests, number)
 
   def _note_broken(self, positions: np.ndarray, broken: np.ndarray) -> None:
@@ -351,7 +396,7 @@ class _Run:
     self.records.sync()
     self._keep_if_best(found, state)
     if saves or found.cut:
-      self.newest.save(state, self.meta)
+      self.newest.save(state, self._meta())
       self._prune_best()
     return not found.cut
 
@@ -496,6 +541,13 @@ class _Run:
     return results.write(
       self.workdir, self.config, splits, self.embed, state, self.records.lines, notes=notes
     )
+
+
+def _resumed(plan: sampler.ClassSampler, neighbours: Any) -> sampler.ClassSampler:
+  """Returns the sampler of a run, with the neighbours of the checkpoint that it resumes from."""
+  if neighbours is None or not isinstance(plan, confusable.ConfusableSampler):
+    return plan
+  return plan.with_neighbours(confusable.Neighbours.from_json(neighbours))
 
 
 def _trailing_skips(lines: list[dict[str, Any]]) -> int:

@@ -32,6 +32,7 @@ class Records:
     data: data of the run.
     last_step: step of the checkpoint that the run resumes from. Records of later steps are
       dropped, since those steps are repeated.
+    visits: see `v_history.VHistory`.
     opened: closes the files.
 
   Attributes:
@@ -48,6 +49,7 @@ class Records:
     data: build.Data,
     *,
     last_step: int,
+    visits: list[list[int]] | None,
     opened: contextlib.ExitStack,
   ):
     writes = parallel.is_main()
@@ -60,7 +62,7 @@ class Records:
     kept = last_step - self.lacks_evaluation
     self._board = Board(workdir / "tensorboard", last_step=kept, writes=writes)
     opened.callback(self._board.close)
-    self.v = v_history.VHistory(workdir, config, data, last_step=kept, writes=writes)
+    self.v = v_history.VHistory(workdir, config, data, last_step=kept, visits=visits, writes=writes)
     opened.callback(self.v.close)
 
   def val_at(self, step: int | None) -> float:

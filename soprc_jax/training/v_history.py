@@ -6,7 +6,6 @@ latest of these steps (0: none), "v": [M], "true": [M]}, ...]}``. ``true`` is th
 computed from scratch from all images of the class by the model of that step.
 """
 
-import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from soprc_jax import interpolation, tracking
-from soprc_jax.data import sources
+from soprc_jax.data import sampler, sources
 from soprc_jax.training import build, evaluation, parallel
 from soprc_jax.training import workdir as workdir_lib
 
@@ -36,6 +35,7 @@ class VHistory:
     data: data of the run.
     last_step: step of the checkpoint that the run resumes from. Later lines are dropped, since
       those steps are repeated.
+    visits: `visits` at that step; None: no visits.
     writes: whether this process writes the file.
   """
 
@@ -46,22 +46,35 @@ class VHistory:
     data: build.Data,
     *,
     last_step: int,
+    visits: list[list[int]] | None = None,
     writes: bool = True,
   ):
     self._config, self._train, self._rows = config, data.splits["train"], data.rows
-    self._sampler = copy.copy(
-      data.sampler
-    )  # a copy caches the plan of one epoch; the loader may be at another epoch
     follows = config.loss.name == "soprc" and config.loss.v == "carried"
     self._classes = choose(self._train.labels, config.log.v_classes) if follows else []
-    self._counted, self._visits = config.warmup.steps, np.zeros((2, len(self._classes)), int)
+    found = np.zeros((2, len(self._classes)), int) if visits is None else np.array(visits, int)
+    # A resumed run may record other classes (log.v_classes).
+    fits = found.shape == (2, len(self._classes))
+    self._visits = found if fits else np.zeros((2, len(self._classes)), int)
     self._images = {label: images(self._train.labels, label) for label in self._classes}
     self._log: workdir_lib.JsonLines | None = None
     if self._classes:
       path = workdir / FILE
       lines = [line for line in workdir_lib.read_lines(path) if line["step"] <= last_step]
-      self._take_counts(lines)
       self._log = workdir_lib.JsonLines(path, lines, writes=writes)
+
+  def count(self, step: int, plan: sampler.BatchPlan) -> None:
+    """Counts the recorded classes that have a pair in the batch of a step of the main phase."""
+    if self._classes:
+      labels, counts = np.unique(self._train.labels[plan.positions[plan.where]], return_counts=True)
+      held = np.isin(self._classes, labels[counts > 1])
+      self._visits[0] += held
+      self._visits[1][held] = step
+
+  @property
+  def visits(self) -> list[list[int]]:
+    """Visits of each recorded class, and the step of the last one, for the checkpoint."""
+    return [[int(value) for value in row] for row in self._visits]
 
   def measure(
     self, step: int, embed: evaluation.EmbedFn, variables: Any, opt_state: Any
@@ -76,7 +89,6 @@ class VHistory:
     """
     if self._log is None:
       return None
-    self._count_visits(step)
     state = parallel.unreplicate(tracking.find_state(opt_state))
     positions = np.concatenate(list(self._images.values()))
     embedded = embed(variables, sources.Subset(self._train, positions))
@@ -98,32 +110,6 @@ class VHistory:
   def close(self) -> None:
     if self._log is not None:
       self._log.close()
-
-  def _take_counts(self, lines: list[dict[str, Any]]) -> None:
-    """Continues the visit counts of the last line.
-
-    If that line has other classes or is corrupt, visits are counted from the start.
-    """
-    rows = [self._rows[label] for label in self._classes]
-    try:
-      found = {
-        entry["row"]: (int(entry["visits"]), int(entry["last_visit"]))
-        for entry in lines[-1]["classes"]
-      }
-      self._visits = np.array([found[row] for row in rows]).T
-      self._counted = max(self._counted, lines[-1]["step"])
-    except (IndexError, KeyError, TypeError, ValueError):
-      return
-
-  def _count_visits(self, step: int) -> None:
-    """Adds the batches up to ``step`` that are not counted yet."""
-    for number in range(self._counted + 1, step + 1):
-      plan = self._sampler(number - 1)
-      labels, counts = np.unique(self._train.labels[plan.positions[plan.where]], return_counts=True)
-      held = np.isin(self._classes, labels[counts > 1])
-      self._visits[0] += held
-      self._visits[1][held] = number
-    self._counted = max(self._counted, step)
 
   def _class(
     self, label: int, place: int, state: tracking.ScoreEmaState, embedded: evaluation.Embedded

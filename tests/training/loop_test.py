@@ -20,6 +20,7 @@ from soprc_jax.training import (
   optimizers,
   parallel,
   run_log,
+  v_history,
 )
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
@@ -115,6 +116,30 @@ def test_what_was_best_beyond_the_newest_checkpoint_is_forgotten(tmp_path, monke
   assert results["tested_step"] == 3
   assert results["val"]["mAUPRC"] == 0.1
   assert [path.name for path in best.iterdir()] == ["3"]
+
+
+def test_a_run_with_confusable_classes_resumes_bit_for_bit(tmp_path, monkeypatch):
+  """Checks a resume between two refreshes: the neighbours are those of the checkpoint."""
+  sampler = {"data.sampler": "confusable"} | {
+    f"data.confusable.{key}": value for key, value in (("group", 2), ("pool", 3), ("refresh", 3))
+  }
+  config = runs.tiny_config(warmup_steps=2, steps=6, **sampler)
+  loop.train(config, tmp_path / "whole")
+  write = workdir_lib.MetricsLog.write
+
+  def dies(log, line):
+    if line["step"] == 6:
+      raise RuntimeError("killed")
+    write(log, line)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(workdir_lib.MetricsLog, "write", dies)
+    with pytest.raises(RuntimeError, match="killed"):
+      loop.train(config, tmp_path / "resumed")
+  loop.train(config, tmp_path / "resumed")  # from step 4; the neighbours were found at step 3
+  assert runs.metrics(tmp_path / "resumed") == runs.metrics(tmp_path / "whole")
+  lines = [(tmp_path / name / v_history.FILE).read_text() for name in ("resumed", "whole")]
+  assert lines[0] == lines[1]
 
 
 def test_an_evaluation_is_cut_short_by_a_pre_emption_and_done_later(run, tmp_path, monkeypatch):

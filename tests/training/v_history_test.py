@@ -87,12 +87,13 @@ def test_a_large_class_is_thinned():
   assert (len(found), found[0], found[-1]) == (200, 3, 1002)
 
 
-def _visits(folder, data, last_step, step):
-  """Returns the visits counted at ``step`` by a run that resumes from ``last_step``."""
-  history = v_history.VHistory(folder, runs.tiny_config(), data, last_step=last_step)
-  history._count_visits(step)
+def _visits(folder, data, first, last, **settings):
+  """Returns the visits after the steps from ``first`` to ``last`` are counted."""
+  history = v_history.VHistory(folder, runs.tiny_config(), data, last_step=first - 1, **settings)
+  for step in range(first, last + 1):
+    history.count(step, data.sampler(step - 1))
   history.close()
-  return history._visits.tolist()
+  return history.visits
 
 
 def test_visits_are_the_batches_that_held_the_class(tmp_path):
@@ -107,7 +108,9 @@ def test_visits_are_the_batches_that_held_the_class(tmp_path):
         expected[1, place] = number
   assert expected.min() > 0
   assert len(set(expected[1])) > 1
-  np.testing.assert_array_equal(_visits(tmp_path, few, 0, 24), expected)
+  np.testing.assert_array_equal(_visits(tmp_path, few, 7, 24), expected)
+  half = _visits(tmp_path, few, 7, 15)
+  np.testing.assert_array_equal(_visits(tmp_path, few, 16, 24, visits=half), expected)
 
 
 def _write(folder, data, step, **entry):
@@ -119,21 +122,16 @@ def _write(folder, data, step, **entry):
   (folder / v_history.FILE).write_text(json.dumps(line) + "\n")
 
 
-def test_a_run_that_goes_on_keeps_counting(tmp_path, data):
-  _write(tmp_path, data, 18)
-  assert _visits(tmp_path, data, 18, 18) == [[5] * 4, [2] * 4]
-
-
-@pytest.mark.parametrize("entry", [{"visits": "many"}, {"row": -1}, {"last_visit": None}])
-def test_a_damaged_line_is_counted_anew(tmp_path, data, entry):
-  _write(tmp_path, data, 18, **entry)
-  (tmp_path / "new").mkdir()
-  assert _visits(tmp_path, data, 18, 24) == _visits(tmp_path / "new", data, 0, 24)
+@pytest.mark.parametrize("visits", [None, [[5] * 3, [2] * 3]])
+def test_other_classes_are_counted_anew(tmp_path, data, visits):
+  history = v_history.VHistory(tmp_path, runs.tiny_config(), data, last_step=18, visits=visits)
+  history.close()
+  assert history.visits == [[0] * 4, [0] * 4]
 
 
 def test_lines_of_later_steps_are_dropped(tmp_path, data):
   _write(tmp_path, data, 18)
-  assert _visits(tmp_path, data, 12, 7) != [[5] * 4, [2] * 4]
+  _visits(tmp_path, data, 13, 13)
   assert (tmp_path / v_history.FILE).read_text() == ""
 
 
