@@ -17,8 +17,9 @@ def make_augmentation(name: str, size: int, *, resize_to: int = 256) -> Transfor
   """Returns a training transform from pixels ``[H, W, 3]`` or a file to ``[size, size, 3]`` uint8.
 
   * ``none``: resizes only, without keeping the aspect ratio.
-  * ``affine``: a small rotation (at most 15 degrees), scale (0.8 to 1.2), shear and shift, for
-    glyphs. It never flips, since b is not d.
+  * ``affine``: a small rotation (at most 15 degrees), scale (0.8 to 1.2), shear and shift
+    of the middle square. Outside of the image is the median color of its border. It never flips,
+    since b is not d.
   * ``resized_crop``: a random crop of 20 to 100 % of the area at an aspect ratio of 3:4 to 4:3, and
     a flip with probability 0.5, as in the authors' code.
   * ``crop``: the shorter side resized to ``resize_to``, a random crop of ``size``, and a flip with
@@ -35,7 +36,7 @@ def make_augmentation(name: str, size: int, *, resize_to: int = 256) -> Transfor
   if name == "none":
     return lambda image, rng: _squeezed(decoding.as_picture(image), size)
   if name == "affine":
-    return lambda image, rng: _affine(decoding.pixels(decoding.as_picture(image)), size, rng)
+    return lambda image, rng: _affine(decoding.as_picture(image), size, rng)
   if name == "resized_crop":
     return lambda image, rng: _flipped(_resized_crop(decoding.as_picture(image), size, rng), rng)
   if name == "crop":
@@ -86,22 +87,41 @@ def _flipped(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
   return image[:, ::-1] if rng.random() < 0.5 else image
 
 
-def _affine(image: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
+def _affine(picture: decoding.Picture, size: int, rng: np.random.Generator) -> np.ndarray:
   angle = math.radians(rng.uniform(-15, 15))
   scale_x, scale_y = rng.uniform(0.8, 1.2, 2)
   shear = rng.uniform(-0.15, 0.15)
-  shift = rng.uniform(-0.06, 0.06, 2) * image.shape[1::-1]
+  shift = rng.uniform(-0.06, 0.06, 2)
+  # A large image is first resized with antialiasing, which the affine transform of PIL lacks.
+  height, width = picture.size
+  shrink = min(1.0, size / min(height, width))
+  image = picture.region(decoding.whole(picture), (round(height * shrink), round(width * shrink)))
+  side = min(image.shape[:2])
   turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
   # PIL maps output pixels to input pixels, relative to the centers of both.
   matrix = turn @ np.array([[1.0, shear], [0.0, 1.0]]) @ np.diag([1 / scale_x, 1 / scale_y])
-  matrix = matrix * (image.shape[0] / size)
+  matrix = matrix * (side / size)
   centre_in = np.array(image.shape[1::-1]) / 2
-  offset = centre_in + shift - matrix @ np.array([size / 2, size / 2])
+  offset = centre_in + shift * side - matrix @ np.array([size / 2, size / 2])
   data = (*matrix[0], offset[0], *matrix[1], offset[1])
-  picture = PilImage.fromarray(image)
   return np.asarray(
-    picture.transform((size, size), PilImage.Transform.AFFINE, data, PilImage.Resampling.BILINEAR)
+    PilImage.fromarray(image).transform(
+      (size, size),
+      PilImage.Transform.AFFINE,
+      data,
+      PilImage.Resampling.BILINEAR,
+      fillcolor=_border_color(image),
+    )
   )
+
+
+def _border_color(image: np.ndarray) -> tuple[int, ...]:
+  """Returns the median of each channel over the outermost pixels.
+
+  It is the background of icons, glyphs and product images, where something touches the border too.
+  """
+  border = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+  return tuple(map(int, np.sort(border, axis=0)[len(border) // 2]))
 
 
 def _resized_crop(picture: decoding.Picture, size: int, rng: np.random.Generator) -> np.ndarray:

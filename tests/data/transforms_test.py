@@ -60,6 +60,38 @@ class TestImages:
     )  # no drift: the mean is the position of the blob
     assert (centres.std(0) > 0.5).all()
 
+  def test_affine_antialiases_large_images(self):
+    board = np.indices((80, 120)).sum(0) % 2 * 255
+    board = np.repeat(board[:, :, None], 3, 2).astype(np.uint8)
+    augment = transforms.make_augmentation("affine", 10)
+    for seed in range(20):
+      image = augment(board, np.random.default_rng(seed)).astype(int)
+      assert np.abs(image - 128).max() < 16  # gray, not black or white
+
+  @pytest.mark.parametrize("shape", [(20, 60), (60, 20), (100, 300), (300, 100)])
+  def test_affine_takes_the_middle_square(self, shape):
+    # Thirds of red, green and blue along the longer side.
+    axis = int(shape[1] > shape[0])
+    thirds = np.eye(3, dtype=np.uint8) * 200
+    bands = np.repeat(np.repeat(thirds, max(shape) // 3, 0)[:, None], min(shape), 1)
+    augment = transforms.make_augmentation("affine", 20)
+    images = [
+      augment(np.ascontiguousarray(bands.swapaxes(0, 1) if axis else bands), rng)
+      for rng in map(np.random.default_rng, range(100))
+    ]
+    means = np.mean(images, axis=(0, 1, 2))
+    assert means[1] > 140  # mostly the middle, and as much of one side as of the other
+    np.testing.assert_allclose(means[0], means[2], atol=6)
+
+  def test_affine_fills_with_the_color_of_the_border(self):
+    color = np.array([200, 100, 50], np.uint8)
+    image = np.broadcast_to(color, (30, 40, 3)).copy()
+    image[:5, 10:20] = 0  # something that touches the border
+    augment = transforms.make_augmentation("affine", 30)
+    for seed in range(50):
+      corners = augment(image, np.random.default_rng(seed))[[0, -1, -1], [-1, 0, -1]]
+      np.testing.assert_array_equal(corners, [color] * 3)
+
   def test_crop_flips_half_of_the_images(self):
     ramp = np.repeat(np.repeat(np.arange(0, 240, 8)[None, :, None], 30, 0), 3, 2).astype(np.uint8)
     augment = transforms.make_augmentation("resized_crop", 16)
