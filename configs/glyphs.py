@@ -33,7 +33,8 @@ from soprc_jax.training import config as config_lib
 
 def get_config(arg: str = "") -> Any:
   config = config_lib.default_config()
-  config.data.update({"image_size": 32, "augmentation": "affine"})
+  # No flip: b is not d.
+  config.data.update({"image_size": 32, "augmentation": "affine", "flip": False})
   config.model.update(
     {"name": "resnet8", "width": 32, "stem": "small", "stem_stride": 2, "embedding_dim": 128}
   )

@@ -101,9 +101,8 @@ def _keys(name: str) -> str:
         name: functools.reduce(operator.getitem, path, preset) for name, preset in presets.items()
       }
       default = ", ".join(f"{name}: `{value!r}`" for name, value in values.items())
-    marks = [f"used by {', '.join(key.losses)}"] * bool(key.losses) + [
-      "may change on resume"
-    ] * key.on_resume
+    users = (*key.losses, *key.augmentations)
+    marks = [f"used by {', '.join(users)}"] * bool(users) + ["may change on resume"] * key.on_resume
     rows.append(
       f"| `{key.name}` | {default} | {key.allowed} | {'; '.join([key.meaning, *marks])} |"
     )

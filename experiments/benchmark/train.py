@@ -115,7 +115,7 @@ class OurStep:
     from soprc_jax.training import build, config, parallel
 
     settings = config.default_config()
-    settings.data.update({"image_size": image_size, "augmentation": "affine"})
+    settings.data.update({"image_size": image_size, "augmentation": "affine", "flip": False})
     settings.train.batch_size = batch_size
     settings.optim.learning_rate = 1e-4
     self.config = config.resolve(settings)

@@ -27,6 +27,7 @@ class TrainBatches:
     augmentation: name in `transforms.AUGMENTATIONS`.
     image_size: side of the images in pixels.
     resize_to: shorter side in pixels before the crop, for the augmentation ``crop``.
+    augmentation_settings: see `transforms.Settings`.
     on_broken: treatment of images that cannot be decoded. ``"error"`` raises a BrokenImageError
       that names the image. ``"skip"`` takes another image of its class, drawn from (seed, t, i), or
       masks the slot out if the class has no readable image.
@@ -50,6 +51,7 @@ class TrainBatches:
     num_steps: int,
     shard: tuple[int, int] = (0, 1),
     resize_to: int = 256,
+    augmentation_settings: transforms.Settings = transforms.DEFAULTS,
     on_broken: str = "error",
   ):
     if on_broken not in ON_BROKEN:
@@ -58,6 +60,7 @@ class TrainBatches:
     self._plan = plan
     self._rows = dict(rows)
     self._augmentation, self._image_size, self._resize_to = augmentation, image_size, resize_to
+    self._augmentation_settings = augmentation_settings
     self._skips_broken = on_broken == "skip"
     self._seed = seed
     self._num_steps = num_steps
@@ -73,7 +76,10 @@ class TrainBatches:
     slots = range(index * size, (index + 1) * size)
     # Made here instead of in __init__, since a closure cannot be sent to a worker process.
     augment = transforms.make_augmentation(
-      self._augmentation, self._image_size, resize_to=self._resize_to
+      self._augmentation,
+      self._image_size,
+      resize_to=self._resize_to,
+      settings=self._augmentation_settings,
     )
     where, broken = plan.where[slots.start : slots.stop].copy(), np.zeros(size, bool)
     stack, labels = [], []

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from soprc_jax._internal import file_io
-from soprc_jax.data import confusable, datasets, pipeline, sampler, sources
+from soprc_jax.data import confusable, datasets, pipeline, sampler, sources, transforms
 from soprc_jax.models import RESNETS, ConvNet, EmbeddingNet, ResNet
 from soprc_jax.training import checkpoints, classes, objectives, optimizers, parallel
 from soprc_jax.training import step as step_lib
@@ -73,6 +73,9 @@ def make_batches(
     augmentation=config.data.augmentation,
     image_size=config.data.image_size,
     resize_to=config.data.resize,
+    augmentation_settings=transforms.Settings(
+      **{name: config.data[name] for name in transforms.Settings._fields}
+    ),
     on_broken=config.data.on_broken,
     seed=config.seed,
     num_steps=config.warmup.steps + config.train.steps,

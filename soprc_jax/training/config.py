@@ -4,7 +4,7 @@ Files in ``configs/`` call `default_config` and change fields. Options that a pr
 ``None`` until `resolve` fills them in. A value that the user sets overrides the preset.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 import json
 import math
 from typing import Any
@@ -60,6 +60,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 # Upper bounds for sizes that allocate memory, so that typos fail fast.
 _SIDE, _IMAGES, _POINTS, _MEMORY = 2**14, 2**20, 10**6, 2**24
 _LOSS = f"one of {', '.join(objectives.LOSSES)}, or package.module:function for a custom loss"
+_AFFINE, _RANDOM = ("affine",), ("affine", "resized_crop", "crop")
 _SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX = (
   ("soprc",),
   ("soprc", "ap"),
@@ -89,10 +90,65 @@ KEYS = (
   Key(
     "data.augmentation",
     "resized_crop",
-    "resized_crop: as in the authors' code; crop: as in the paper",
+    "resized_crop: as in the authors' code; crop: as in the paper; affine: small rotation, scale, "
+    "shear and shift",
     choices=transforms.AUGMENTATIONS,
   ),
-  Key("data.resize", 256, "shorter side before the augmentation crop"),
+  Key("data.resize", 256, "shorter side before the augmentation crop", augmentations=("crop",)),
+  Key(
+    "data.flip",
+    True,
+    "mirror half of the training images, left to right",
+    augmentations=_RANDOM,
+  ),
+  Key(
+    "data.min_crop_area",
+    0.2,
+    "smallest share of the area that a crop keeps; 1: the whole image",
+    above=0,
+    high=transforms.HIGHEST["min_crop_area"],
+    augmentations=("resized_crop",),
+  ),
+  Key(
+    "data.color_jitter",
+    0.0,
+    "s: random brightness, contrast and saturation, factors 1 - s to 1 + s; 0: none",
+    low=0,
+    high=transforms.HIGHEST["color_jitter"],
+    augmentations=_RANDOM,
+  ),
+  Key(
+    "data.max_rotation",
+    15.0,
+    "largest random rotation in degrees",
+    low=0,
+    high=transforms.HIGHEST["max_rotation"],
+    augmentations=_AFFINE,
+  ),
+  Key(
+    "data.max_shift",
+    0.06,
+    "largest random shift along each axis, as a share of the shorter side",
+    low=0,
+    high=transforms.HIGHEST["max_shift"],
+    augmentations=_AFFINE,
+  ),
+  Key(
+    "data.max_scale",
+    0.2,
+    "s: width and height are scaled by random factors 1 - s to 1 + s",
+    low=0,
+    high=transforms.HIGHEST["max_scale"],
+    augmentations=_AFFINE,
+  ),
+  Key(
+    "data.max_shear",
+    0.15,
+    "largest random horizontal shear, as a share of the height",
+    low=0,
+    high=transforms.HIGHEST["max_shear"],
+    augmentations=_AFFINE,
+  ),
   Key(
     "data.on_broken",
     "error",
@@ -571,19 +627,26 @@ def _checked(tree: dict[str, Any], expected: dict[str, Any], *, imports: bool = 
 
 
 def unused_problems(config: Any, given: Iterable[str]) -> list[str]:
-  """Returns a line for each key of ``loss`` that the losses of a run do not use.
+  """Returns a line for each key that the losses, or the augmentation, of a run do not use.
 
   Args:
     config: resolved.
     given: dotted keys that the user has set.
   """
+  given, name = list(given), config.data.augmentation
+  users: dict[str, Sequence[str]] = {key.name: key.augmentations for key in KEYS}
+  problems = [
+    f"{key} is not used by data.augmentation={name}: leave it out, or choose "
+    f"{' or '.join(users[key])}"
+    for key in config_key.unused(users, [name], given)
+  ]
   names = [config.loss.name] + ([config.warmup.loss] if config.warmup.steps else [])
-  if any(":" in name for name in names):  # a custom loss may use any key
-    return []
-  return [
+  if any(":" in name for name in names):  # a custom loss may use any key of loss
+    return problems
+  return problems + [
     f"{key} is not used by loss.name={config.loss.name}: leave it out, or choose a loss that uses "
     "it"
-    for key in config_key.unused(KEYS, names, given)
+    for key in config_key.unused({key.name: key.losses for key in KEYS}, names, given)
   ]
 
 
@@ -717,8 +780,12 @@ def from_json(tree: dict[str, Any]) -> Any:
 def renewed(tree: dict[str, Any]) -> dict[str, Any]:
   """Returns the dict of a ``config.json`` in the format of this version.
 
-  Older versions wrote -1 for a self weight of 1 / (M + 1).
+  Older versions wrote -1 for a self weight of 1 / (M + 1). They had no ``data.flip``; ``affine``
+  did not flip.
   """
+  data = tree.get("data")
+  if isinstance(data, dict) and data.get("augmentation") == "affine":
+    tree = tree | {"data": {"flip": False} | data}
   loss = tree.get("loss")
   if not isinstance(loss, dict) or loss.get("self_weight") != -1:
     return tree

@@ -39,6 +39,7 @@ class Key(NamedTuple):
     holds: function of the value that returns whether ``must`` holds. None: checked elsewhere.
     kind: type of a key whose default is None.
     losses: names of the losses that use the key; empty: it does not depend on the loss.
+    augmentations: the same for ``data.augmentation``.
     on_resume: whether the key may change when a run is resumed, since it changes no result.
     often: whether ``--help`` shows the key; ``--helpfull`` shows every key.
   """
@@ -54,6 +55,7 @@ class Key(NamedTuple):
   holds: Callable[[Any], bool] | None = None
   kind: type | None = None
   losses: Sequence[str] = ()
+  augmentations: Sequence[str] = ()
   on_resume: bool = False
   often: bool = False
 
@@ -166,16 +168,17 @@ def value_problems(keys: Iterable[Key], config: Any) -> list[str]:
   return problems
 
 
-def unused(keys: Iterable[Key], names: Iterable[str], given: Iterable[str]) -> list[str]:
-  """Returns the keys that the user has set and none of the losses uses.
+def unused(
+  users: Mapping[str, Sequence[str]], names: Iterable[str], given: Iterable[str]
+) -> list[str]:
+  """Returns the keys that the user has set and none of the losses, or augmentations, uses.
 
   Args:
-    keys: table of the keys.
-    names: losses of the run.
+    users: key -> losses or augmentations that use it; empty: it does not depend on them.
+    names: losses or augmentation of the run.
     given: dotted keys that the user has set, including those of groups that take any keys.
   """
-  losses = {key.name: key.losses for key in keys}
-  used_by = ((key, losses.get(key) or losses.get(key.rpartition(".")[0])) for key in given)
+  used_by = ((key, users.get(key) or users.get(key.rpartition(".")[0])) for key in given)
   return [key for key, by in used_by if by and not set(by) & set(names)]
 
 

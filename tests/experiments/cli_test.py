@@ -129,6 +129,10 @@ class TestMistakes:
         "--config.loss.triplet={'margin': 0.3}",
         ["loss.triplet.margin is not used by loss.name=soprc"],
       ),
+      (
+        "--config.data.min_crop_area=0.5",
+        ["data.min_crop_area is not used by data.augmentation=affine", "choose resized_crop"],
+      ),
       (":ap --config.loss.lambda2=5", ["loss.lambda2 is not used by loss.name=ap: leave it out"]),
       ("--wrkdir=runs/x", ["wrkdir"]),
       ("runs/x", ["unexpected argument 'runs/x'"]),

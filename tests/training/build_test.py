@@ -6,6 +6,7 @@ import numpy as np
 import runs
 import toys
 
+from soprc_jax.data import transforms
 from soprc_jax.models import EmbeddingNet, ResNet
 from soprc_jax.training import build, optimizers
 from soprc_jax.training import step as step_lib
@@ -25,6 +26,26 @@ class TestBuild:
     counts = data.class_counts()
     for label, row in list(data.rows.items())[:20]:
       assert counts[row] == (data.splits["train"].labels == label).sum()
+
+  def test_batches_have_the_augmentation_of_the_config(self):
+    values = {
+      "flip": True,
+      "min_crop_area": 0.9,
+      "color_jitter": 0.5,
+      "max_rotation": 90.0,
+      "max_shift": 0.3,
+      "max_scale": 0.5,
+      "max_shear": 0.4,
+    }
+    assert values.keys() == set(transforms.Settings._fields)
+
+    def image(**changed):
+      config = runs.tiny_config(**{f"data.{name}": value for name, value in changed.items()})
+      return build.make_batches(config, build.make_data(config))[0]["image"]
+
+    for name, value in values.items():
+      chosen = {"augmentation": "resized_crop" if name == "min_crop_area" else "affine"}
+      assert not np.array_equal(image(**chosen), image(**chosen, **{name: value})), name
 
   def test_phases_have_their_own_batch_norm_mode(self):
     # The warm-up trains batch norm from random weights. The main phase may freeze it.

@@ -15,6 +15,7 @@ import runs
 
 from experiments.binary import binary_config, binary_losses
 from soprc_jax import soprc_loss
+from soprc_jax.data import transforms
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import config_key, objectives, workdir
 
@@ -139,12 +140,29 @@ class TestTable:
       group = key.name.removeprefix("loss.").partition(".")[0]
       assert group not in objectives.LOSSES or key.losses == (group,), key.name
 
+  def test_settings_of_the_augmentation_are_those_of_the_library(self):
+    data = config_lib.default_config().data
+    assert {name: data[name] for name in transforms.Settings._fields} == (
+      transforms.DEFAULTS._asdict()
+    )
+    users = {key.name: set(key.augmentations) for key in config_lib.KEYS if key.augmentations}
+    assert users.keys() == {
+      "data.resize",
+      *(f"data.{name}" for name in transforms.Settings._fields),
+    }
+    assert set.union(*users.values()) == set(transforms.AUGMENTATIONS) - {"none"}
+
 
 # key, bad value, what else the message must name.
 _BAD = [
   ("seed", -1, ">= 0"),
   ("data.source", "imagenet", "glyphs"),
   ("data.augmentation", "mixup", "affine"),
+  ("data.min_crop_area", 0.0, "> 0"),
+  ("data.min_crop_area", 20.0, "<= 1"),  # a percentage
+  ("data.color_jitter", 1.5, "<= 1"),
+  ("data.max_scale", 1.0, "<= 0.9"),
+  ("data.max_rotation", -15.0, ">= 0"),
   ("data.image_size", 0, ">= 1"),
   ("data.small_classes", "ignore", "mask, repeat, drop"),
   ("data.train_share", 0.0, "> 0"),
@@ -410,6 +428,16 @@ class TestSelfWeight:
     assert workdir.config_differences(tmp_path, config) == []
     assert not workdir.check(tmp_path, config)  # the run may resume
 
+  @pytest.mark.parametrize(("augmentation", "flip"), [("affine", False), ("crop", True)])
+  def test_older_versions_flipped_crops_only(self, tmp_path, augmentation, flip):
+    config = _resolved(data__augmentation=augmentation, data__flip=flip)
+    old = json.loads(config_lib.to_json(config))
+    for name in transforms.Settings._fields:
+      del old["data"][name]
+    assert config_lib.from_json(old).to_dict() == config.to_dict()
+    workdir.write_atomically(tmp_path / workdir.CONFIG, json.dumps(old))
+    assert workdir.config_differences(tmp_path, config) == []
+
   def test_what_older_versions_wrote_without_m_has_the_default_m(self):
     old = json.loads(config_lib.to_json(_resolved(loss__preset="paper")))
     old["loss"]["self_weight"] = -1.0
@@ -506,3 +534,26 @@ def test_keys_of_the_loss_of_the_warm_up_are_used():
     assert len(
       config_lib.unused_problems(config, ["loss.triplet.margin", "loss.xbm.memory_size"])
     ) == (1 if steps else 2)
+
+
+@pytest.mark.parametrize(
+  ("augmentation", "used"),
+  [
+    ("none", set()),
+    ("crop", {"resize", "flip", "color_jitter"}),
+    ("resized_crop", {"min_crop_area", "flip", "color_jitter"}),
+    ("affine", {*transforms.Settings._fields} - {"min_crop_area"}),
+  ],
+)
+@pytest.mark.parametrize("loss", ["soprc", "configs.glyphs:get_config"])
+def test_keys_that_an_augmentation_does_not_use_are_reported(augmentation, used, loss):
+  config = config_lib.default_config()
+  config.data.augmentation, config.loss.name = augmentation, loss
+  names = ("resize", *transforms.Settings._fields)
+  told = config_lib.unused_problems(config, (f"data.{name}" for name in (*names, "source")))
+  assert [
+    line.partition(f" is not used by data.augmentation={augmentation}: ")[0] for line in told
+  ] == [f"data.{name}" for name in names if name not in used]
+  assert augmentation == "resized_crop" or any(
+    line.endswith("or choose resized_crop") for line in told
+  )
