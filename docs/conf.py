@@ -95,13 +95,13 @@ def _keys(name: str) -> str:
   rows = ["| key | default | must be | meaning |", "|---|---|---|---|"]
   for key in module.KEYS:
     default = f"`{key.default!r}`"
-    if key.default is None and presets:
+    if key.default is None and key.name.startswith("loss.") and presets:
       path = key.name.removeprefix("loss.").split(".")
       values = {
         name: functools.reduce(operator.getitem, path, preset) for name, preset in presets.items()
       }
       default = ", ".join(f"{name}: `{value!r}`" for name, value in values.items())
-    users = (*key.losses, *key.augmentations)
+    users = (*key.losses, *(key.used_with[1] if key.used_with else ()))
     marks = [f"used by {', '.join(users)}"] * bool(users) + ["may change on resume"] * key.on_resume
     rows.append(
       f"| `{key.name}` | {default} | {key.allowed} | {'; '.join([key.meaning, *marks])} |"

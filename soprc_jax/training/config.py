@@ -4,7 +4,7 @@ Files in ``configs/`` call `default_config` and change fields. Options that a pr
 ``None`` until `resolve` fills them in. A value that the user sets overrides the preset.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 import json
 import math
 from typing import Any
@@ -60,7 +60,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 # Upper bounds for sizes that allocate memory, so that typos fail fast.
 _SIDE, _IMAGES, _POINTS, _MEMORY = 2**14, 2**20, 10**6, 2**24
 _LOSS = f"one of {', '.join(objectives.LOSSES)}, or package.module:function for a custom loss"
-_AFFINE, _RANDOM = ("affine",), ("affine", "resized_crop", "crop")
+_AFFINE = ("data.augmentation", ("affine",))
+_RANDOM = ("data.augmentation", ("affine", "resized_crop", "crop"))
+_CONFUSABLE = ("data.sampler", ("confusable",))
+_RESNET = ("model.name", tuple(sorted(RESNETS)))
 _SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX = (
   ("soprc",),
   ("soprc", "ap"),
@@ -94,12 +97,17 @@ KEYS = (
     "shear and shift",
     choices=transforms.AUGMENTATIONS,
   ),
-  Key("data.resize", 256, "shorter side before the augmentation crop", augmentations=("crop",)),
+  Key(
+    "data.resize",
+    256,
+    "shorter side before the augmentation crop",
+    used_with=("data.augmentation", ("crop",)),
+  ),
   Key(
     "data.flip",
     True,
     "mirror half of the training images, left to right",
-    augmentations=_RANDOM,
+    used_with=_RANDOM,
   ),
   Key(
     "data.min_crop_area",
@@ -107,7 +115,7 @@ KEYS = (
     "smallest share of the area that a crop keeps; 1: the whole image",
     above=0,
     high=transforms.HIGHEST["min_crop_area"],
-    augmentations=("resized_crop",),
+    used_with=("data.augmentation", ("resized_crop",)),
   ),
   Key(
     "data.color_jitter",
@@ -115,7 +123,7 @@ KEYS = (
     "s: random brightness, contrast and saturation, factors 1 - s to 1 + s; 0: none",
     low=0,
     high=transforms.HIGHEST["color_jitter"],
-    augmentations=_RANDOM,
+    used_with=_RANDOM,
   ),
   Key(
     "data.max_rotation",
@@ -123,7 +131,7 @@ KEYS = (
     "largest random rotation in degrees",
     low=0,
     high=transforms.HIGHEST["max_rotation"],
-    augmentations=_AFFINE,
+    used_with=_AFFINE,
   ),
   Key(
     "data.max_shift",
@@ -131,7 +139,7 @@ KEYS = (
     "largest random shift along each axis, as a share of the shorter side",
     low=0,
     high=transforms.HIGHEST["max_shift"],
-    augmentations=_AFFINE,
+    used_with=_AFFINE,
   ),
   Key(
     "data.max_scale",
@@ -139,7 +147,7 @@ KEYS = (
     "s: width and height are scaled by random factors 1 - s to 1 + s",
     low=0,
     high=transforms.HIGHEST["max_scale"],
-    augmentations=_AFFINE,
+    used_with=_AFFINE,
   ),
   Key(
     "data.max_shear",
@@ -147,7 +155,7 @@ KEYS = (
     "largest random horizontal shear, as a share of the height",
     low=0,
     high=transforms.HIGHEST["max_shear"],
-    augmentations=_AFFINE,
+    used_with=_AFFINE,
   ),
   Key(
     "data.on_broken",
@@ -168,8 +176,20 @@ KEYS = (
     "classes of a batch; confusable: groups of classes that the model takes for each other",
     choices=sampler.SAMPLERS,
   ),
-  Key("data.confusable.group", 8, "classes in a group of similar classes", low=2),
-  Key("data.confusable.pool", 16, "nearest classes of a class that its group is drawn from", low=1),
+  Key(
+    "data.confusable.group",
+    8,
+    "classes in a group of similar classes",
+    low=2,
+    used_with=_CONFUSABLE,
+  ),
+  Key(
+    "data.confusable.pool",
+    16,
+    "nearest classes of a class that its group is drawn from",
+    low=1,
+    used_with=_CONFUSABLE,
+  ),
   Key(
     "data.confusable.refresh",
     None,
@@ -177,6 +197,7 @@ KEYS = (
     "of the time",
     low=1,
     kind=int,
+    used_with=_CONFUSABLE,
   ),
   Key(
     "data.train_share",
@@ -202,8 +223,14 @@ KEYS = (
     often=True,
   ),
   Key("model.width", 64, "channels of the first layers", low=1, high=_SIDE),
-  Key("model.stem", "imagenet", "first layers; small: for small images", choices=resnet.STEMS),
-  Key("model.stem_stride", 1, "stride of the stem small", choices=(1, 2)),
+  Key(
+    "model.stem",
+    "imagenet",
+    "first layers; small: for small images",
+    choices=resnet.STEMS,
+    used_with=_RESNET,
+  ),
+  Key("model.stem_stride", 1, "stride of the stem small", choices=(1, 2), used_with=_RESNET),
   Key(
     "model.pool_grid",
     1,
@@ -627,18 +654,19 @@ def _checked(tree: dict[str, Any], expected: dict[str, Any], *, imports: bool = 
 
 
 def unused_problems(config: Any, given: Iterable[str]) -> list[str]:
-  """Returns a line for each key that the losses, or the augmentation, of a run do not use.
+  """Returns a line for each key that a run does not use: its loss, sampler and so on.
 
   Args:
     config: resolved.
     given: dotted keys that the user has set.
   """
-  given, name = list(given), config.data.augmentation
-  users: dict[str, Sequence[str]] = {key.name: key.augmentations for key in KEYS}
+  given = set(given)
   problems = [
-    f"{key} is not used by data.augmentation={name}: leave it out, or choose "
-    f"{' or '.join(users[key])}"
-    for key in config_key.unused(users, [name], given)
+    f"{key.name} is not used by {other}={value}: leave it out, or choose {' or '.join(values)}"
+    for key in KEYS
+    if key.name in given and key.used_with
+    for other, values in [key.used_with]
+    if (value := config_key.value_of(config, other)) not in values
   ]
   names = [config.loss.name] + ([config.warmup.loss] if config.warmup.steps else [])
   if any(":" in name for name in names):  # a custom loss may use any key of loss
@@ -646,7 +674,7 @@ def unused_problems(config: Any, given: Iterable[str]) -> list[str]:
   return problems + [
     f"{key} is not used by loss.name={config.loss.name}: leave it out, or choose a loss that uses "
     "it"
-    for key in config_key.unused({key.name: key.losses for key in KEYS}, names, given)
+    for key in config_key.unused(KEYS, names, given)
   ]
 
 

@@ -39,7 +39,7 @@ class Key(NamedTuple):
     holds: function of the value that returns whether ``must`` holds. None: checked elsewhere.
     kind: type of a key whose default is None.
     losses: names of the losses that use the key; empty: it does not depend on the loss.
-    augmentations: the same for ``data.augmentation``.
+    used_with: another key, and the values of it with which this key is used; empty: with any.
     on_resume: whether the key may change when a run is resumed, since it changes no result.
     often: whether ``--help`` shows the key; ``--helpfull`` shows every key.
   """
@@ -55,7 +55,7 @@ class Key(NamedTuple):
   holds: Callable[[Any], bool] | None = None
   kind: type | None = None
   losses: Sequence[str] = ()
-  augmentations: Sequence[str] = ()
+  used_with: tuple[str, Sequence[str]] | tuple[()] = ()
   on_resume: bool = False
   often: bool = False
 
@@ -168,17 +168,16 @@ def value_problems(keys: Iterable[Key], config: Any) -> list[str]:
   return problems
 
 
-def unused(
-  users: Mapping[str, Sequence[str]], names: Iterable[str], given: Iterable[str]
-) -> list[str]:
-  """Returns the keys that the user has set and none of the losses, or augmentations, uses.
+def unused(keys: Iterable[Key], names: Iterable[str], given: Iterable[str]) -> list[str]:
+  """Returns the keys that the user has set and none of the losses uses.
 
   Args:
-    users: key -> losses or augmentations that use it; empty: it does not depend on them.
-    names: losses or augmentation of the run.
+    keys: table of the keys.
+    names: losses of the run.
     given: dotted keys that the user has set, including those of groups that take any keys.
   """
-  used_by = ((key, users.get(key) or users.get(key.rpartition(".")[0])) for key in given)
+  losses = {key.name: key.losses for key in keys}
+  used_by = ((key, losses.get(key) or losses.get(key.rpartition(".")[0])) for key in given)
   return [key for key, by in used_by if by and not set(by) & set(names)]
 
 
