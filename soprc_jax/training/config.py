@@ -660,7 +660,7 @@ def unused_problems(config: Any, given: Iterable[str]) -> list[str]:
     config: resolved.
     given: dotted keys that the user has set.
   """
-  given = set(given)
+  given = list(given)
   problems = [
     f"{key.name} is not used by {other}={value}: leave it out, or choose {' or '.join(values)}"
     for key in KEYS
