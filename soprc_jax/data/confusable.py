@@ -12,7 +12,7 @@ _ANCHOR_KEY, _DRAW_KEY, _IMAGE_KEY = 0xA4C, 0xD4A, 0x1A6E
 _IMAGES = 2
 # Images that are embedded at a refresh, at most, for each image that was trained on since the last
 # one. A forward pass costs about a third of a training step, so a refresh costs below a tenth.
-_EMBEDDED_SHARE = 0.25
+_EMBEDDED_SHARE = 0.2
 _SHORTEST = 50
 
 
@@ -55,8 +55,7 @@ class ConfusableSampler(sampler.ClassSampler):
     group: classes of a group, >= 2.
     pool: nearest classes that a group is drawn from, at least ``group - 1``.
     refresh: steps between two refreshes of the neighbours. None: the shortest time, but at least
-      50 steps, in which the model embeds at most a quarter of the number of images that it trains
-      on.
+      50 steps, in which the model embeds at most a fifth of the number of images that it trains on.
 
   Attributes:
     refresh: steps between two refreshes.

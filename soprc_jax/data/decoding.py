@@ -24,7 +24,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT_ALREADY = 1
-_START_OF_SCAN, _END_OF_IMAGE = b"\xda", b"\xff\xd9"
+_START_OF_IMAGE, _START_OF_SCAN, _END_OF_IMAGE = b"\xff\xd8", b"\xda", b"\xff\xd9"
 # EXIF orientation -> the operation that turns the stored image upright.
 _UPRIGHT = {
   2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -110,6 +110,43 @@ def as_picture(image: np.ndarray | Encoded | Stored) -> Picture:
   if isinstance(image, Stored):
     image = Encoded(image.data, image.name)
   return _File(image) if isinstance(image, Encoded) else _Pixels(image)
+
+
+class Kept:
+  """Keeps decoded images in memory, so that a run decodes each file of a small folder once.
+
+  Decoding takes two thirds of the time to load a PNG of 64 pixels. A JPEG is not kept, since it is
+  decoded at the size that is needed.
+
+  Args:
+    limit: bytes that are kept at most. Images beyond that are decoded at each access.
+  """
+
+  def __init__(self, limit: int = 2**29):
+    self._left, self._images = limit, dict[int, np.ndarray]()
+
+  def __call__(
+    self, key: int, image: np.ndarray | Encoded | Stored
+  ) -> np.ndarray | Encoded | Stored:
+    """Returns the pixels of an image file if they are kept, else the image.
+
+    Args:
+      key: number of the image.
+      image: the image.
+
+    Raises:
+      BrokenImageError: see `as_picture`.
+    """
+    found = self._images.get(key)
+    if found is not None or isinstance(image, np.ndarray) or self._left <= 0:
+      return image if found is None else found
+    if isinstance(image, Stored):
+      image = Encoded(image.data, image.name)
+    if image.data.startswith(_START_OF_IMAGE):
+      return image
+    found = self._images[key] = pixels(as_picture(image))
+    self._left -= found.nbytes
+    return found
 
 
 def whole(picture: Picture) -> Box:

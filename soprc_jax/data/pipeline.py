@@ -57,6 +57,7 @@ class TrainBatches:
     if on_broken not in ON_BROKEN:
       raise ValueError(f"on_broken must be one of {ON_BROKEN}, got {on_broken!r}")
     self._source = source
+    self._kept = decoding.Kept()
     self._plan = plan
     self._rows = dict(rows)
     self._augmentation, self._image_size, self._resize_to = augmentation, image_size, resize_to
@@ -109,7 +110,7 @@ class TrainBatches:
     # One generator per slot: workers, processes and resuming do not change the result.
     rng = np.random.default_rng([_AUGMENT_KEY, self._seed, step, slot])
     try:
-      return augment(self._source[position].image, rng)
+      return augment(self._kept(position, self._source[position].image), rng)
     except decoding.BrokenImageError as error:
       if self._skips_broken:
         return None

@@ -421,3 +421,32 @@ def test_random_crop_stays_inside_and_moves():
     )  # 20 pixels of a side of 25 are 40 of 50, at any position
   assert min(starts) < 10
   assert max(starts) > 50
+
+
+class TestKept:
+  def test_a_file_is_decoded_once_with_the_same_pixels(self, monkeypatch):
+    encoded, kept = _encode(Image.fromarray(_COLOUR)), decoding.Kept()
+    crops = [
+      transforms.centre_crop(image, 24) for image in (encoded, kept(3, encoded), kept(3, encoded))
+    ]
+    np.testing.assert_array_equal(crops[1], crops[0])
+    np.testing.assert_array_equal(crops[2], crops[0])
+    monkeypatch.setattr(decoding, "pixels", None)
+    np.testing.assert_array_equal(kept(3, encoded), _COLOUR)
+
+  def test_a_jpeg_is_not_kept(self):
+    encoded = _encode(Image.fromarray(_COLOUR), "JPEG")
+    assert decoding.Kept()(0, encoded) is encoded
+
+  def test_no_more_than_the_limit_is_kept(self):
+    encoded, kept = _encode(Image.fromarray(_COLOUR)), decoding.Kept(limit=_COLOUR.nbytes)
+    assert isinstance(kept(0, encoded), np.ndarray)
+    assert kept(1, encoded) is encoded
+    assert isinstance(kept(0, encoded), np.ndarray)
+
+  def test_pixels_in_memory_stay_as_they_are(self):
+    assert decoding.Kept()(0, _COLOUR) is _COLOUR
+
+  def test_f29_a_broken_file_is_named(self):
+    with pytest.raises(decoding.BrokenImageError, match=r"folder/bad\.png"):
+      decoding.Kept()(0, decoding.Encoded(b"no image", "folder/bad.png"))
