@@ -4,7 +4,8 @@ soprc train --config=glyphs --workdir=runs/glyphs [--config.KEY=VALUE ...]
 
 WORKDIR receives results.json (validation and test metrics), metrics.jsonl (one line per step),
 convergence.png, pr_curve.png, tensorboard/, checkpoints/ (newest) and best/ (best validation
-mAUPRC). The same command on the same folder resumes the run, bit for bit. It is an error if the
+mAUPRC). Printed next to the test metrics are those of thumbnails and of the model before training.
+The same command on the same folder resumes the run, bit for bit. It is an error if the
 config is another one, or if the data have changed since.
 
 It is an error if the initial model (model.init_from) was trained on classes of val or test.
@@ -31,7 +32,8 @@ _ALLOW_SEEN = absl_flags.DEFINE_bool(
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, several_processes=True)
   # Imported after the flags are checked, so that a typo costs no start-up of the device.
-  from soprc_jax.training import config, loop, parallel
+  from soprc_jax._internal import text_table
+  from soprc_jax.training import config, loop, parallel, trivial_baselines
 
   with flags.errors_as_messages():
     unused = config.unused_problems(run.config, flags.config_overrides())
@@ -45,6 +47,10 @@ def main(argv: Sequence[str]) -> None:
   if not parallel.is_main():
     return
   print(flags.metrics_line("test", results["test"]))
+  names, rows = trivial_baselines.table(results, "test")
+  cells = [[title, *(f"{value:.4f}" for value in values)] for title, values in rows]
+  if cells:
+    print("\n".join(text_table.aligned([["", *names], *cells])))
   print(
     f"Results: {run.workdir / 'results.json'}; plots in the same folder: convergence.png and "
     "pr_curve.png."

@@ -15,6 +15,7 @@ _METRICS = {"mAUPRC": float}
 _RESULTS = {"steps": int, "val": dict, "test": _METRICS}
 # Keys that runs of older versions lack.
 _NOTED = {
+  "baselines": {str: {str: _METRICS}},
   "seen_classes": classes.SEEN,
   "tested_step": int,
   "command": {"config": str, "overrides": dict},
@@ -88,10 +89,14 @@ def read(workdir: Path) -> Run:
   for key, shape in _NOTED.items():
     if key in results:
       _raise_if(path, stored.problem(results[key], shape, key))
-  for split in splits(results):
-    _raise_if(path, stored.problem(results[split], _METRICS if split != "val" else dict, split))
-    for name, value in results[split].items():
-      _raise_if(path, _metric_problem(name, value, f"{split}.{name}"))
+  tables = {split: results[split] for split in splits(results)}
+  for split, table in tables.items():
+    _raise_if(path, stored.problem(table, _METRICS if split != "val" else dict, split))
+  for split, named in results.get("baselines", {}).items():
+    tables |= {f"baselines.{split}.{name}": table for name, table in named.items()}
+  for place, table in tables.items():
+    for name, value in table.items():
+      _raise_if(path, _metric_problem(name, value, f"{place}.{name}"))
   _raise_if(workdir / workdir_lib.METRICS, _lines_problem(lines))
   return Run(
     workdir, config, results, lines, _curve(workdir), read_v(workdir), replay.steps(workdir)

@@ -15,7 +15,7 @@ from soprc_jax.reports import (
   run_tables,
   tested,
 )
-from soprc_jax.training import classes, methods
+from soprc_jax.training import classes, methods, trivial_baselines
 
 _log = logging.getLogger(__name__)
 # Tolerance of mAUPRC, since the last digits may differ on other devices.
@@ -49,6 +49,7 @@ def make(workdir: Path, *, data_root: Path | None = None) -> str:
     charts=run_charts,
     headline=run_tables.headline(run),
     step=results.get("tested_step", results["steps"]),
+    not_beaten=trivial_baselines.not_beaten(config, results),
     seen=classes.sentence(results["seen_classes"]) if "seen_classes" in results else "",
     beyond=[
       (split, ks)

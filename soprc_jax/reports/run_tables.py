@@ -12,7 +12,7 @@ import numpy as np
 from soprc_jax.reports import page, paper_numbers, reading, run_charts
 from soprc_jax.reports.tested import Tested
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import methods
+from soprc_jax.training import methods, trivial_baselines
 from soprc_jax.training import results as results_lib
 
 _COUNTS = {
@@ -51,6 +51,17 @@ def metrics(run: reading.Run) -> Markup:
   return page.table(
     "Every metric of every evaluation (values from 0 to 1)", ["metric", *names], rows
   )
+
+
+def baselines(run: reading.Run) -> list[Markup]:
+  """Tabulates the metrics of each test split next to those of the baselines of the run."""
+  found = []
+  for split in reading.splits(run.results):
+    names, rows = trivial_baselines.table(run.results, split)
+    cells = [[page.name(title), *values] for title, values in rows]
+    caption = f"{split}: the trained model and the baselines on the same images"
+    found += [page.table(caption, ["", *map(_title, names)], cells, own={0})] if cells else []
+  return found
 
 
 def beside(run: reading.Run) -> list[tuple[Markup, str, list[str]]]:

@@ -29,6 +29,7 @@ from soprc_jax.training import (
   replay,
   results,
   run_log,
+  trivial_baselines,
 )
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import progress as progress_lib
@@ -210,6 +211,7 @@ class _Run:
     else:
       state, meta = found
       started_from = meta.get("started_from")
+      self.meta["baselines"] = meta.get("baselines")  # None: a checkpoint of an older version
     # Not read again on resuming: model.init_from may be gone, or hold another model.
     self.meta["started_from"] = self._check_unseen() if started_from is None else started_from
     if parallel.is_main() and (found is None or not (workdir / classes.IMAGES).exists()):
@@ -247,6 +249,8 @@ class _Run:
     progress = progress_lib.Progress(self.config, self.start, self.num_steps)
     pending: _Step | None = None
     with interrupts.Requests() as requests:
+      if self.start == 0:
+        self._measure_baselines(requests)
       if self.records.lacks_evaluation:
         self._evaluate_late(requests)
       began = time.perf_counter()
@@ -415,6 +419,21 @@ class _Run:
       return _Evaluation(cut=True)
     return _Evaluation(v, val)
 
+  def _measure_baselines(self, requests: interrupts.Requests) -> None:
+    """Measures what a trained model should exceed, before the first step.
+
+    Every checkpoint holds the result, since a resumed run no longer has the initial model:
+    ``model.init_from`` may be gone. A broken test image is noticed here, not after the training.
+    """
+    variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
+    try:
+      with requests.may_cut():
+        found = trivial_baselines.measure(self.config, self.data.splits, self.embed, variables)
+    except interrupts.CutShort:
+      self._stop(requests, 0)
+    self.meta["baselines"] = found
+    _log.info("%s", trivial_baselines.to_beat(found))
+
   def _evaluate_late(self, requests: interrupts.Requests) -> None:
     """Evaluates the step that the run resumes from, if its evaluation was interrupted."""
     found = self._evaluate(self.start, requests)
@@ -537,10 +556,13 @@ class _Run:
       name for split in splits for name in sources.shown_classes(splits[split]) if split != "train"
     }
     seen = classes.seen(self.meta["started_from"], tested, data_source=self.config.data.source)
-    notes = {"seen_classes": seen, "command": command}
-    return results.write(
+    notes = {"baselines": self.meta["baselines"], "seen_classes": seen, "command": command}
+    found = results.write(
       self.workdir, self.config, splits, self.embed, state, self.records.lines, notes=notes
     )
+    if parallel.is_main() and (problem := trivial_baselines.not_beaten(self.config, found)):
+      _log.warning("%s", problem)
+    return found
 
 
 def _resumed(plan: sampler.ClassSampler, neighbours: Any) -> sampler.ClassSampler:

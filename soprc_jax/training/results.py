@@ -38,9 +38,9 @@ def write(
     embed: function of `evaluation.make_embed`.
     state: state of the tested model; numpy leaves.
     lines: lines of ``metrics.jsonl``.
-    notes: further entries, left out where they are None: ``"seen_classes"``, the validation and
-      test classes that the model was trained on, see `classes.seen`; ``"command"``, see
-      `loop.train`.
+    notes: further entries, left out where they are None: ``"baselines"``, see
+      `trivial_baselines.measure`; ``"seen_classes"``, the validation and test classes that the
+      model was trained on, see `classes.seen`; ``"command"``, see `loop.train`.
 
   Returns:
     The content of ``results.json``.

@@ -16,7 +16,14 @@ from experiments import flags as flags_lib
 from experiments.ablate import ablation
 from experiments.binary import binary_config
 from experiments.compare import comparison, plans
-from soprc_jax.training import build, checkpoints, loop, optimizers, workdir
+from soprc_jax.training import (
+  build,
+  checkpoints,
+  loop,
+  optimizers,
+  trivial_baselines,
+  workdir,
+)
 from soprc_jax.training import config as config_lib
 
 _TRAIN, _EVALUATE = "experiments.train", "experiments.evaluate"
@@ -519,8 +526,18 @@ class TestRun:
       f"test: mAUPRC {_results()['test']['mAUPRC']:.4f}, recall@1 "
       f"{_results()['test']['recall@1']:.4f}" in lines[0]
     )
-    assert str(runs.finished().workdir / workdir.RESULTS) in lines[1]
-    assert lines[2] == f"Report: soprc report --workdir={runs.finished().workdir}"
+    tested = {"trained model": _results()["test"]} | {
+      trivial_baselines.TITLES[name]: values
+      for name, values in _results()["baselines"]["test"].items()
+    }
+    assert lines[1].split() == ["mAUPRC", "recall@1", "recall@10"]
+    for line, (title, values) in zip(lines[2:6], tested.items(), strict=True):
+      assert line.startswith(title)
+      assert line.removeprefix(title).split() == [
+        f"{values[name]:.4f}" for name in lines[1].split()
+      ]
+    assert str(runs.finished().workdir / workdir.RESULTS) in lines[6]
+    assert lines[7] == f"Report: soprc report --workdir={runs.finished().workdir}"
     assert "\r" not in runs.finished().stderr  # plain lines where there is no terminal
     assert "step 24/24" in runs.finished().stderr
 

@@ -27,7 +27,9 @@ from soprc_jax.training import (
   classes,
   evaluation,
   methods,
+  parallel,
   results,
+  trivial_baselines,
   v_history,
   workdir,
 )
@@ -97,7 +99,9 @@ def finished(tmp_path_factory):
   lines = _lines(config)
   (folder / workdir.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
   embed = evaluation.make_embed(parts.model, config)
-  results.write(folder, config, data.splits, embed, state, lines, notes={})
+  start = parallel.replicate({"params": state.params, "batch_stats": state.batch_stats})
+  notes = {"baselines": trivial_baselines.measure(config, data.splits, embed, start)}
+  results.write(folder, config, data.splits, embed, state, lines, notes=notes)
   for kind in (checkpoints.BEST, checkpoints.NEWEST):
     store = checkpoints.Store(folder / kind)
     store.save(state, classes.describe(data.splits, data_source=config.data.source))
@@ -190,6 +194,27 @@ class TestPageOfARun:
     assert "paper: SmoothAP" not in whole_page  # it has no numbers for these data
     data_name = pathlib.Path(there["config"]["data"]["root"]).name
     assert f"<h1>{finished.name}: SOPRC on {data_name}</h1>" in whole_page
+
+  def test_baselines(self, folder, whole_page):
+    there = json.loads((folder / workdir.RESULTS).read_text())
+    for name, title in trivial_baselines.TITLES.items():
+      value = there["baselines"]["test"][name]["mAUPRC"]
+      assert _cells(whole_page, title)[0] == f"{value:.4f}"
+    assert _cells(whole_page, "trained model")[0] == f"{there['test']['mAUPRC']:.4f}"
+    assert "The trained model does not beat the baselines" in whole_page  # it is the initial one
+    assert "has random weights" in pages.Page(whole_page).text
+    _change(folder / workdir.RESULTS, lambda content: content["test"].update(mAUPRC=1.0))
+    _change(folder / workdir.CONFIG, lambda content: content["model"].update(init_from="x.pth"))
+    text = run_report.make(folder)
+    assert _cells(text, "trained model")[0] == "1.0000"
+    assert "does not beat" not in text
+    assert "has the weights of model.init_from" in pages.Page(text).text
+
+  def test_runs_of_older_versions_have_no_baselines(self, folder):
+    _change(folder / workdir.RESULTS, lambda content: content.pop("baselines"))
+    text = run_report.make(folder)
+    assert "baselines" not in text
+    assert "model before training" not in text
 
   def test_splits_of_different_size_are_not_to_be_compared(self, folder):
     note = "Do not compare the results on val and test"
@@ -336,6 +361,7 @@ class TestRunsOfOtherKinds:
       for k in ("recall@5", "mAUPRC"):
         content["test"][k] = 0.7
       content["test_small"] = dict(content["test"])
+      content["baselines"]["test_small"] = {"initial": {"mAUPRC": 0.123}}
       content["test_one_per_class"] = content["test"] | {
         "mAUPRC_std": 0.01,
         "num_repeats": 10,
@@ -349,6 +375,8 @@ class TestRunsOfOtherKinds:
     assert _cells(text, "random galleries")[-1] == "10"
     assert _cells(text, "this run: SOPRC on vehicle_id, test_small")[0] == "70.00"
     assert _cells(text, "paper: SOPRC (the same loss)") == ["74.92", "92.56", "96.43"]
+    assert "test_small: the trained model and the baselines on the same images" in text
+    assert text.count("0.1230") == 1
     assert "erratum 11" in text
     assert "the gallery is smaller than k = 100" in text
 
@@ -440,6 +468,12 @@ class TestRefusals:
         for key, value, message in (
           ("versions", ["x"], "versions must be an object"),
           ("data_wait_share", None, "data_wait_share must be a number"),
+          ("baselines", {"test": {"initial": {}}}, "baselines.test.initial.mAUPRC is missing"),
+          (
+            "baselines",
+            {"test": {"initial": {"mAUPRC": 0.5, "recall@1": "x"}}},
+            "baselines.test.initial.recall@1 must be a number",
+          ),
           ("tested_step", "x", "tested_step must be an integer"),
           ("val", {"mAUPRC": 0.5, "num_queries": "x"}, "val.num_queries must be an integer"),
         )

@@ -24,8 +24,8 @@ MOMENTS = {
   "compiling": (1, 8.0),
   "syncing": (12, 0.01),
   "after syncing": (12, 0.05),
-  "evaluating": (9, 0.3),
-  "after evaluating": (8, 0.3),
+  "evaluating": (12, 0.3),
+  "after evaluating": (11, 0.3),
   "saving": (7, 0.15),
   "noting digests": (7, 0.01),
   "after saving": (7, 0.02),
@@ -98,7 +98,7 @@ def left(folder):
 
 def assert_same_run(folder, other):
   """Compares everything but wall-clock times. This covers parameters, optimizer, v, val and test
-  metrics, and every line of the log.
+  metrics, baselines, and every line of the log.
   """
   assert runs.metrics(folder) == runs.metrics(other)
   got, want = runs.states(folder), runs.states(other)
@@ -111,7 +111,7 @@ def assert_same_run(folder, other):
   ]
   assert differ == []
   results, wanted = (json.loads((path / "results.json").read_text()) for path in (folder, other))
-  for key in ("steps", "tested_step", "val", "test", "config"):
+  for key in ("steps", "tested_step", "val", "test", "baselines", "config"):
     assert results[key] == wanted[key]
   with np.load(folder / "pr_curve.npz") as curve, np.load(other / "pr_curve.npz") as wanted_curve:
     for key in wanted_curve.files:

@@ -92,8 +92,8 @@ def test_what_was_best_beyond_the_newest_checkpoint_is_forgotten(tmp_path, monke
   config, folder = runs.tiny_config(warmup_steps=0, steps=8), tmp_path / "run"
   evaluate, write = evaluation.evaluate, workdir_lib.MetricsLog.write
 
-  def train(*values):
-    left = list(values)
+  def train(*values, baselines=0):
+    left = [0.0] * baselines + list(values)
     monkeypatch.setattr(
       evaluation,
       "evaluate",
@@ -109,7 +109,7 @@ def test_what_was_best_beyond_the_newest_checkpoint_is_forgotten(tmp_path, monke
   with monkeypatch.context() as patch:
     patch.setattr(workdir_lib.MetricsLog, "write", dies)
     with pytest.raises(RuntimeError, match="killed"):
-      train(0.1, 0.3)
+      train(0.1, 0.3, baselines=3)
   best = folder / checkpoints.BEST
   assert sorted(path.name for path in best.iterdir()) == ["3", "6"]  # the newest one is of step 4
   results = train(0.05, 0.06)
@@ -158,6 +158,12 @@ def test_an_evaluation_is_cut_short_by_a_pre_emption_and_done_later(run, tmp_pat
     assert last["step"] == after
     assert "val_mAUPRC" not in last
 
+  # During the evaluation of the baselines.
+  with monkeypatch.context() as patch:
+    patch.setattr(evaluation, "evaluate", _and_terminate(evaluation.evaluate, lambda *args: True))
+    with pytest.raises(interrupts.InterruptedRunError, match="before the first of 8 steps"):
+      loop.train(config, folder)
+  assert not (folder / newest).exists() or list((folder / newest).iterdir()) == []
   # The loader processes die of the same signal, before the first step and during the steps.
   for count, told in ((0, "before the first of 8 steps"), (2, "after step 2 of 8")):
     with monkeypatch.context() as patch:

@@ -43,7 +43,7 @@ def test_train_evaluate_and_search(tmp_path, shortened):
     .replace("=IMAGES", f"={tmp_path / 'IMAGES'}")
     .splitlines()
   )
-  outputs = []
+  outputs, logs = [], []
   for command in commands:
     words = shlex.split(command.replace("runs/mine", str(tmp_path / "mine")))
     assert words[0] == "soprc"
@@ -52,9 +52,13 @@ def test_train_evaluate_and_search(tmp_path, shortened):
     done = runs.call("soprc_jax.cli", *words[1:], env=runs.environment())
     assert done.returncode == 0, done.stderr
     outputs.append(done.stdout)
+    logs.append(done.stderr)
   results = json.loads((tmp_path / "mine" / "results.json").read_text())
   assert results["test"]["num_queries"] == 16 * 6
   assert results["test"]["mAUPRC"] > 0.5
+  assert "Test mAUPRC to beat" in logs[0]
+  best = max(values["mAUPRC"] for values in results["baselines"]["test"].values())
+  assert ("does not beat the baselines" in logs[0]) == (results["test"]["mAUPRC"] <= best)
   assert f"test: mAUPRC {results['test']['mAUPRC']:.4f}" in outputs[1]
   rows = [line.split() for line in outputs[2].splitlines()[1:]]
   assert len(rows) == 10

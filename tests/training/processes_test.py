@@ -97,6 +97,10 @@ def _assert_alike(folder, other):
   for split in ("val", "test"):
     assert results[split]["num_queries"] == wanted[split]["num_queries"]
     assert results[split]["mAUPRC"] == pytest.approx(wanted[split]["mAUPRC"], abs=1e-3)
+  found, wanted = (content["baselines"]["test"] for content in (results, wanted))
+  for name in ("thumbnails_8", "thumbnails_16"):  # computed without the devices
+    assert found[name] == wanted[name]
+  assert found["initial"]["mAUPRC"] == pytest.approx(wanted["initial"]["mAUPRC"], abs=1e-3)
 
 
 def test_two_processes_of_two_devices(alone, tmp_path):

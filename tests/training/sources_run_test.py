@@ -99,6 +99,9 @@ def test_train_and_evaluate(tmp_path, name):
   for split in ["val", *splits]:
     assert 0 < results[split]["mAUPRC"] <= 1
     assert results[split]["num_broken"] == 0
+    for reached in results["baselines"].get(split, {}).values():
+      assert reached["num_queries"] == results[split]["num_queries"]
+  assert list(results["baselines"]) == splits
   num_classes = {"folder.py": 6, "folder.py:csv": 6, "vehicle_id.py": 6}.get(name, 3)
   assert results["test"]["num_queries"] == trees.PER_CLASS * num_classes
   ks = results["config"]["eval"]["ks"]
