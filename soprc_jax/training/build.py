@@ -41,9 +41,14 @@ class Data:
     return np.unique(self.splits["train"].labels, return_counts=True)[1]
 
 
-def make_data(config: ConfigDict) -> Data:
-  """Returns the splits, label rows and sampler of a run."""
-  splits = datasets.make_splits(config.data)
+def make_data(config: ConfigDict, splits: datasets.Splits | None = None) -> Data:
+  """Returns the splits, label rows and sampler of a run.
+
+  Args:
+    config: resolved; no key is open.
+    splits: splits of ``config.data``; None reads them.
+  """
+  splits = datasets.make_splits(config.data) if splits is None else splits
   labels = splits["train"].labels
   plan = sampler.ClassSampler(
     labels,

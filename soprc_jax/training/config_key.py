@@ -41,6 +41,7 @@ class Key(NamedTuple):
     losses: names of the losses that use the key; empty: it does not depend on the loss.
     on_resume: whether the key may change when a run is resumed, since it changes no result.
     often: whether ``--help`` shows the key; ``--helpfull`` shows every key.
+    may_be_open: whether a config may leave the key None, so that the run chooses the value.
   """
 
   name: str
@@ -56,6 +57,7 @@ class Key(NamedTuple):
   losses: Sequence[str] = ()
   on_resume: bool = False
   often: bool = False
+  may_be_open: bool = False
 
   @property
   def allowed(self) -> str:
