@@ -9,6 +9,10 @@ folder) can define the splits itself. To start from ImageNet weights, give
 ``--config.model.init_from=resnet18.pth`` (see ``soprc convert-weights``). With random weights batch
 norm is trained and the prior is annealed from 0.5.
 
+Batch, image size and learning rate follow the data: ``soprc_jax/training/defaults.py`` has the
+rules. The log and the report have each choice with its reason. A value that you set overrides it.
+``--minutes=5`` chooses the number of steps by a time budget.
+
 Expected time: 1,000 steps of ResNet-18 at 128 pixels, batch 64, take an estimated 3 minutes on a
 GPU and some hours on two CPU cores. ``:small`` is for CPUs.
 
@@ -17,8 +21,8 @@ Arguments, joined by commas:
 * ``csv``: ``data.root`` is a CSV file with path,label or path,label,split;
 * ``pretrained``: frozen batch norm, a small learning rate and a constant prior, to start from
   ``--config.model.init_from``;
-* ``small``: a ResNet-8 at 64 pixels and 300 steps, for a first result in a minute or two on two CPU
-  cores;
+* ``small``: a ResNet-8 at 64 pixels or less and 300 steps, for a first result in a minute or two on
+  two CPU cores;
 * ``soprc``: the file as it is; ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``,
   ``smooth_ap``, ``fast_ap``, ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss;
 * ``paper``, ``authors``: the preset of that name (docs/paper.md, errata);
@@ -29,20 +33,20 @@ from typing import Any
 
 from configs import common
 from soprc_jax.training import config as config_lib
+from soprc_jax.training import defaults
 
 
 def get_config(arg: str = "") -> Any:
   config = config_lib.default_config()
-  config.data.update({"source": "folder", "image_size": 128, "workers": 0})
+  config.data.update({"source": "folder", "workers": 0})
   config.model.update({"name": "resnet18", "embedding_dim": 128, "freeze_bn": False})
   config.presets.default.prior.update({"kind": "constant", "value": 0.03, "start": 0.5})
   config.loss.tau1 = 0.03
-  config.optim.update(
-    {"name": "adam", "learning_rate": 2e-3, "schedule": "cosine", "weight_decay": 0.0}
-  )
-  config.train.update({"steps": 1000, "batch_size": 64})
-  config.eval.update({"every": 100, "image_size": 128, "ks": (1, 5, 10)})
+  config.optim.update({"name": "adam", "schedule": "cosine", "weight_decay": 0.0})
+  config.train.steps = 1000
+  config.eval.update({"every": 100, "ks": (1, 5, 10)})
   config.checkpoint.every = 100
+  config_lib.leave_open(config, *defaults.KEYS)
   common.compared(config, rates=(0.0005, 0.002, 0.008), sgd_rates=(0.03, 0.1, 0.3))
   return common.apply(config, arg, ARGUMENTS)
 
@@ -54,13 +58,10 @@ def _csv(config: Any) -> None:
 def _pretrained(config: Any) -> None:
   config.model.freeze_bn = True
   config.presets.default.prior.start = 0.0
-  config.optim.learning_rate = 1e-4
 
 
 def _small(config: Any) -> None:
   config.model.update({"name": "resnet8", "width": 16, "stem": "small", "stem_stride": 2})
-  config.data.image_size = config.eval.image_size = 64
-  config.optim.learning_rate = 0.008
   config.train.steps = 300
 
 

@@ -1,6 +1,6 @@
 """Defines the flags that all entry points share, and turns user errors into messages."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import difflib
 import errno
@@ -427,7 +427,13 @@ def _wrong_value(config: Any, key: str, path: str, error: Exception) -> str | No
   return f"--config.{key} must be {kind}{example}: {told.removeprefix('flag ')}"
 
 
-def read(argv: Sequence[str], *, several_processes: bool = False, without_config: str = "") -> Run:
+def read(
+  argv: Sequence[str],
+  *,
+  several_processes: bool = False,
+  without_config: str = "",
+  change: Callable[[Any], None] | None = None,
+) -> Run:
   """Returns the checked config and workdir; ends the process with a message on errors.
 
   Args:
@@ -436,6 +442,7 @@ def read(argv: Sequence[str], *, several_processes: bool = False, without_config
       flags say so.
     without_config: flags that work, for a program that can take the config from the run. Without
       ``--config``, `Run.config` is then None.
+    change: changes the config before it is checked.
   """
   needed = (
     {"workdir": _WORKDIR.value}
@@ -450,6 +457,8 @@ def read(argv: Sequence[str], *, several_processes: bool = False, without_config
   from soprc_jax.training import config as config_lib
 
   with errors_as_messages():
+    if change is not None:
+      change(_CONFIG.value)
     config = config_lib.resolve(_CONFIG.value)
   return Run(config, _workdir())
 
@@ -494,8 +503,10 @@ def _join_processes(allowed: bool) -> None:
 def load_config(*, argument: str = "", change: Callable[[Any], None] | None = None) -> Any:
   """Loads the config file again, unresolved, with one more argument or a change.
 
-  The overrides of the command line are applied last.
+  The overrides of the command line are applied last. Open keys take the values of `choose`.
   """
+  from soprc_jax.training import config_key
+
   path, _, arguments = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")
   joined = ",".join(filter(None, [arguments, argument]))
   config = runpy.run_path(path)["get_config"](*([joined] if joined else []))
@@ -503,7 +514,23 @@ def load_config(*, argument: str = "", change: Callable[[Any], None] | None = No
     change(config)
   # Not `config_overrides`: a group replaces that of the file, as in the flag itself.
   config.update_from_flattened_dict(config_flags.get_override_values(flags.FLAGS["config"]))
+  config.update_from_flattened_dict(
+    {key: value for key, value in _chosen.items() if config_key.value_of(config, key) is None}
+  )
   return config
+
+
+# Values of the open keys in all configs of `load_config`, see `choose`.
+_chosen: dict[str, Any] = {}
+
+
+def choose(values: Mapping[str, Any]) -> None:
+  """Sets the values of the open keys for `load_config`, so that all runs of a program share them.
+
+  Args:
+    values: dotted key -> value.
+  """
+  _chosen.update(values)
 
 
 def config_arguments() -> list[str]:

@@ -10,17 +10,30 @@ config is another one, or if the data have changed since.
 
 It is an error if the initial model (model.init_from) was trained on classes of val or test.
 --allow_seen_classes notes them in results.json instead.
+
+--minutes=5 chooses train.steps, so that the command takes about five minutes on this machine.
+Unless they are set, eval.every and checkpoint.every become a tenth of the steps. The same command
+resumes with the steps that were chosen.
 """
 
 from collections.abc import Sequence
 import shlex
+import time
+from typing import Any
 
 from absl import app
 from absl import flags as absl_flags
 
 from experiments import flags
 
+_BEGAN = time.perf_counter()
 absl_flags.adopt_module_key_flags(flags)
+_MINUTES = absl_flags.DEFINE_float(
+  "minutes",
+  None,
+  "Wall time of the whole command, in which it trains for as many steps as it can; instead of "
+  "--config.train.steps.",
+)
 _ALLOW_SEEN = absl_flags.DEFINE_bool(
   "allow_seen_classes",
   False,
@@ -30,10 +43,10 @@ _ALLOW_SEEN = absl_flags.DEFINE_bool(
 
 
 def main(argv: Sequence[str]) -> None:
-  run = flags.read(argv, several_processes=True)
+  run = flags.read(argv, several_processes=True, change=_open_steps)
   # Imported after the flags are checked, so that a typo costs no start-up of the device.
   from soprc_jax._internal import text_table
-  from soprc_jax.training import config, loop, parallel, trivial_baselines
+  from soprc_jax.training import budget, config, loop, parallel, trivial_baselines
 
   with flags.errors_as_messages():
     unused = config.unused_problems(run.config, flags.config_overrides())
@@ -41,8 +54,13 @@ def main(argv: Sequence[str]) -> None:
       raise ValueError("\n".join(unused))
     flags.prepare_jax()
     command = {"config": flags.config_name(), "overrides": flags.config_overrides()}
+    minutes = _MINUTES.value
     results = loop.train(
-      run.config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value, command=command
+      run.config,
+      run.workdir,
+      allow_seen_classes=_ALLOW_SEEN.value,
+      command=command,
+      time_budget=None if minutes is None else budget.Budget(minutes, _BEGAN),
     )
   if not parallel.is_main():
     return
@@ -56,6 +74,15 @@ def main(argv: Sequence[str]) -> None:
     "pr_curve.png."
   )
   print(f"Report: soprc report --workdir={shlex.quote(str(run.workdir))}")
+
+
+def _open_steps(config: Any) -> None:
+  """Leaves the keys open that --minutes chooses."""
+  if _MINUTES.value is not None:
+    from soprc_jax.training import budget
+
+    budget.check(_MINUTES.value)
+    budget.open_config(config, flags.config_overrides())
 
 
 if __name__ == "__main__":

@@ -83,8 +83,13 @@ _OWN_KEYS = {
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv)
   from experiments.ablate import ablation, ablation_report
+  from experiments.compare import comparison
+  from soprc_jax.training import config as config_lib
 
   with flags.errors_as_messages():
+    values = comparison.choices(run.config, run.workdir)
+    flags.choose(values)
+    run = run._replace(config=config_lib.fill(run.config, values))
     plan = _plan(run.config)
     ablation.check(plan, _make_config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
     if not _LIST.value:

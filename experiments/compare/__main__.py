@@ -75,6 +75,7 @@ def main(argv: Sequence[str]) -> None:
   with flags.errors_as_messages():
     plan = plans.read_plan(_settings())
     _refuse_lost_overrides()
+    flags.choose(comparison.choices(run.config, run.workdir))
     comparison.check(plan, _make_config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
     first = plans.run_config(
       plan, _make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0])

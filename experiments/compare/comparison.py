@@ -14,7 +14,16 @@ from typing import Any, NamedTuple
 from experiments.compare import plans
 from soprc_jax._internal import file_io, stored
 from soprc_jax.data import datasets
-from soprc_jax.training import build, checkpoints, classes, loop, objectives
+from soprc_jax.training import (
+  build,
+  checkpoints,
+  classes,
+  config_key,
+  defaults,
+  loop,
+  objectives,
+  parallel,
+)
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -33,6 +42,7 @@ WRITES = (
   "convergence.png",
   RUN_FOLDERS,
 )
+_NOTE_REMEDY = "restore it from a copy, or choose another --workdir"
 _NOTED = {"shared": dict, "starts": {str: str}}
 # Schema of what a run leaves: its results, or why it diverged.
 _METRICS = {"mAUPRC": float}
@@ -103,6 +113,35 @@ def check(
     if config.loss.name not in objectives.LOSSES:
       objectives.check(config.loss.name, config.loss)
   check_starts(plan.starts(), first, allow_seen_classes=allow_seen_classes)
+
+
+def choices(config: Any, folder: Path) -> dict[str, Any]:
+  """Returns values for the open keys of a config, which all runs share.
+
+  They are those of the earlier runs in the folder, else they follow the data.
+
+  Args:
+    config: resolved.
+    folder: folder of the comparison. It need not exist.
+
+  Raises:
+    ValueError: the note in the folder is corrupt; see `datasets.make_splits`.
+  """
+  still_open = config_lib.open_keys(config)
+  if not still_open:
+    return {}
+  found: dict[str, Any] = {}
+  if (folder / _NOTE).exists():
+    there = stored.read_json(folder / _NOTE, _NOTED, remedy=_NOTE_REMEDY)
+    noted = dict(config_key.leaves(there["shared"]))
+    found = {key: noted[key] for key in still_open if key in noted}
+    config = config_lib.fill(config, found)
+  chosen = defaults.choose(
+    config, datasets.make_splits(config.data), num_devices=parallel.num_devices()
+  )
+  for key, choice in chosen.items():
+    _log.info("%s=%s: %s.", key, choice.value, choice.reason)
+  return found | {key: choice.value for key, choice in chosen.items()}
 
 
 def check_folder(folder: Path, writes: Sequence[str] = WRITES) -> None:
@@ -181,9 +220,7 @@ def claim(
       classes.write_images(folder, splits)
     return
   workdir_lib.refuse_links(folder, WRITES)
-  there = stored.read_json(
-    path, _NOTED, remedy="restore it from a copy, or choose another --workdir"
-  )
+  there = stored.read_json(path, _NOTED, remedy=_NOTE_REMEDY)
   lines = config_lib.differences(
     json.loads(json.dumps(noted["shared"], default=list)), config_lib.renewed(there["shared"])
   )

@@ -1,6 +1,7 @@
 """Loads and prefetches batches with Grain, each a function of (seed, step) only."""
 
 from collections.abc import Iterator, Mapping
+import copy
 import os
 import signal
 from typing import Any
@@ -66,6 +67,12 @@ class TrainBatches:
     self._seed = seed
     self._num_steps = num_steps
     self._shard = shard
+
+  def with_plan(self, plan: sampler.ClassSampler) -> "TrainBatches":
+    """Returns the batches of another plan; they share the decoded images."""
+    other = copy.copy(self)
+    other._plan = plan
+    return other
 
   def __len__(self) -> int:
     return self._num_steps

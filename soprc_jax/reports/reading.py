@@ -19,6 +19,7 @@ _NOTED = {
   "seen_classes": classes.SEEN,
   "tested_step": int,
   "command": {"config": str, "overrides": dict},
+  "chosen": workdir_lib.CHOICES,
   "versions": {str: str},
   "device": str,
   "convolutions": str,

@@ -215,6 +215,16 @@ def changed_keys(run: reading.Run) -> Markup:
   return page.table(caption, ["key", "value", "default"], rows)
 
 
+def chosen_keys(run: reading.Run) -> Markup:
+  """Tabulates the keys that the run has chosen, with the reasons; empty if there are none."""
+  found = run.results.get("chosen", {})
+  rows = [
+    [_key(key), _value(entry["value"]), page.name(entry["reason"])] for key, entry in found.items()
+  ]
+  caption = "Keys that the run has chosen by its data and its time"
+  return page.table(caption, ["key", "value", "reason"], rows) if rows else Markup("")
+
+
 def all_keys(own: Mapping[str, Any], changed: Collection[str]) -> Markup:
   """Tabulates all keys of a flat config, with the changed ones highlighted."""
   marked = [i for i, key in enumerate(own) if key in changed]

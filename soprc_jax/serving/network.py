@@ -65,7 +65,8 @@ def load(
   Args:
     workdir: workdir of the run, which contains its config.
     config: resolved config. It must equal that of the run, except for keys that do not change
-      results (such as the place of the data). None takes the config of the run.
+      results (such as the place of the data). Open keys take the values of the run. None takes the
+      config of the run.
     newest: load the newest checkpoint instead of the best.
     on_broken: replaces ``data.on_broken``, see `soprc_jax.data.pipeline.eval_batches`; None keeps
       it.
@@ -78,6 +79,7 @@ def load(
     config = stored_config(workdir)
   else:
     lines = workdir_lib.config_differences(workdir, config)
+    config = workdir_lib.filled(workdir, config)
     if lines:
       told = "\n".join(f"  {line}" for line in lines)
       raise ValueError(

@@ -41,9 +41,14 @@ class Data:
     return np.unique(self.splits["train"].labels, return_counts=True)[1]
 
 
-def make_data(config: ConfigDict) -> Data:
-  """Returns the splits, label rows and sampler of a run."""
-  splits = datasets.make_splits(config.data)
+def make_data(config: ConfigDict, splits: datasets.Splits | None = None) -> Data:
+  """Returns the splits, label rows and sampler of a run.
+
+  Args:
+    config: resolved; no key is open.
+    splits: splits of ``config.data``; None reads them.
+  """
+  splits = datasets.make_splits(config.data) if splits is None else splits
   labels = splits["train"].labels
   settings = {
     "batch_size": config.train.batch_size,
@@ -59,16 +64,11 @@ def make_data(config: ConfigDict) -> Data:
   return Data(splits, sources.label_rows(labels), plan)
 
 
-def make_batches(
-  config: ConfigDict, data: Data, plan: sampler.ClassSampler | None = None
-) -> pipeline.TrainBatches:
-  """Returns the training batches of this process, with random access.
-
-  ``plan`` replaces ``data.sampler``.
-  """
+def make_batches(config: ConfigDict, data: Data) -> pipeline.TrainBatches:
+  """Returns the training batches of this process, with random access."""
   return pipeline.TrainBatches(
     data.splits["train"],
-    data.sampler if plan is None else plan,
+    data.sampler,
     rows=data.rows,
     augmentation=config.data.augmentation,
     image_size=config.data.image_size,

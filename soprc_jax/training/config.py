@@ -2,6 +2,8 @@
 
 Files in ``configs/`` call `default_config` and change fields. Options that a preset decides are
 ``None`` until `resolve` fills them in. A value that the user sets overrides the preset.
+
+A key of `OPEN` may be open: None until the run chooses its value, see `leave_open` and `fill`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -89,7 +91,14 @@ KEYS = (
     on_resume=True,
     often=True,
   ),
-  Key("data.image_size", 224, "side of a training image in pixels", low=1, high=_SIDE),
+  Key(
+    "data.image_size",
+    224,
+    "side of a training image in pixels",
+    low=1,
+    high=_SIDE,
+    may_be_open=True,
+  ),
   Key(
     "data.augmentation",
     "resized_crop",
@@ -495,7 +504,14 @@ KEYS = (
   Key("loss.blackbox.include_self", True, "the query is relevant to itself", losses=_BLACKBOX),
   Key("loss.custom", {}, "options of a custom loss", losses=("custom losses",)),
   Key("optim.name", "sgd", "optimizer", choices=optimizers.OPTIMIZERS),
-  Key("optim.learning_rate", 0.01, "learning rate of the main phase", low=0, often=True),
+  Key(
+    "optim.learning_rate",
+    0.01,
+    "learning rate of the main phase",
+    low=0,
+    often=True,
+    may_be_open=True,
+  ),
   Key("optim.schedule", "step", "schedule of the learning rate", choices=optimizers.SCHEDULES),
   Key(
     "optim.milestones",
@@ -516,14 +532,22 @@ KEYS = (
   Key("warmup.loss", "triplet", "loss of the warm-up, one without carried state", must=_LOSS),
   Key("warmup.learning_rate", 1e-3, "learning rate of the warm-up", low=0),
   Key("warmup.freeze_bn", False, "model.freeze_bn in the warm-up"),
-  Key("train.steps", 50_000, "steps after the warm-up", often=True),
-  Key("train.batch_size", 224, "images per batch, over all devices", high=_IMAGES, often=True),
+  Key("train.steps", 50_000, "steps after the warm-up", often=True, may_be_open=True),
+  Key(
+    "train.batch_size",
+    224,
+    "images per batch, over all devices",
+    high=_IMAGES,
+    often=True,
+    may_be_open=True,
+  ),
   Key(
     "train.per_class",
     4,
     "images per class in a batch, K",
     must="at least 2, a query needs a positive",
     holds=lambda count: 2 <= count <= LARGEST_COUNT,
+    may_be_open=True,
   ),
   Key(
     "train.microbatch",
@@ -543,9 +567,15 @@ KEYS = (
     "eval.every",
     1000,
     "steps between evaluations on the validation split; 0: only after the last step",
+    may_be_open=True,
   ),
   Key(
-    "eval.image_size", 224, "side of the center crop of a test image in pixels", low=1, high=_SIDE
+    "eval.image_size",
+    224,
+    "side of the center crop of a test image in pixels",
+    low=1,
+    high=_SIDE,
+    may_be_open=True,
   ),
   Key("eval.resize", 0, "shorter side before that crop; 0: image_size"),
   Key("eval.batch_size", 224, "images embedded at a time", low=1, high=_IMAGES),
@@ -562,7 +592,7 @@ KEYS = (
     0,
     "> 0: also test with this number of random galleries of one image per class (VehicleID)",
   ),
-  Key("checkpoint.every", 1000, "steps between checkpoints; 0: only at the end"),
+  Key("checkpoint.every", 1000, "steps between checkpoints; 0: only at the end", may_be_open=True),
   Key("checkpoint.keep", 2, "checkpoints kept", low=1),
   Key("log.progress", True, "progress bar", on_resume=True),
   Key("log.line_every", 50, "steps between log lines", low=1),
@@ -576,6 +606,10 @@ KEYS = (
 # Keys that may differ when a run is resumed. The policies for broken images and non-finite steps
 # are among them, since a resumed run has met no such image or step that it could not continue from.
 RESUME_FREE = tuple(key.name for key in KEYS if key.on_resume)
+# Keys that a config may leave open: `defaults` and `budget` choose them when a run starts.
+OPEN = tuple(key.name for key in KEYS if key.may_be_open)
+# Entry of config.json, next to the keys: which of them the run has chosen, and why.
+CHOSEN = "chosen"
 
 # Groups of a config file for soprc compare and soprc ablate, which check them.
 _OF_OTHER_PROGRAMS = ("compare",)
@@ -593,10 +627,57 @@ def default_config() -> Any:
   return config
 
 
+def leave_open(config: Any, *names: str) -> None:
+  """Leaves keys open, so that the run chooses their values. A later value of the user counts.
+
+  Args:
+    config: config of `default_config`, changed in place.
+    *names: dotted keys of `OPEN`.
+  """
+  kinds = {key.name: key.kind or type(key.default) for key in KEYS if key.may_be_open}
+  with config.unlocked():
+    for name in names:
+      group, _, last = name.rpartition(".")
+      node = config_key.value_of(config, group)
+      del node[last]  # with the value None alone, the key would lose its type
+      node[last] = config_dict.placeholder(kinds[name])
+
+
+def open_keys(config: Any) -> list[str]:
+  """Returns the keys of a config, or of its dict, that are open."""
+  tree = config if isinstance(config, dict) else config.to_dict()
+  values = dict(config_key.leaves(tree))  # the config of another study lacks some of the keys
+  return [name for name in OPEN if values.get(name, "") is None]
+
+
+def fill(config: Any, values: Mapping[str, Any]) -> Any:
+  """Returns a resolved config with values for its open keys, checked again.
+
+  Args:
+    config: resolved.
+    values: dotted key -> value. Those of keys that are not open are left out.
+
+  Raises:
+    ValueError: see `resolve`.
+  """
+  tree = config.to_dict()
+  for name in set(open_keys(tree)) & values.keys():
+    _set(tree, name, values[name])
+  expected = default_config().to_dict()
+  _fill(expected)
+  return _checked(tree, expected)
+
+
+def _set(tree: dict[str, Any], name: str, value: Any) -> None:
+  group, _, last = name.rpartition(".")
+  config_key.value_of(tree, group)[last] = value
+
+
 def resolve(config: Any) -> Any:
   """Returns a checked, locked copy of a config with every open option filled in from the preset.
 
-  The copy lacks the table of presets and the groups of other programs.
+  The copy lacks the table of presets and the groups of other programs. Keys that the run chooses
+  stay open, see `open_keys`.
 
   Raises:
     ValueError: a key is wrong; the message names each with its value and what is allowed.
@@ -641,14 +722,25 @@ def _self_weight(num_points: Any) -> float:
 
 
 def _checked(tree: dict[str, Any], expected: dict[str, Any], *, imports: bool = True) -> Any:
-  """Checks a dict that has every key and no preset, and returns it as a locked config."""
+  """Checks a dict that has every key and no preset, and returns it as a locked config.
+
+  While a key is open, the checks of sizes that depend on each other are left out.
+  """
+  still_open = open_keys(tree)
+  for name in still_open:
+    _set(tree, name, config_key.value_of(expected, name))
   config_key.raise_if(
     [*config_key.type_problems(tree, expected), *_custom_problems(tree["loss"]["custom"])]
   )
   config = ConfigDict(tree)
   config_key.raise_if(
-    [*config_key.value_problems(KEYS, config), *_joint_problems(config, imports=imports)]
+    [
+      *config_key.value_problems(KEYS, config),
+      *_joint_problems(config, imports=imports),
+      *([] if still_open else _size_problems(config)),
+    ]
   )
+  leave_open(config, *still_open)
   config.lock()
   return config
 
@@ -693,12 +785,7 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
       f"warmup.loss must have no carried state (as {', '.join(objectives.CARRIED)} have); got "
       f"{config.warmup.loss!r}"
     )
-  loss, size, per_class = config.loss, config.train.batch_size, config.train.per_class
-  if loss.name in ("xbm", "blackbox") and loss[loss.name].memory_size < size:
-    problems.append(
-      f"loss.{loss.name}.memory_size must be >= train.batch_size={size}; got "
-      f"{shown(loss[loss.name].memory_size)}"
-    )
+  loss = config.loss
   if loss.prior.kind in ("scaled", "constant") and loss.prior.value == 0:
     problems.append(
       f"loss.prior.value must be > 0 with loss.prior.kind={loss.prior.kind}; got "
@@ -707,6 +794,18 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
   if config.data.train_share + config.data.val_share >= 1:
     problems.append(
       "data.train_share + data.val_share must be below 1: the rest of the classes is for test"
+    )
+  return problems
+
+
+def _size_problems(config: Any) -> list[str]:
+  """Returns a line for each combination of sizes that does not work; no key is open."""
+  problems = []
+  loss, size, per_class = config.loss, config.train.batch_size, config.train.per_class
+  if loss.name in ("xbm", "blackbox") and loss[loss.name].memory_size < size:
+    problems.append(
+      f"loss.{loss.name}.memory_size must be >= train.batch_size={size}; got "
+      f"{shown(loss[loss.name].memory_size)}"
     )
   if config.train.steps + config.warmup.steps < 1:
     problems.append("train.steps + warmup.steps must be at least 1")
@@ -777,15 +876,17 @@ def _microbatch_problems(config: Any) -> list[str]:
   ]
 
 
-def to_json(config: Any) -> str:
-  """Returns the sorted, indented JSON of a resolved config."""
-  return json.dumps(config.to_dict(), indent=2, sort_keys=True, default=list) + "\n"
+def to_json(config: Any, chosen: Mapping[str, Any] | None = None) -> str:
+  """Returns the sorted, indented JSON of a resolved config, with what the run has chosen."""
+  tree = config.to_dict() | ({CHOSEN: dict(chosen)} if chosen else {})
+  return json.dumps(tree, indent=2, sort_keys=True, default=list) + "\n"
 
 
 def from_json(tree: dict[str, Any]) -> Any:
   """Returns the resolved config of a ``config.json``.
 
-  Keys that an older version did not write take their defaults. No custom loss is imported.
+  Keys that an older version did not write take their defaults. No custom loss is imported. What the
+  run noted on its choices (`CHOSEN`) is left out.
 
   Raises:
     ValueError: it is not the config of a run.
@@ -793,13 +894,14 @@ def from_json(tree: dict[str, Any]) -> Any:
   config = default_config()
   del config.presets
   try:
-    config.update(_as_tuples(renewed(tree)))
+    config.update(_as_tuples({key: value for key, value in renewed(tree).items() if key != CHOSEN}))
   except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
     raise ValueError(f"this is not the config of a run: {error}") from error
   expected, found = default_config().to_dict(), config.to_dict()
   presets = {"presets": expected["presets"]}
   _fill(expected)
   config_key.raise_if(config_key.key_problems(found, expected, free=_FREE))
+  config_key.raise_if([f"{name} must have a value; got None" for name in open_keys(found)])
   found |= presets
   _fill(found)
   return _checked(found, expected, imports=False)

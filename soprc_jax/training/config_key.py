@@ -42,6 +42,7 @@ class Key(NamedTuple):
     used_with: another key, and the values of it with which this key is used; empty: with any.
     on_resume: whether the key may change when a run is resumed, since it changes no result.
     often: whether ``--help`` shows the key; ``--helpfull`` shows every key.
+    may_be_open: whether a config may leave the key None, so that the run chooses the value.
   """
 
   name: str
@@ -58,6 +59,7 @@ class Key(NamedTuple):
   used_with: tuple[str, Sequence[str]] | tuple[()] = ()
   on_resume: bool = False
   often: bool = False
+  may_be_open: bool = False
 
   @property
   def allowed(self) -> str:

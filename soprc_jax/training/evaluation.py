@@ -190,6 +190,7 @@ def load(config: ConfigDict, workdir: Path, *, newest: bool = False) -> Trained:
     FileNotFoundError: the run has no such checkpoint yet.
   """
   lines = workdir_lib.config_differences(workdir, config)
+  config = workdir_lib.filled(workdir, config)
   if lines:
     raise ValueError(
       "this is not the config of the run in --workdir (without --config that of the run is used):\n"

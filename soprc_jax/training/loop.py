@@ -18,11 +18,13 @@ import numpy as np
 
 from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import printable
-from soprc_jax.data import confusable, pipeline, sampler, sources
+from soprc_jax.data import confusable, datasets, pipeline, sampler, sources
 from soprc_jax.training import (
+  budget,
   build,
   checkpoints,
   classes,
+  defaults,
   evaluation,
   interrupts,
   parallel,
@@ -48,8 +50,12 @@ def train(
   *,
   allow_seen_classes: bool = False,
   command: Mapping[str, Any] | None = None,
+  time_budget: budget.Budget | None = None,
 ) -> dict[str, Any]:
   """Trains by a resolved config, or resumes the run in ``workdir``.
+
+  A new run chooses the open keys of its config by the data and the time budget. A resumed run keeps
+  those that it has chosen. The results have them as ``"chosen"``.
 
   If the process is killed at any moment, the same call resumes from the newest checkpoint. The
   results are the same bit for bit.
@@ -60,6 +66,7 @@ def train(
     allow_seen_classes: log a warning instead of raising if the model of ``model.init_from`` was
       trained on validation or test classes. The results then have ``"seen_classes"``, see
       `classes.seen`.
+    time_budget: chooses ``train.steps``, which must be open, see `budget`; None: it has a value.
     command: ``{"config": str, "overrides": {key: value}}``, the config file and the keys set on
       the command line; stored in the results for the report.
 
@@ -78,7 +85,9 @@ def train(
   parallel.check_equal("--workdir", str(workdir))
   workdir = file_io.given(workdir, name="--workdir").absolute()  # Orbax needs an absolute path
   with _disk_errors(workdir), contextlib.ExitStack() as opened:  # closing writes too
-    run = _Run(config, workdir, opened, allow_seen_classes=allow_seen_classes)
+    run = _Run(
+      config, workdir, opened, allow_seen_classes=allow_seen_classes, time_budget=time_budget
+    )
     run.train()
     return run.finish(command)
 
@@ -177,13 +186,24 @@ class _Run:
     opened: contextlib.ExitStack,
     *,
     allow_seen_classes: bool,
+    time_budget: budget.Budget | None,
   ):
     self.config, self.workdir, self._allow_seen_classes = config, workdir, allow_seen_classes
     is_new = workdir_lib.check(workdir, config)
     if is_new and config.model.init_from:
       checkpoints.check_start(config.model.init_from)
-    self.data = build.make_data(config)
-    started_from = self._check_unseen() if is_new else None
+    splits = datasets.make_splits(config.data)
+    started_from = self._check_unseen(splits) if is_new else None
+    if is_new:
+      self.config, self.chosen = _choose(config, splits, time_budget)
+    else:
+      self.config, self.chosen = workdir_lib.filled(workdir, config), workdir_lib.chosen(workdir)
+      _check_budget(self.chosen, time_budget, workdir)
+    config = self.config
+    parallel.check_equal("the config with its chosen values", config_lib.to_json(config))
+    for key, choice in self.chosen.items():
+      _log.info("%s=%s: %s.", key, choice["value"], choice["reason"])
+    self.data = build.make_data(config, splits)
     self.parts = build.make_parts(config, self.data.class_counts())
     self.num_steps = config.warmup.steps + config.train.steps
     start = build.starting_state(config, self.parts) if is_new else None
@@ -192,7 +212,7 @@ class _Run:
     if parallel.is_main():
       workdir.mkdir(parents=True, exist_ok=True)
       opened.enter_context(workdir_lib.hold(workdir))
-      workdir_lib.claim(workdir, config)
+      workdir_lib.claim(workdir, config, chosen=self.chosen)
     parallel.wait_for_all("the workdir exists")
     workdir_lib.read_config(
       workdir
@@ -213,7 +233,7 @@ class _Run:
       started_from = meta.get("started_from")
       self.meta["baselines"] = meta.get("baselines")  # None: a checkpoint of an older version
     # Not read again on resuming: model.init_from may be gone, or hold another model.
-    self.meta["started_from"] = self._check_unseen() if started_from is None else started_from
+    self.meta["started_from"] = self._check_unseen(splits) if started_from is None else started_from
     if parallel.is_main() and (found is None or not (workdir / classes.IMAGES).exists()):
       classes.write_images(workdir, self.data.splits)
     self.start = int(state.step)
@@ -235,10 +255,8 @@ class _Run:
     self.best_value = self.records.val_at(self.best.latest_step())
     run_log.describe_start(config, self.data, self.like.params, self.start, self.num_steps, workdir)
 
-  def _check_unseen(self) -> classes.Names:
-    return build.check_unseen(
-      self.config, self.data.splits, allow_seen_classes=self._allow_seen_classes
-    )
+  def _check_unseen(self, splits: datasets.Splits) -> classes.Names:
+    return build.check_unseen(self.config, splits, allow_seen_classes=self._allow_seen_classes)
 
   def _check_unchanged(self, meta: dict[str, Any]) -> None:
     classes.check_unchanged(meta, self.meta, self.data.splits, self.workdir)
@@ -289,14 +307,14 @@ class _Run:
     done then, since their batches have been taken.
     """
     refresh, start = getattr(self.sampler, "refresh", self.num_steps), self.start
+    batches = build.make_batches(self.config, self.data)
     while start < self.num_steps:
       stop = min(start - start % refresh + refresh, self.num_steps)
       if isinstance(self.sampler, confusable.ConfusableSampler) and start % refresh == 0:
         self._refresh(self.sampler, start, stop)
-      # The loader has a copy, since a sampler keeps the plan of one epoch.
-      batches = build.make_batches(self.config, self.data, copy.copy(self.sampler))
       yield from pipeline.iterate(
-        batches,
+        # A copy, since a sampler keeps the plan of one epoch, and the loader is ahead.
+        batches.with_plan(copy.copy(self.sampler)),
         start=start,
         stop=stop,
         workers=self.config.data.workers,
@@ -556,7 +574,12 @@ class _Run:
       name for split in splits for name in sources.shown_classes(splits[split]) if split != "train"
     }
     seen = classes.seen(self.meta["started_from"], tested, data_source=self.config.data.source)
-    notes = {"baselines": self.meta["baselines"], "seen_classes": seen, "command": command}
+    notes = {
+      "baselines": self.meta["baselines"],
+      "seen_classes": seen,
+      "command": command,
+      "chosen": self.chosen or None,
+    }
     found = results.write(
       self.workdir, self.config, splits, self.embed, state, self.records.lines, notes=notes
     )
@@ -570,6 +593,47 @@ def _resumed(plan: sampler.ClassSampler, neighbours: Any) -> sampler.ClassSample
   if neighbours is None or not isinstance(plan, confusable.ConfusableSampler):
     return plan
   return plan.with_neighbours(confusable.Neighbours.from_json(neighbours))
+
+
+def _choose(
+  config: ConfigDict, splits: datasets.Splits, time_budget: budget.Budget | None
+) -> tuple[ConfigDict, dict[str, Any]]:
+  """Fills the open keys of the config of a new run.
+
+  Returns:
+    The config, and the choices in the format of `workdir.chosen`.
+
+  Raises:
+    ValueError: a key stays open, or the choices do not fit the other keys.
+  """
+  choices = defaults.choose(config, splits, num_devices=parallel.num_devices())
+  config = config_lib.fill(config, {key: choice.value for key, choice in choices.items()})
+  if time_budget is not None:
+    by_time = budget.choose(config, build.make_data(config, splits), time_budget)
+    config = config_lib.fill(config, {key: choice.value for key, choice in by_time.items()})
+    choices |= by_time
+  still_open = config_lib.open_keys(config)
+  if still_open:
+    raise ValueError(f"{', '.join(still_open)} must have a value; got None. Set it, or --minutes")
+  found = {key: choice._asdict() for key, choice in choices.items()}
+  if time_budget is not None:
+    found["train.steps"]["minutes"] = time_budget.minutes
+  return config, found
+
+
+def _check_budget(
+  chosen: Mapping[str, Any], time_budget: budget.Budget | None, workdir: Path
+) -> None:
+  """Raises a ValueError if a run is resumed with another time budget than it was started with."""
+  if time_budget is None:
+    return
+  minutes = chosen.get("train.steps", {}).get("minutes")
+  if minutes != time_budget.minutes:
+    started = "without --minutes" if minutes is None else f"with --minutes={minutes:g}"
+    raise ValueError(
+      f"--minutes={time_budget.minutes:g}: the run in {workdir} was started {started}. Give the "
+      "same command to resume it, or choose another --workdir"
+    )
 
 
 def _trailing_skips(lines: list[dict[str, Any]]) -> int:

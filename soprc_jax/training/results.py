@@ -40,7 +40,8 @@ def write(
     lines: lines of ``metrics.jsonl``.
     notes: further entries, left out where they are None: ``"baselines"``, see
       `trivial_baselines.measure`; ``"seen_classes"``, the validation and test classes that the
-      model was trained on, see `classes.seen`; ``"command"``, see `loop.train`.
+      model was trained on, see `classes.seen`; ``"command"``, see `loop.train`; ``"chosen"``, see
+      `workdir.chosen`.
 
   Returns:
     The content of ``results.json``.

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 
 from soprc_jax._internal import file_io, stored
 from soprc_jax.training import config as config_lib
+from soprc_jax.training import config_key
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -130,15 +131,57 @@ def _among(folder: Path, patterns: Sequence[str]) -> list[str]:
   )
 
 
-def claim(workdir: Path, config: ConfigDict, writes: Sequence[str] = WRITES) -> None:
+def claim(
+  workdir: Path,
+  config: ConfigDict,
+  writes: Sequence[str] = WRITES,
+  *,
+  chosen: Mapping[str, Any] | None = None,
+) -> None:
   """Creates a folder and writes the config into it, unless it has a run of the same config.
+
+  Args:
+    workdir: folder of the run.
+    config: resolved; no key is open.
+    writes: see `check_files`.
+    chosen: see `chosen`. It is in the file of the config, so that no kill can separate them.
 
   Raises:
     ValueError: see `check`.
   """
   if check(workdir, config, writes):
     workdir.mkdir(parents=True, exist_ok=True)
-    write_atomically(workdir / CONFIG, config_lib.to_json(config))
+    write_atomically(workdir / CONFIG, config_lib.to_json(config, chosen))
+
+
+# Shape of what `chosen` returns.
+CHOICES = {str: {"value": object, "reason": str}}
+
+
+def chosen(workdir: Path) -> dict[str, Any]:
+  """Returns the keys that the run in a folder has chosen: key -> ``{"value", "reason"}``.
+
+  The entry of ``train.steps`` also has ``"minutes"``, its time budget.
+
+  Raises:
+    ValueError: see `read_config`; the choices are corrupt.
+  """
+  found: dict[str, Any] = read_config(workdir).get(config_lib.CHOSEN, {})
+  problem = stored.problem(found, CHOICES, config_lib.CHOSEN)
+  if problem:
+    raise ValueError(f"{workdir / CONFIG} is corrupt ({problem}): restore it from a copy")
+  return found
+
+
+def filled(workdir: Path, config: ConfigDict) -> ConfigDict:
+  """Returns a config whose open keys have the values of the run in ``workdir``.
+
+  Raises:
+    ValueError: see `read_config`; the values do not fit the config.
+  """
+  if not config_lib.open_keys(config):
+    return config
+  return config_lib.fill(config, dict(config_key.leaves(read_config(workdir))))
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
@@ -157,17 +200,19 @@ def read_config(workdir: Path) -> dict[str, Any]:
 def config_differences(workdir: Path, config: ConfigDict) -> list[str]:
   """Returns a line for each key in which the run in ``workdir`` differs from a config.
 
-  A line is ``key: VALUE there, VALUE here``, where "there" is the run.
+  A line is ``key: VALUE there, VALUE here``, where "there" is the run. An open key does not differ.
 
   Raises:
     ValueError: see `read_config`.
   """
-  there = config_lib.renewed(read_config(workdir))
+  there = dict(config_lib.renewed(read_config(workdir)))
+  there.pop(config_lib.CHOSEN, None)
   # Keys that an older version did not write take their defaults. What is not a config at all is
   # compared as it is.
   with contextlib.suppress(ValueError):
     there = json.loads(config_lib.to_json(config_lib.from_json(there)))
-  return config_lib.differences(json.loads(config_lib.to_json(config)), there)
+  here = json.loads(config_lib.to_json(filled(workdir, config)))
+  return config_lib.differences(here, there)
 
 
 def find_config(workdir: Path) -> dict[str, Any] | None:

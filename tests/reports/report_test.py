@@ -258,6 +258,15 @@ class TestPageOfARun:
     table = text[text.index("were set in addition to the config") :].split("</table>")[0]
     assert re.findall(r"<code>([\w.]+)</code>", table) == ["model.width", "data.root"]
 
+  def test_keys_that_the_run_has_chosen(self, folder):
+    assert "has chosen" not in run_report.make(folder)
+    chosen = {"train.batch_size": {"value": 80, "reason": "20 <classes>"}}
+    _change(folder / workdir.RESULTS, lambda content: content.update(chosen=chosen))
+    text = run_report.make(folder)
+    table = text[text.index("Keys that the run has chosen") :].split("</table>")[0]
+    assert "80" in table
+    assert "20 &lt;classes&gt;" in table
+
   def test_keys_of_the_preset_and_keys_that_changed_on_resume(self, folder):
     overrides = {
       "presets.default.prior.value": 0.07,

@@ -17,7 +17,7 @@ from experiments.binary import binary_config, binary_losses
 from soprc_jax import soprc_loss
 from soprc_jax.data import transforms
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import config_key, objectives, workdir
+from soprc_jax.training import config_key, defaults, objectives, workdir
 
 _FILES = sorted(path for path in (runs.ROOT / "configs").glob("[!_]*.py") if path.stem != "common")
 # Every study but retrieval has keys of its own.
@@ -57,6 +57,13 @@ def _arguments():
   return cases
 
 
+def _open_by_data(config):
+  """Returns the open keys of a config, which must all follow the data."""
+  found = config_lib.open_keys(config)
+  assert set(found) <= set(defaults.KEYS)
+  return found
+
+
 def _glyphs(argument):
   return config_lib.resolve(
     runpy.run_path(str(runs.ROOT / "configs" / "glyphs.py"))["get_config"](argument)
@@ -71,7 +78,9 @@ class TestConfigFiles:
     assert "presets" not in config
     # data.confusable.refresh follows from the number of classes. The study of binary classification
     # has no such key, but no presets: None means a self weight of 1 / (M + 1) there.
-    assert list(_leaves(config.to_dict())).count(None) == 1
+    nones = 1 + len(_open_by_data(config))
+    assert list(_leaves(config.to_dict())).count(None) == nones
+    assert file.stem == "folder" or not _open_by_data(config)
     assert json.loads(config_lib.to_json(config))["train"]["steps"] == config.train.steps
     with pytest.raises(AttributeError):
       config.optim.learning_rat = 0.1
@@ -158,6 +167,51 @@ class TestTable:
       *(f"data.{name}" for name in transforms.Settings._fields),
     }
     assert set.union(*users.values()) == set(transforms.AUGMENTATIONS) - {"none"}
+
+
+class TestOpenKeys:
+  def _open(self, *names):
+    config = config_lib.default_config()
+    config_lib.leave_open(config, *names)
+    return config
+
+  def test_stay_open_until_they_are_filled(self):
+    config = config_lib.resolve(self._open("train.batch_size", "optim.learning_rate"))
+    assert config_lib.open_keys(config) == ["optim.learning_rate", "train.batch_size"]
+    half = config_lib.fill(config, {"train.batch_size": 12, "train.per_class": 3})
+    assert config_lib.open_keys(half) == ["optim.learning_rate"]
+    full = config_lib.fill(half, {"optim.learning_rate": 0.5})
+    assert (full.train.batch_size, full.optim.learning_rate) == (12, 0.5)
+    assert full.train.per_class == 4  # it was not open
+    with pytest.raises(AttributeError):
+      full.train.batch_siz = 4
+
+  def test_a_value_of_the_user_keeps_the_type(self):
+    config = self._open("optim.learning_rate", "train.steps")
+    config.update_from_flattened_dict({"optim.learning_rate": 1, "train.steps": 7})
+    assert config_lib.open_keys(config_lib.resolve(config)) == []
+    with pytest.raises(TypeError):
+      config.train.steps = "many"
+
+  @pytest.mark.parametrize("value", [-1, 2.5, "x"])
+  def test_values_are_checked_when_they_are_filled(self, value):
+    config = config_lib.resolve(self._open("train.batch_size"))
+    with pytest.raises(ValueError, match=r"train\.batch_size must be .*got"):
+      config_lib.fill(config, {"train.batch_size": value})
+
+  def test_other_keys_are_checked_while_one_is_open(self):
+    with pytest.raises(ValueError, match=r"loss\.tau1 must be > 0"):
+      config_lib.resolve(_with(self._open("train.batch_size"), {"loss.tau1": 0.0}))
+
+  def test_a_stored_config_has_no_open_key(self):
+    tree = json.loads(config_lib.to_json(config_lib.resolve(self._open("train.steps"))))
+    with pytest.raises(ValueError, match=r"train\.steps must have a value; got None"):
+      config_lib.from_json(tree)
+
+  def test_a_stored_config_may_have_the_choices(self):
+    config = _resolved()
+    text = config_lib.to_json(config, {"train.steps": {"value": 3, "reason": "time"}})
+    assert config_lib.to_json(config_lib.from_json(json.loads(text))) == config_lib.to_json(config)
 
 
 # key, bad value, what else the message must name.

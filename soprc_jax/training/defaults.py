@@ -1,0 +1,182 @@
+"""Chooses the keys of a config that follow the data: batch, image size and learning rate.
+
+A config file leaves these keys open (`config.leave_open`), as ``configs/folder.py`` does. Each rule
+is one pure function, and its numbers are the constants below.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+import numpy as np
+
+from soprc_jax.data import datasets, decoding, sources
+from soprc_jax.training import config as config_lib
+from soprc_jax.training import config_key
+
+# The keys of the rules.
+KEYS = (
+  "train.per_class",
+  "data.image_size",
+  "eval.image_size",
+  "train.batch_size",
+  "optim.learning_rate",
+)
+# Images per class in a batch: at most, and at least.
+PER_CLASS, LEAST_PER_CLASS = 4, 2
+# Images per batch: of images of up to SMALL_SIDE pixels, and of larger ones.
+SMALL_SIDE, SMALL_BATCH, BATCH = 64, 256, 64
+# Learning rate for a batch of RATE_BATCH images, by optimizer and by whether the weights are
+# pretrained.
+RATE_BATCH = 256
+RATES = {
+  ("adam", False): 2e-3,
+  ("adam", True): 2e-4,
+  ("sgd", False): 0.2,
+  ("sgd", True): 0.02,
+}
+# Image side in pixels: a multiple of SIDE_STEP, in the range of model.stem.
+SIDE_STEP = 16
+SIDES = {"small": (32, 64), "imagenet": (64, 224)}
+# Number of images whose size is read.
+SAMPLE = 64
+
+
+class Choice(NamedTuple):
+  """A chosen value of a key, and the reason for it: a phrase without a full stop."""
+
+  value: Any
+  reason: str
+
+
+def choose(
+  config: ConfigDict, splits: datasets.Splits, *, num_devices: int = 1
+) -> dict[str, Choice]:
+  """Chooses a value for each open key of `KEYS`.
+
+  The choice is a function of the config, of the labels and sizes of the training images, and of the
+  number of devices. Other keys keep their values, and the rules take them into account.
+
+  Args:
+    config: resolved.
+    splits: splits of ``config.data``.
+    num_devices: number of devices, which must divide the batch.
+
+  Returns:
+    Dotted key -> choice.
+
+  Raises:
+    decoding.BrokenImageError: no image of the sample is readable.
+  """
+  still_open = set(config_lib.open_keys(config)) & set(KEYS)
+  found: dict[str, Choice] = {}
+
+  def value(name: str, choice: Choice) -> Any:
+    """Returns the value of a key, after adding the choice if the key is open."""
+    if name not in still_open:
+      return config_key.value_of(config, name)
+    found[name] = choice
+    return choice.value
+
+  train = splits["train"]
+  counts = np.unique(train.labels, return_counts=True)[1]
+  per_class = value("train.per_class", per_class_rule(counts, config.train.batch_size))
+  side = config.data.image_size
+  if "data.image_size" in still_open:
+    side = value("data.image_size", image_size_rule(short_sides(train), config.model.stem))
+  value("eval.image_size", Choice(side, "as data.image_size"))
+  if config.data.small_classes == "drop":
+    counts = counts[counts >= per_class]
+  unit = math.lcm(per_class, num_devices, config.train.microbatch or 1)
+  batch_size = value("train.batch_size", batch_size_rule(len(counts), per_class, side, unit))
+  is_pretrained = bool(config.model.init_from) or config.model.freeze_bn
+  value("optim.learning_rate", learning_rate_rule(config.optim.name, is_pretrained, batch_size))
+  return found
+
+
+def short_sides(source: sources.Source) -> np.ndarray:
+  """Returns the shorter sides in pixels of up to `SAMPLE` images, evenly spaced in the source.
+
+  Unreadable images are left out; `data.on_broken` decides what happens when a batch has one.
+
+  Raises:
+    decoding.BrokenImageError: none of the images is readable.
+  """
+  sides, broken = [], None
+  for position in np.linspace(0, len(source) - 1, min(len(source), SAMPLE)).astype(int):
+    try:
+      sides.append(min(decoding.as_picture(source[int(position)].image).size))
+    except decoding.BrokenImageError as error:
+      broken = error
+  if broken is not None and not sides:
+    raise broken
+  return np.array(sides)
+
+
+def per_class_rule(counts: np.ndarray, batch_size: int | None = None) -> Choice:
+  """Chooses `PER_CLASS`, or the median class size if it is smaller.
+
+  Args:
+    counts: ``[C]`` images of each training class.
+    batch_size: given batch, which the value then divides if possible; None: open.
+
+  >>> per_class_rule(np.array([3, 3, 9]))
+  Choice(value=3, reason='the median training class has 3 images')
+  """
+  median = int(np.median(counts))
+  most = max(min(PER_CLASS, median), LEAST_PER_CLASS)
+  why = f"the median training class has {median} images"
+  for count in range(most, LEAST_PER_CLASS - 1, -1):
+    if batch_size and batch_size % count == 0:
+      return Choice(count, f"{why}, and it divides train.batch_size={batch_size}")
+  return Choice(most, why)
+
+
+def image_size_rule(sides: np.ndarray, stem: str) -> Choice:
+  """Chooses the median shorter side, rounded to `SIDE_STEP`, in the range of the model's stem.
+
+  Args:
+    sides: ``[n]`` pixels.
+    stem: ``model.stem``.
+  """
+  median, (low, high) = float(np.median(sides)), SIDES[stem]
+  return Choice(
+    min(max(round(median / SIDE_STEP) * SIDE_STEP, low), high),
+    f"the median shorter side of {len(sides)} images is {median:g} pixels; model.stem={stem} takes "
+    f"{low} to {high}",
+  )
+
+
+def batch_size_rule(num_classes: int, per_class: int, side: int, unit: int) -> Choice:
+  """Chooses a batch by the image size, in which each class occurs at most once.
+
+  Args:
+    num_classes: training classes.
+    per_class: images of a class in the batch.
+    side: image side in pixels.
+    unit: number that must divide the batch, a multiple of ``per_class``.
+
+  >>> batch_size_rule(20, 4, 64, 4).value
+  80
+  """
+  wanted, most = SMALL_BATCH if side <= SMALL_SIDE else BATCH, num_classes * per_class
+  least = -(-2 * per_class // unit)  # two classes
+  return Choice(
+    max(min(wanted, most) // unit, least) * unit,
+    f"{num_classes} training classes with {per_class} images each allow {most}; at most {wanted} "
+    f"for images of {side} pixels",
+  )
+
+
+def learning_rate_rule(optimizer: str, is_pretrained: bool, batch_size: int) -> Choice:
+  """Chooses a learning rate that grows with the square root of the batch.
+
+  >>> learning_rate_rule("adam", False, 64).value
+  0.001
+  """
+  rate = RATES[optimizer, is_pretrained]
+  return Choice(
+    float(f"{rate * math.sqrt(batch_size / RATE_BATCH):.3g}"),
+    f"{rate:g} * sqrt({batch_size} / {RATE_BATCH}) for {optimizer} from "
+    f"{'pretrained' if is_pretrained else 'random'} weights",
+  )
