@@ -169,7 +169,7 @@ def measure(config: ConfigDict, data: build.Data, budget: Budget) -> Costs:
   config = ConfigDict(config.to_dict())
   config.model.init_from = ""
   config.log.progress = False
-  # The neighbours of confusable classes need a trained model. Their cost is added to that of a step.
+  # Confusable classes need a trained model; the cost of finding them is added to that of a step.
   config.data.sampler = "random"
   parts = build.make_parts(config, data.class_counts())
   state = parallel.replicate(parallel.from_main(build.starting_state(config, parts)))
