@@ -25,6 +25,7 @@ def retrieval_loss(
   tau2: ArrayLike = 0.001,
   lambda1: ArrayLike = 0.0,
   lambda2: ArrayLike = 0.0,
+  link: estimators.Link = "share",
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> tuple[jax.Array, lists_lib.UpdateArgs]:
@@ -46,6 +47,7 @@ def retrieval_loss(
     tau2: width of the surrogate of positives, > 0.
     lambda1: weight of the positive part of `semi_variance`, >= 0.
     lambda2: weight of the negative part of `semi_variance`, >= 0.
+    link: ``"share"`` (Eq. 8) or ``"log"``, see `soprc_loss`.
     where: ``[B]`` mask of the valid images. The rows of invalid images are not used. None means
       that all are valid.
     axis_name: name of a mapped axis whose devices hold the other images of the batch.
@@ -88,6 +90,7 @@ def retrieval_loss(
     tau1=tau1,
     tau2=tau2,
     lambdas=(lambda1, lambda2),
+    link=link,
     axis_name=axis_name,
   )
 
@@ -104,6 +107,7 @@ def binary_loss(
   tau2: ArrayLike = 0.001,
   lambda1: ArrayLike = 0.0,
   lambda2: ArrayLike = 0.0,
+  link: estimators.Link = "share",
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> tuple[jax.Array, lists_lib.UpdateArgs]:
@@ -122,6 +126,7 @@ def binary_loss(
     tau2: width of the surrogate of positives, > 0.
     lambda1: weight of the positive part of `semi_variance`, >= 0.
     lambda2: weight of the negative part of `semi_variance`, >= 0.
+    link: ``"share"`` (Eq. 8) or ``"log"``, see `soprc_loss`.
     where: mask of the valid entries, same shape as ``scores``. None means that all are valid.
     axis_name: name of a mapped axis whose devices hold other entries of the same problems, as in
       data-parallel training. Each device ranks its own entries. All devices share the rows of v.
@@ -169,6 +174,7 @@ def binary_loss(
     tau1=tau1,
     tau2=tau2,
     lambdas=(lambda1, lambda2),
+    link=link,
     axis_name=axis_name,
   )
 
@@ -200,13 +206,14 @@ def _loss(
   tau1: ArrayLike,
   tau2: ArrayLike,
   lambdas: tuple[ArrayLike, ArrayLike],
+  link: estimators.Link,
   axis_name: collectives.AxisName,
 ) -> tuple[jax.Array, lists_lib.UpdateArgs]:
   update_args = lists.update_args(list_ids)
   v = tracker.lookahead(opt_state, **update_args)
   scores = lists.positive_scores, lists.negative_scores
   loss = estimators.soprc_loss(
-    *scores, v, prior=prior, tau1=tau1, tau2=tau2, axis_name=axis_name, **lists.masks
+    *scores, v, prior=prior, tau1=tau1, tau2=tau2, link=link, axis_name=axis_name, **lists.masks
   )
   if any(
     isinstance(weight, jax.Array) or weight != 0 for weight in lambdas

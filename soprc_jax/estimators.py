@@ -4,7 +4,7 @@ A *list* is one query with its candidates. The last axis is the list, all leadin
 axes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -18,6 +18,12 @@ from soprc_jax.lists import RetrievalLists
 
 ReduceFn = Callable[..., jax.Array]
 Algorithm = Literal["auto", "dense", "sorted"]
+Link = Literal["share", "log"]
+# The risk of a positive as a function of (1 - pi) F and pi T.
+LINKS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
+  "share": masks.share,
+  "log": masks.log_ratio,
+}
 
 
 def soprc_loss(
@@ -32,6 +38,7 @@ def soprc_loss(
   negative_where: ArrayLike | None = None,
   self_weight: ArrayLike | None = None,
   tpr_gradient: bool = False,
+  link: Link = "share",
   reduce_fn: ReduceFn | None = jnp.mean,
   axis_name: collectives.AxisName = None,
   algorithm: Algorithm = "auto",
@@ -46,6 +53,12 @@ def soprc_loss(
 
   The loss lies in [0, 1]. Unlike ``ap_loss`` it does not depend on the share of positives in the
   batch, only on ``prior`` (Prop. 2).
+
+  **Link.** With ``A_i = (1 - pi) F_i / (pi T_i)`` the above is the mean of ``A / (1 + A)``. This is
+  one minus the precision at each positive, the default ``link="share"``. Its gradient ``dA / (1 +
+  A)^2`` vanishes where A is large, so a small prior starves an untrained model. ``link="log"`` is
+  the mean of ``log(1 + A)``, minus the logarithm of that precision. Its gradient ``dA / (1 + A)``
+  does not vanish: where A is large, it is the relative change of A.
 
   **Upper bound.** Let ``v`` be all ``P`` positive scores of the list and ``prior = P / (P + N)``
   its true share. Let ``0 <= self_weight <= 1 / P``. That holds for the default ``1 / (M + 1)`` with
@@ -64,6 +77,10 @@ def soprc_loss(
   With a larger ``self_weight`` T_i can exceed TPR, and the bound may fail. For any other prior the
   same holds against ``metrics.auprc(..., prior=prior)``.
 
+  The same bound holds for ``link="log"``, because ``log(1 + A) >= A / (1 + A)``. This is ``log x >=
+  1 - 1 / x`` at ``x = 1 + A``. By Jensen's inequality even ``exp(-loss) <= AUPRC``, since a
+  geometric mean of precisions is at most their arithmetic mean.
+
   Args:
     positive_scores: ``[..., P]`` scores of the positives, in any finite range. In retrieval they
       are cosine similarities.
@@ -71,17 +88,20 @@ def soprc_loss(
     v: ``[..., M]`` auxiliary vector, a moving average of the positive scores (Eq. 10), in any
       order. Treated as constant: no gradient into v.
     prior: positive rate pi in [0, 1] of the data set, broadcastable to ``[...]``. It is checked if
-      it is a plain number or a numpy array. A list whose traced prior lies outside has a risk of
-      NaN.
+      it is a plain number or a numpy array, and must then be above 0 with ``link="log"``. A list
+      whose traced prior lies outside has a risk of NaN.
     tau1: width of l1, > 0.
     tau2: width of l2, > 0.
     positive_where: ``[..., P]`` mask of valid positives; ``None`` means all.
     negative_where: ``[..., N]`` mask of valid negatives; ``None`` means all.
     self_weight: weight s in [0, 1] with which a positive counts itself in T. ``None`` means ``1 /
       (M + 1)``, as in the authors' code. The paper's text has 0, where the best positive has T = 0,
-      loss 1 and no gradient.
+      loss 1 and no gradient (``link="share"``).
     tpr_gradient: whether the gradient passes through T too. The default False is the authors' code.
       With v held fixed, a positive raises its T by moving down, so True works against the ranking.
+    link: ``"share"`` (Eq. 8) or ``"log"``. With ``"log"``, ``pi T`` counts as at least the smallest
+      normal number of the dtype. So a positive with ``pi T = 0 < F`` has the finite loss ``log((1 -
+      pi) F) + 87.3`` (708.4 in float64), and the gradient of ``log F``.
     reduce_fn: reduces over lists, called as ``reduce_fn(values, where=valid)``. ``None`` returns
       one value per list.
     axis_name: name of a mapped axis whose devices hold the other lists of the batch.
@@ -89,30 +109,32 @@ def soprc_loss(
 
       * ``"dense"``: over every pair of scores, in blocks; ``P N + P M`` operations.
       * ``"sorted"``: by sorting; ``(P + N + M) log`` operations and memory proportional to ``P + N
-        + M``. Value and gradient are the same up to float32 rounding. Requires scalar taus and
-        reverse mode (no ``jax.jvp``, no ``jax.hessian``).
+        + M``. Value and gradient are the same up to float32 rounding, for margins up to ``1e30
+        tau1``. Requires scalar taus and reverse mode (no ``jax.jvp``, no ``jax.hessian``).
       * ``"auto"``: for each sum, sorted if the list is long enough for that to be faster. In
         float64 the sum over v stays dense.
 
   Returns:
-    Loss in [0, 1], at least float32: a scalar, or ``[...]`` (0 where invalid) if ``reduce_fn`` is
-    None. A list without a valid positive or a valid negative is invalid. Without any valid list the
-    loss is 0.
+    Loss in [0, 1], or >= 0 with ``link="log"``, at least float32: a scalar, or ``[...]`` (0 where
+    invalid) if ``reduce_fn`` is None. A list without a valid positive or a valid negative is
+    invalid. Without any valid list the loss is 0.
 
   Raises:
     AssertionError: when traced, if the leading axes differ.
-    ValueError: ``prior``, ``self_weight`` or a tau is a plain number out of range, or ``algorithm``
-      is none of the above.
+    ValueError: ``prior``, ``self_weight`` or a tau is a plain number out of range, or ``link`` or
+      ``algorithm`` is none of the above.
 
   >>> positive_scores, negative_scores = jnp.array([[0.9, 0.6]]), jnp.array([[0.55, 0.2]])
   >>> v = jnp.array([[0.5, 0.7]])
   >>> print(f"{soprc_loss(positive_scores, negative_scores, v, prior=0.1):.4f}")
   0.3140
+  >>> print(f"{soprc_loss(positive_scores, negative_scores, v, prior=0.1, link='log'):.4f}")
+  0.4943
   """
   lists, rows = _checked_lists(
     positive_scores, positive_where, negative_scores, negative_where, v=v
   )
-  _check_hyperparameters(tau1, tau2, self_weight, prior, algorithm)
+  _check_hyperparameters(tau1, tau2, self_weight, prior, algorithm, link)
   if self_weight is None:
     self_weight = 1.0 / (rows.shape[-1] + 1.0)
   others = jax.lax.stop_gradient(rows), masks.mask_like(None, rows)
@@ -125,6 +147,7 @@ def soprc_loss(
     tau2=tau2,
     tpr_gradient=tpr_gradient,
     algorithm=algorithm,
+    link=link,
   )
   return _reduce_lists(risk, lists.valid, reduce_fn, axis_name)
 
@@ -288,10 +311,11 @@ def _list_risk(
   tau2: ArrayLike,
   tpr_gradient: bool,
   algorithm: str,
+  link: str = "share",
 ) -> jax.Array:
-  """Averages ``(1 - pi) F / ((1 - pi) F + pi T)`` over the positives of each list, ``[...]``.
+  """Averages the link of ``(1 - pi) F`` and ``pi T`` over the positives of each list, ``[...]``.
 
-  This is Eq. 8 if ``others`` is v, and Eq. 5 if ``others`` are the positives.
+  With ``link="share"`` this is Eq. 8 if ``others`` is v, and Eq. 5 if ``others`` are the positives.
   """
   positives = lists.positive_scores
   prior = checks.prior_per_list(prior, positives)
@@ -307,7 +331,7 @@ def _list_risk(
   if not tpr_gradient:
     tpr = jax.lax.stop_gradient(tpr)
   return masks.masked_mean(
-    masks.share((1.0 - prior) * fpr, prior * tpr), lists.positive_where, axis=-1
+    LINKS[link]((1.0 - prior) * fpr, prior * tpr), lists.positive_where, axis=-1
   )
 
 
@@ -341,8 +365,11 @@ def _check_hyperparameters(
   self_weight: ArrayLike | None,
   prior: ArrayLike | None,
   algorithm: str,
+  link: str = "share",
 ) -> None:
   """Checks the ranges of plain numbers. Under jit the config has checked them before."""
+  if link not in LINKS:
+    raise ValueError(f"link must be one of {tuple(LINKS)}, got {link!r}")
   if algorithm not in ALGORITHMS:
     raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {algorithm!r}")
   checks.check_width("tau1", tau1)
@@ -351,6 +378,8 @@ def _check_hyperparameters(
   checks.check_range(
     "prior (a share of positives, not a percentage or a count)", prior, low=0.0, high=1.0
   )
+  if link == "log":  # the precision is 0 at a prior of 0
+    checks.check_range("prior (with link='log')", prior, low=0.0, high=1.0, open_low=True)
 
 
 def _largest_deviation(dtype: Any) -> float:

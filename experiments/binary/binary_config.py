@@ -6,6 +6,7 @@ It has a table of keys, and checks that fail before anything is compiled.
 from typing import Any
 
 from experiments.binary import binary_losses
+from soprc_jax import estimators
 from soprc_jax.data import tabular
 from soprc_jax.training import config_key, optimizers
 from soprc_jax.training.config import ConfigDict
@@ -74,6 +75,13 @@ KEYS = (
     "scores of the logits, in units of tau1",
     choices=binary_losses.SCORES,
     losses=_RANKING,
+  ),
+  Key(
+    "loss.link",
+    "share",
+    "risk at a precision p of a positive; share: 1 - p (Eq. 8); log: -log(p)",
+    choices=tuple(estimators.LINKS),
+    losses=_SOPRC,
   ),
   Key("loss.tau1", 0.1, "width of l1 (Eq. 7)", above=0, losses=_SOPRC, often=True),
   Key("loss.tau2", 0.001, "width of l2 (Eq. 7)", above=0, losses=("soprc", "ap")),

@@ -63,6 +63,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       tau2=config.tau2,
       self_weight=config.self_weight,
       tpr_gradient=config.tpr_gradient,
+      link=config.link,
       **found.masks,
     )
     return Outputs(loss, update_args, {})

@@ -114,6 +114,37 @@ def _share_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
   return quotient, ratio(complement * d_part - quotient * d_rest, total)
 
 
+@jax.custom_jvp
+def log_ratio(part: jax.Array, rest: jax.Array) -> jax.Array:
+  """Computes ``log(1 + part / rest)`` for finite part, rest >= 0; 0/0 gives 0.
+
+  A ``rest`` below the smallest normal number of the dtype counts as that number, so the value stays
+  finite. The gradient with respect to ``part`` stays there, that with respect to ``rest`` is 0.
+  """
+  rest = _at_least_tiny(rest)
+  quotient = part / rest
+  # Where the quotient overflows, the 1 does not count.
+  return jnp.where(jnp.isinf(quotient), jnp.log(part) - jnp.log(rest), jnp.log1p(quotient))
+
+
+@log_ratio.defjvp
+def _log_ratio_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+  (part, rest), (d_part, d_rest) = primals, tangents
+  floor = _at_least_tiny(rest)
+  constant, zero = floor != rest, jnp.zeros_like(rest)
+  # The quotient rule has part / rest, which can overflow. Neither factor here does.
+  total = part + floor
+  slope = jnp.where(constant & (part == 0), zero, 1.0 / total)
+  slope_of_rest = jnp.where(constant, zero, part / total / floor)
+  return log_ratio(part, rest), slope * d_part - slope_of_rest * d_rest
+
+
+def _at_least_tiny(array: jax.Array) -> jax.Array:
+  """Raises entries to the smallest normal number; NaN stays, which jnp.maximum may drop."""
+  tiny = jnp.finfo(array.dtype).tiny
+  return jnp.where(array < tiny, jnp.full_like(array, tiny), array)
+
+
 def masked_mean(
   values: jax.Array,
   where: jax.Array,

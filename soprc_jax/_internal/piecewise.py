@@ -34,7 +34,7 @@ _MANY_CHILDREN = 4
 # Scaled distances beyond this only occur in nodes that no bounded piece uses. Their powers must not
 # overflow.
 _FAR = 1e6
-# The linear piece of l1 is capped here. In float32 the risk reaches 1 long before.
+# The linear piece of l1 is capped here. In float32 the risk A / (1 + A) reaches 1 long before.
 _FARTHEST = 1e30
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ml_collections import config_dict
 
-from soprc_jax import interpolation, losses
+from soprc_jax import estimators, interpolation, losses
 from soprc_jax._internal.strings import shown
 from soprc_jax.data import datasets, pipeline, sampler, transforms
 from soprc_jax.models import RESNETS, resnet
@@ -267,6 +267,13 @@ KEYS = (
     choices=tuple(PRESETS),
     losses=_SOPRC_AP,
     often=True,
+  ),
+  Key(
+    "loss.link",
+    "share",
+    "risk at a precision p of a positive; share: 1 - p (Eq. 8); log: -log(p), never flat",
+    choices=tuple(estimators.LINKS),
+    losses=_SOPRC,
   ),
   Key("loss.tau1", 0.1, "width of the surrogate l1 (Eq. 7)", above=0, losses=_SOPRC_AP),
   Key(

@@ -5,6 +5,7 @@ if there is none) and a function from the embeddings of the batch to the loss.
 """
 
 from collections.abc import Callable, Mapping
+import functools
 import importlib
 from typing import Any
 
@@ -130,7 +131,11 @@ def _factory(name: str) -> Callable[[Any, Setting], Objective]:
 
 
 def _soprc(config: Any, setting: Setting) -> Objective:
-  """Returns SOPRC: Eq. 8 with v of Eq. 10, or of the batch, plus the semi-variance (Eq. 9)."""
+  """Returns SOPRC: Eq. 8 with v of Eq. 10, or of the batch, plus the semi-variance (Eq. 9).
+
+  The metrics ``soprc`` and ``saturated_lists`` are those of Eq. 8 with either ``link``, so that
+  runs can be compared.
+  """
   carried = config.v == "carried"
   tracker = _tracker(config, setting)
   prior_fn = make_prior(config.prior, setting)
@@ -156,7 +161,8 @@ def _soprc(config: Any, setting: Setting) -> Objective:
         where=found.positive_where,
       )
     prior = prior_fn(inputs.step, inputs.labels, found)
-    risks = estimators.soprc_loss(
+    risk_fn = functools.partial(
+      estimators.soprc_loss,
       found.positive_scores,
       found.negative_scores,
       v,
@@ -169,13 +175,19 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       axis_name=setting.axis_name,
       **found.masks,
     )
-    risk = masks.masked_mean(risks, found.valid, None, setting.axis_name)
+
+    def mean(values: jax.Array) -> jax.Array:
+      return masks.masked_mean(values, found.valid, None, setting.axis_name)
+
+    risks = risk_fn(link="share")
+    loss = risk = mean(risks)
+    if config.link != "share":
+      loss = mean(risk_fn(link=config.link))
     metrics = {
       "soprc": risk,
       "prior": _pmean(jnp.mean(prior), setting.axis_name),
       "tau1": tau1_fn(inputs.step),
     }
-    loss = risk
     if config.lambda1 or config.lambda2:
       variance = estimators.semi_variance(
         found.positive_scores,
@@ -189,11 +201,10 @@ def _soprc(config: Any, setting: Setting) -> Objective:
         **found.masks,
       )
       metrics["semi_variance"] = variance
-      loss = risk + variance
+      loss += variance
     metrics[VALID_LISTS] = collectives.psum(jnp.sum(found.valid), setting.axis_name)
     metrics["dropped_positives"] = found.num_dropped
-    saturated = (risks > _SATURATED).astype(jnp.float32)
-    metrics["saturated_lists"] = masks.masked_mean(saturated, found.valid, None, setting.axis_name)
+    metrics["saturated_lists"] = mean((risks > _SATURATED).astype(jnp.float32))
     if carried:
       weight = tracking.find_state(inputs.opt_state).weight
       metrics["v_rows_seen"] = jnp.mean((weight > 0).astype(jnp.float32))

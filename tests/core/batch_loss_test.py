@@ -46,10 +46,10 @@ def _used(bounds=None):
   return tracker, tracker.update(None, tracker.init(None), **scores)[1]
 
 
-def _of_parts(lists, ids, tracker, state, prior, lambdas):
+def _of_parts(lists, ids, tracker, state, prior, lambdas, link="share"):
   v = tracker.lookahead(state, lists.positive_scores, ids, lists.positive_where)
   scores = lists.positive_scores, lists.negative_scores
-  loss = soprc_loss(*scores, v, prior=prior, **_OPTIONS, **lists.masks)
+  loss = soprc_loss(*scores, v, prior=prior, link=link, **_OPTIONS, **lists.masks)
   return loss + (semi_variance(*scores, **lambdas, **lists.masks) if lambdas else 0.0)
 
 
@@ -62,10 +62,15 @@ def _assert_equal(got, want):
 
 
 @pytest.mark.parametrize(
-  ("lambdas", "masked", "rows"),
-  [({}, False, "labels"), (_LAMBDAS, True, "labels"), (_LAMBDAS, True, "given")],
+  ("lambdas", "masked", "rows", "link"),
+  [
+    ({}, False, "labels", "share"),
+    (_LAMBDAS, True, "labels", "share"),
+    (_LAMBDAS, True, "given", "share"),
+    (_LAMBDAS, True, "labels", "log"),
+  ],
 )
-def test_retrieval_equals_its_parts(lambdas, masked, rows):
+def test_retrieval_equals_its_parts(lambdas, masked, rows, link):
   embeddings, labels, where = _images()
   where = where if masked else None
   ids = labels if rows == "labels" else (labels + 1) % C
@@ -80,12 +85,13 @@ def test_retrieval_equals_its_parts(lambdas, masked, rows):
       "prior": prior,
       "where": where,
       "list_ids": list_ids,
+      "link": link,
     }
     return retrieval_loss(embeddings, labels, max_positives=3, **arguments, **_OPTIONS, **lambdas)
 
   def of_parts(embeddings):
     lists = retrieval_lists(embeddings, labels, max_positives=3, where=where)
-    return _of_parts(lists, ids, tracker, state, prior, lambdas), lists
+    return _of_parts(lists, ids, tracker, state, prior, lambdas, link), lists
 
   (loss, update_args), gradient = jax.jit(jax.value_and_grad(in_one_call, has_aux=True))(embeddings)
   (want, lists), want_gradient = jax.value_and_grad(of_parts, has_aux=True)(embeddings)
@@ -97,18 +103,18 @@ def test_retrieval_equals_its_parts(lambdas, masked, rows):
   assert np.any(moved.v != state.v)
 
 
-@pytest.mark.parametrize("lambdas", [{}, _LAMBDAS])
-def test_binary_equals_its_parts(lambdas):
+@pytest.mark.parametrize(("lambdas", "link"), [({}, "share"), (_LAMBDAS, "share"), ({}, "log")])
+def test_binary_equals_its_parts(lambdas, link):
   scores, labels, where = _scores()
   tracker, state = _used()
 
   def in_one_call(scores):
     arguments = {"tracker": tracker, "opt_state": state, "prior": 0.1, "where": where}
-    return binary_loss(scores, labels, **arguments, **_OPTIONS, **lambdas)
+    return binary_loss(scores, labels, link=link, **arguments, **_OPTIONS, **lambdas)
 
   def of_parts(scores):
     lists = binary_lists(scores, labels, where=where)
-    return _of_parts(lists, np.arange(C), tracker, state, 0.1, lambdas), lists
+    return _of_parts(lists, np.arange(C), tracker, state, 0.1, lambdas, link), lists
 
   (loss, update_args), gradient = jax.jit(jax.value_and_grad(in_one_call, has_aux=True))(scores)
   (want, lists), want_gradient = jax.value_and_grad(of_parts, has_aux=True)(scores)
@@ -201,6 +207,8 @@ def test_bad_arguments_are_told_by_name():
     binary_loss(scores[None], labels[None], **arguments)
   with pytest.raises(ValueError, match="6 problems need a score_ema of num_lists=6 or more, got 3"):
     binary_loss(np.concatenate([scores, scores]), np.concatenate([labels, labels]), **arguments)
+  with pytest.raises(ValueError, match=r"link must be one of \('share', 'log'\), got 'odds'"):
+    binary_loss(scores, labels, link="odds", **arguments)
   with pytest.raises(TypeError, match="list_ids"):
     binary_loss(scores, labels, list_ids=["a", "b", "c"], **arguments)
 

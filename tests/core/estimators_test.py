@@ -1,6 +1,7 @@
 """Tests the SOPRC loss (Eq. 8), the AP loss (Eq. 5) and the semi-variance (Eq. 9)."""
 
 import functools
+import itertools
 
 from absl.testing import parameterized
 import chex
@@ -15,8 +16,11 @@ import pytest
 import reference
 
 from soprc_jax import ap_loss, metrics, semi_variance, soprc_loss
+from soprc_jax._internal import masks as masks_lib
 
 Q, P, N, M = 3, 4, 5, 6
+_LINKS = ("share", "log")
+_TINY = float(np.finfo(np.float32).tiny)
 
 
 def _grid_scores(*shape):
@@ -73,12 +77,16 @@ def _variance(positive, negative, positive_where=None, negative_where=None, **op
 _LOSSES = {
   "soprc": _soprc,
   "soprc_paper": functools.partial(_soprc, tpr_gradient=True, self_weight=0.0),
+  "soprc_log": functools.partial(_soprc, link="log"),
+  "soprc_log_paper": functools.partial(_soprc, link="log", tpr_gradient=True, self_weight=0.0),
   "ap": _ap,
   "ap_tpr_gradient": functools.partial(_ap, tpr_gradient=True),
   "variance": _variance,
   "variance_paper": functools.partial(_variance, average_over="all", pool="list"),
 }
 _FAMILY = [(name, name) for name in _LOSSES]
+# log(F / (pi T)) of the largest F and the smallest pi T in float32.
+_LARGEST_LOG = float(np.log(np.finfo(np.float32).max) - np.log(_TINY))
 # Compiled once per shape, for all tests: eager gradients would compile every primitive separately.
 _COMPILED = {name: jax.jit(loss) for name, loss in _LOSSES.items()}
 _WITH_GRADIENT = {
@@ -223,7 +231,7 @@ class FamilyTest(chex.TestCase):
           np.testing.assert_array_equal(gradients[0], 0)
           np.testing.assert_array_equal(gradients[1], 0)
         if not name.startswith("variance"):
-          self.assertBetween(float(value), 0.0, 1.0)
+          self.assertBetween(float(value), 0.0, _LARGEST_LOG if "log" in name else 1.0)
 
   @parameterized.named_parameters(_FAMILY)
   def test_finite_for_empty_axes(self, name):
@@ -264,6 +272,7 @@ class FamilyTest(chex.TestCase):
 
 class SoprcLossTest(chex.TestCase):
   @chex.all_variants(with_pmap=False)
+  @parameterized.parameters(*_LINKS)
   @hypothesis.given(
     positive=_grid_scores(Q, P),
     negative=_grid_scores(Q, N),
@@ -273,11 +282,16 @@ class SoprcLossTest(chex.TestCase):
     tau2=st.sampled_from([0.001, 0.1]),
     self_weight=st.sampled_from([0.0, 1 / (M + 1), 1.0]),
   )
-  def test_matches_the_reference(self, positive, negative, v, masks, prior, tau2, self_weight):
-    loss = self.variant(_per_list)
+  def test_matches_the_reference(
+    self, link, positive, negative, v, masks, prior, tau2, self_weight
+  ):
+    loss = self.variant(functools.partial(_per_list, link=link))
     got = loss(positive, negative, v, prior, 0.1, tau2, self_weight, *masks)
     rows = zip(_valid_rows(positive, masks[0]), _valid_rows(negative, masks[1]), v, strict=True)
-    expected = [reference.soprc(p, n, row, prior, 0.1, tau2, self_weight) for p, n, row in rows]
+    expected = [
+      reference.soprc(p, n, row, prior, 0.1, tau2, self_weight, link=link, least=_TINY)
+      for p, n, row in rows
+    ]
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5)
 
   @hypothesis.given(positive=_grid_scores(Q, P), negative=_grid_scores(Q, N), v=_grid_scores(Q, M))
@@ -292,7 +306,7 @@ class SoprcLossTest(chex.TestCase):
   @hypothesis.given(data=st.data())
   def test_upper_bound_of_one_minus_auprc(self, num_positives, data):
     """Checks the claim of the docstring: v = all positives, 0 <= self_weight <= 1 / P. It holds for
-    any prior and any taus.
+    any prior, any taus and both links.
     """
     positive = data.draw(_grid_scores(1, num_positives))
     negative, mask = data.draw(_grid_scores(1, N)), data.draw(_masks(1, N))
@@ -308,8 +322,10 @@ class SoprcLossTest(chex.TestCase):
     true_prior = num_positives / (num_positives + mask.sum())
     for prior in (true_prior, data.draw(st.floats(0.001, 0.999))):
       every = np.ones((1, num_positives), bool)
-      got = float(
-        _per_list_jit(positive, negative, positive, prior, tau1, tau2, self_weight, every, mask)[0]
+      numbers = (prior, tau1, tau2, self_weight)
+      got, of_log = (
+        float(loss(positive, negative, positive, *numbers, every, mask)[0])
+        for loss in (_per_list_jit, _per_list_log_jit)
       )
       own = prior == true_prior
       auprc = float(
@@ -320,6 +336,8 @@ class SoprcLossTest(chex.TestCase):
         )[0]
       )
       self.assertGreaterEqual(got, 1 - auprc - 2e-6)
+      self.assertGreaterEqual(of_log, got * (1 - 1e-6))
+      self.assertLessEqual(np.exp(-of_log), auprc + 2e-6)
 
   def test_upper_bound_needs_a_small_self_weight(self):
     """Checks that with self_weight = 1 > 1 / P the bound fails. Every T is 1, which exceeds the
@@ -335,18 +353,18 @@ class SoprcLossTest(chex.TestCase):
     for self_weight in (None, 0.0, 0.5):
       self.assertGreaterEqual(float(loss(self_weight=self_weight)), 1 - float(auprc) - 1e-5)
 
+  @parameterized.parameters(*_LINKS)
   @hypothesis.given(positive=_grid_scores(Q, P), negative=_grid_scores(Q, N), v=_grid_scores(Q, M))
-  def test_tpr_gradient_changes_no_value(self, positive, negative, v):
-    np.testing.assert_array_equal(
-      _defaults(positive, negative, v), _with_tpr_gradient(positive, negative, v)
-    )
+  def test_tpr_gradient_changes_no_value(self, link, positive, negative, v):
+    got, expected = (_with_link(link, through)(positive, negative, v) for through in (True, False))
+    np.testing.assert_array_equal(got, expected)
 
-  @parameterized.named_parameters(("without", False), ("with", True))
-  def test_gradient_against_finite_differences(self, tpr_gradient):
+  @parameterized.product(link=_LINKS, tpr_gradient=(False, True), prior=(0.3, 1e-6))
+  def test_gradient_against_finite_differences(self, link, tpr_gradient, prior):
     """Checks that True differentiates T and False holds it fixed."""
     with jax.enable_x64(True):
       positive, negative, v = (array.astype(np.float64) for array in _draw(11, P, N, M, lists=1))
-      settings = {"prior": 0.3, "tau1": 0.2, "tau2": 0.1}
+      settings = {"prior": prior, "tau1": 0.2, "tau2": 0.1, "link": link}
       got = jax.jit(
         jax.grad(
           functools.partial(soprc_loss, v=v, tpr_gradient=tpr_gradient, **settings), argnums=(0, 1)
@@ -356,7 +374,7 @@ class SoprcLossTest(chex.TestCase):
 
       def risk(p, n):
         tpr = reference.true_positive_rates(p, v[0], 1 / (M + 1), 0.1) if tpr_gradient else fixed
-        return reference.list_risk(p, n, tpr, 0.3, 0.2)
+        return reference.list_risk(p, n, tpr, prior, 0.2, link)
 
       np.testing.assert_allclose(
         got[0][0],
@@ -373,15 +391,18 @@ class SoprcLossTest(chex.TestCase):
 
   def test_no_gradient_into_v(self):
     positive, negative, v = _draw(12, P, N, M)
-    for name in ("soprc", "soprc_paper"):
+    for name in (name for name in _LOSSES if name.startswith("soprc")):
       gradient = jax.jit(jax.grad(lambda v, name=name: _LOSSES[name](positive, negative, v=v)))(v)
       np.testing.assert_array_equal(gradient, np.zeros((Q, M)))
 
   @parameterized.product(
-    prior=(0.0, 1e-6, 0.5, 1.0), tpr_gradient=(False, True), self_weight=(None, 0.0)
+    prior=(0.0, 1e-6, 0.5, 1.0),
+    tpr_gradient=(False, True),
+    self_weight=(None, 0.0),
+    link=_LINKS,
   )
-  def test_finite_at_extreme_priors_and_margins(self, prior, tpr_gradient, self_weight):
-    loss = _extreme(tpr_gradient, self_weight)
+  def test_finite_at_extreme_priors_and_margins(self, prior, tpr_gradient, self_weight, link):
+    loss = _extreme(tpr_gradient, self_weight, link)
     ends = np.array([[-1.0, 1.0, -1.0, 1.0]] * Q, np.float32)
     v = np.array([[-1.0, 1.0, 0.0]] * Q, np.float32)
     cases = {
@@ -396,7 +417,7 @@ class SoprcLossTest(chex.TestCase):
       with self.subTest(case):
         value, gradients = loss(*arrays, np.float32(prior))
         _assert_finite((value, gradients))
-        self.assertBetween(float(value), 0.0, 1.0)
+        self.assertBetween(float(value), 0.0, _LARGEST_LOG if link == "log" else 1.0)
 
   def test_prior_zero_and_one(self):
     positive, negative, v = _draw(13, P, N, M)
@@ -410,10 +431,11 @@ class SoprcLossTest(chex.TestCase):
   def test_float32_gradient_at_a_small_prior(self):
     """Checks shares within 1e-6 of 1. The quotient rule would lose their difference to 1."""
     positive, negative, v = _draw(14, P, 64, M)
-    for tpr_gradient in (False, True):
+    for tpr_gradient, link in itertools.product((False, True), _LINKS):
       gradient = jax.jit(
         jax.grad(
-          functools.partial(soprc_loss, v=v, prior=1e-4, tpr_gradient=tpr_gradient), argnums=(0, 1)
+          functools.partial(soprc_loss, v=v, prior=1e-4, tpr_gradient=tpr_gradient, link=link),
+          argnums=(0, 1),
         )
       )
       narrow = gradient(positive, negative)
@@ -423,25 +445,26 @@ class SoprcLossTest(chex.TestCase):
           for array in gradient(positive.astype(np.float64), negative.astype(np.float64))
         ]
       for got, expected in zip(narrow, wide, strict=True):
-        self.assertLess(np.abs(expected).max(), 0.1)
+        self.assertLess(np.abs(expected).max(), 0.1 if link == "share" else np.inf)
         np.testing.assert_allclose(got, expected, rtol=2e-3, atol=1e-4 * np.abs(expected).max())
 
-  def test_prior_and_self_weight_of_each_list(self):
+  @parameterized.parameters(*_LINKS)
+  def test_prior_and_self_weight_of_each_list(self, link):
     positive, negative, v = _draw(15, P, N, M)
     priors, weights = np.float32([0.1, 0.01, 0.5]), np.float32([0.0, 0.5, 1.0])
-    got = _soprc(positive, negative, v=v, prior=priors, self_weight=weights, reduce_fn=None)
+    loss = functools.partial(_soprc, reduce_fn=None, link=link)
+    got = loss(positive, negative, v=v, prior=priors, self_weight=weights)
     expected = [
-      _soprc(
-        positive[i], negative[i], v=v[i], prior=priors[i], self_weight=weights[i], reduce_fn=None
-      )
+      loss(positive[i], negative[i], v=v[i], prior=priors[i], self_weight=weights[i])
       for i in range(Q)
     ]
     np.testing.assert_allclose(got, expected, rtol=1e-6)
 
-  def test_order_of_v_changes_nothing(self):
+  @parameterized.parameters(*_LINKS)
+  def test_order_of_v_changes_nothing(self, link):
     positive, negative, v = _draw(16, P, N, M)
-    got = _soprc(positive, negative, v=v[:, ::-1])
-    np.testing.assert_allclose(got, _soprc(positive, negative, v=v), rtol=1e-6)
+    got, expected = (_soprc(positive, negative, v=rows, link=link) for rows in (v[:, ::-1], v))
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
 
   @parameterized.named_parameters(
     ("prior_percentage", {"prior": 2.0}, "prior"),
@@ -451,12 +474,23 @@ class SoprcLossTest(chex.TestCase):
     ("tau1", {"prior": 0.1, "tau1": 0.0}, "tau1"),
     ("tau2", {"prior": 0.1, "tau2": -0.1}, "tau2"),
     ("self_weight", {"prior": 0.1, "self_weight": 1.5}, "self_weight"),
+    (
+      "link",
+      {"prior": 0.1, "link": "odds"},
+      r"link must be one of \('share', 'log'\), got 'odds'",
+    ),
+    (
+      "log_of_prior_zero",
+      {"prior": 0.0, "link": "log"},
+      r"prior \(with link='log'\) must lie in \(0, 1\], got 0",
+    ),
+    ("log_of_a_list_of_prior_zero", {"prior": np.array([0.1, 0.0, 1]), "link": "log"}, "prior"),
   )
   def test_bad_settings(self, settings, name):
     positive, negative, v = _draw(0, P, N, M)
     with self.assertRaisesRegex(ValueError, name):
       soprc_loss(positive, negative, v, **settings)
-    if "prior" not in name:
+    if "prior" not in name and "link" not in name:
       settings.pop("prior")
       with self.assertRaisesRegex(ValueError, name):
         ap_loss(positive, negative, **settings)
@@ -472,10 +506,11 @@ class SoprcLossTest(chex.TestCase):
         ValueError, r"prior \(a share of positives, not a percentage or a count\) must lie in"
       ):
         soprc_loss(positive, negative, v, prior=known)
-    each = jax.jit(lambda prior: soprc_loss(positive, negative, v, prior=prior, reduce_fn=None))(
-      jnp.array([0.1, prior, 0.2])
-    )
-    np.testing.assert_array_equal(np.isnan(each), [False, True, False])
+    for link in _LINKS:
+      each = jax.jit(functools.partial(soprc_loss, link=link, reduce_fn=None))(
+        positive, negative, v, prior=jnp.array([0.1, prior, 0.2])
+      )
+      np.testing.assert_array_equal(np.isnan(each), [False, True, False])
     self.assertTrue(np.isnan(soprc_loss(positive, negative, v, prior=jnp.float32(prior))))
     labels = np.arange(P) < 2
     with self.assertRaisesRegex(ValueError, "prior must lie in"):
@@ -490,13 +525,13 @@ class SoprcLossTest(chex.TestCase):
     with self.assertRaises(AssertionError):
       soprc_loss(positive, negative, v[:2], prior=0.1)
 
-  def test_traced_hyperparameters(self):
+  @parameterized.parameters(*_LINKS)
+  def test_traced_hyperparameters(self, link):
     positive, negative, v = _draw(17, P, N, M)
-    got = jax.jit(soprc_loss)(
-      positive, negative, v, prior=0.2, tau1=0.3, tau2=0.01, self_weight=0.1
-    )
-    expected = soprc_loss(positive, negative, v, prior=0.2, tau1=0.3, tau2=0.01, self_weight=0.1)
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    loss = functools.partial(soprc_loss, positive, negative, v, link=link)
+    numbers = {"prior": 0.2, "tau1": 0.3, "tau2": 0.01, "self_weight": 0.1}
+    got = jax.jit(lambda numbers: loss(**numbers))(numbers)
+    np.testing.assert_allclose(got, loss(**numbers), rtol=1e-6)
 
   def test_erratum_3_the_best_positive_counts_itself(self):
     positive, negative, v = jnp.array([[0.9]]), jnp.array([[0.85]]), jnp.array([[0.1, 0.2, 0.3]])
@@ -558,16 +593,80 @@ class SoprcLossTest(chex.TestCase):
   def test_erratum_7_a_true_prior_starves_the_gradient_of_an_untrained_model(self):
     positive, negative, v = _draw(21, P, N, M)
 
-    gradient = jax.jit(jax.grad(lambda p, prior: _soprc(p, negative, v=v, prior=prior)))
+    def norm(prior, link):
+      return np.linalg.norm(
+        jax.grad(lambda p: _soprc(p, negative, v=v, prior=prior, link=link))(positive)
+      )
 
-    def norm(prior):
-      return np.linalg.norm(gradient(positive, prior))
+    self.assertLess(norm(1e-4, "share"), 0.01 * norm(0.1, "share"))
+    self.assertGreater(norm(1e-4, "log"), norm(0.1, "log"))  # not with the other link
 
-    self.assertLess(norm(1e-4), 0.01 * norm(0.1))
+
+class LogLinkTest(chex.TestCase):
+  """Tests link="log" where the precision is 0 or close to it."""
+
+  def test_the_risk_is_minus_the_logarithm_of_the_precision(self):
+    positive, negative, v = _draw(60, 1, N, M)  # one positive, so that the mean is its risk
+    share, log = (
+      _soprc(positive, negative, v=v, prior=0.5, link=link, reduce_fn=None) for link in _LINKS
+    )
+    self.assertTrue(np.all((share > 0.1) & (share < 0.99)), share)
+    np.testing.assert_allclose(log, -np.log1p(-np.float64(share)), rtol=1e-4)
+
+  @parameterized.parameters(1e-6, 1e-12, 1e-30)
+  def test_float32_at_a_tiny_prior(self, prior):
+    """Checks value and gradient against float64. There the share is 1 in float32."""
+    positive, negative, v = _draw(61, P, 64, M)
+    loss = jax.jit(
+      jax.value_and_grad(
+        functools.partial(soprc_loss, v=v, prior=prior, link="log"), argnums=(0, 1)
+      )
+    )
+    value, gradients = loss(positive, negative)
+    with jax.enable_x64(True):
+      wide, wide_gradients = loss(*(np.float64(array) for array in (positive, negative)))
+    np.testing.assert_allclose(value, wide, rtol=1e-6)
+    for got, expected in zip(gradients, wide_gradients, strict=True):
+      np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
+
+  @parameterized.product(zero=("prior", "T"), tpr_gradient=(False, True))
+  def test_a_precision_of_zero_has_a_value_and_the_gradient_of_log_f(self, zero, tpr_gradient):
+    # The best positive, above v, and a negative within tau1 of it.
+    positive, negative, v = jnp.array([[0.9]]), jnp.array([[0.85]]), jnp.array([[0.1, 0.2]])
+    prior, self_weight = (jnp.float32(0.0), None) if zero == "prior" else (0.2, 0.0)
+    options = {"link": "log", "self_weight": self_weight, "tpr_gradient": tpr_gradient}
+    value, gradient = jax.value_and_grad(
+      lambda h: soprc_loss(h, negative, v, prior=prior, **options)
+    )(positive)
+    rate = 0.5**2  # l1 at a margin of tau1 / 2
+    np.testing.assert_allclose(value, np.log((1 - prior) * rate / _TINY), rtol=1e-5)
+    np.testing.assert_allclose(gradient, [[-2 * 0.5 / 0.1 / rate]], rtol=1e-4)
+
+  def test_no_negative_in_reach_and_a_precision_of_zero_is_zero(self):
+    positive, negative, v = jnp.array([[0.9]]), jnp.array([[0.2]]), jnp.array([[0.1, 0.2]])
+    for options in ({"prior": 0.2, "self_weight": 0.0}, {"prior": jnp.float32(0.0)}):
+      value, gradient = jax.value_and_grad(
+        functools.partial(soprc_loss, negative_scores=negative, v=v, link="log", **options)
+      )(positive)
+      self.assertEqual(float(value), 0.0)
+      np.testing.assert_array_equal(gradient, 0.0)
+
+  def test_one_small_term_of_a_large_quotient(self):
+    """Checks the function itself where F / (pi T) overflows and where it rounds to 0."""
+    part = jnp.array([3e38, 3e38, 1.0, 1e-9, 0.0, 0.0])
+    rest = jnp.array([1e-30, 0.0, 1e-38, 1.0, 1.0, 0.0])
+    value, slopes = jax.vmap(jax.value_and_grad(masks_lib.log_ratio, argnums=(0, 1)))(part, rest)
+    wide = np.float64(part), np.maximum(np.float64(rest), _TINY)
+    np.testing.assert_allclose(value, np.log1p(wide[0] / wide[1]), rtol=1e-6)
+    np.testing.assert_allclose(slopes[0][:5], 1 / (wide[0] + wide[1])[:5], rtol=1e-5, atol=_TINY)
+    floored = np.float64(rest) < _TINY
+    expected = -wide[0] / (wide[0] + wide[1]) / wide[1]
+    np.testing.assert_allclose(slopes[1], np.where(floored, 0.0, expected), rtol=1e-5)
+    self.assertEqual(float(slopes[0][5]), 0.0)
 
 
 @functools.cache
-def _extreme(tpr_gradient, self_weight):
+def _extreme(tpr_gradient, self_weight, link):
   """Returns loss and gradient at the smallest taus as a function of arrays only, compiled once."""
 
   def loss(positive, negative, v, prior):
@@ -580,31 +679,47 @@ def _extreme(tpr_gradient, self_weight):
       tau2=0.001,
       self_weight=self_weight,
       tpr_gradient=tpr_gradient,
+      link=link,
     )
 
   return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))
 
 
 def _per_list(
-  positive, negative, v, prior, tau1, tau2, self_weight, positive_where, negative_where
+  positive,
+  negative,
+  v,
+  prior,
+  tau1,
+  tau2,
+  self_weight,
+  positive_where,
+  negative_where,
+  link="share",
 ):
   return soprc_loss(
     positive,
     negative,
     v,
-    prior=prior,
+    prior=jnp.asarray(prior),  # on the device, where a prior of 0 is no error
     tau1=tau1,
     tau2=tau2,
     self_weight=self_weight,
     positive_where=positive_where,
     negative_where=negative_where,
+    link=link,
     reduce_fn=None,
   )
 
 
 _per_list_jit = jax.jit(_per_list)
+_per_list_log_jit = jax.jit(functools.partial(_per_list, link="log"))
 _defaults = jax.jit(functools.partial(soprc_loss, prior=0.1))
-_with_tpr_gradient = jax.jit(functools.partial(soprc_loss, prior=0.1, tpr_gradient=True))
+_with_link = functools.cache(
+  lambda link, tpr_gradient: jax.jit(
+    functools.partial(soprc_loss, prior=0.1, link=link, tpr_gradient=tpr_gradient)
+  )
+)
 _auprc_at = jax.jit(
   lambda scores, labels, prior, where: metrics.auprc(scores, labels, prior=prior, where=where)
 )
@@ -666,15 +781,16 @@ class ReduceFnTest(chex.TestCase):
     self.where = np.ones((5, P), bool), np.ones((5, N), bool)
     self.where[0][0], self.where[1][3] = False, False
     self.valid = np.array([False, True, True, False, True])
-    self.each = np.asarray(self.loss("soprc", None))
 
   def loss(self, name, reduce_fn, where=None):
     return _LOSSES[name](self.positive, self.negative, *(where or self.where), reduce_fn=reduce_fn)
 
-  def test_none_returns_each_list(self):
-    self.assertEqual(self.each.shape, (5,))
-    np.testing.assert_array_equal(self.each[~self.valid], 0)
-    self.assertTrue(np.all(self.each[self.valid] > 0))
+  @parameterized.parameters("soprc", "soprc_log", "ap")
+  def test_none_returns_each_list(self, name):
+    each = np.asarray(self.loss(name, None))
+    self.assertEqual(each.shape, (5,))
+    np.testing.assert_array_equal(each[~self.valid], 0)
+    self.assertTrue(np.all(each[self.valid] > 0))
 
   @parameterized.named_parameters(
     ("mean", jnp.mean, np.mean),
@@ -688,11 +804,9 @@ class ReduceFnTest(chex.TestCase):
     ),
   )
   def test_sees_only_valid_lists(self, reduce_fn, expected):
-    np.testing.assert_allclose(
-      self.loss("soprc", reduce_fn), expected(self.each[self.valid]), rtol=1e-6
-    )
-    each = np.asarray(self.loss("ap", None))
-    np.testing.assert_allclose(self.loss("ap", reduce_fn), expected(each[self.valid]), rtol=1e-6)
+    for name in ("soprc", "soprc_log", "ap"):
+      each = np.asarray(self.loss(name, None))
+      np.testing.assert_allclose(self.loss(name, reduce_fn), expected(each[self.valid]), rtol=1e-6)
 
   @parameterized.named_parameters(
     ("mean", jnp.mean),
@@ -702,13 +816,15 @@ class ReduceFnTest(chex.TestCase):
   )
   def test_no_valid_list_is_zero(self, reduce_fn):
     nothing = np.zeros((5, P), bool), self.where[1]
-    np.testing.assert_array_equal(
-      self.loss("soprc", reduce_fn, nothing), np.zeros(5) if reduce_fn is None else 0.0
-    )
-    gradient = jax.jit(
-      jax.grad(lambda p: jnp.sum(_soprc(p, self.negative, *nothing, reduce_fn=reduce_fn)))
-    )(self.positive)
-    np.testing.assert_array_equal(gradient, 0.0)
+    for link in _LINKS:
+      loss = functools.partial(_soprc, reduce_fn=reduce_fn, link=link)
+      np.testing.assert_array_equal(
+        loss(self.positive, self.negative, *nothing), np.zeros(5) if reduce_fn is None else 0.0
+      )
+      gradient = jax.jit(jax.grad(lambda p, loss=loss: jnp.sum(loss(p, self.negative, *nothing))))(
+        self.positive
+      )
+      np.testing.assert_array_equal(gradient, 0.0)
 
 
 class SemiVarianceTest(chex.TestCase):
@@ -901,15 +1017,17 @@ class DevicesTest(chex.TestCase):
     }[reduce_fn]
     self.compare(functools.partial(_soprc, reduce_fn=reduce_fn), kind, self.where)
 
-  @parameterized.product(name=("soprc", "variance", "variance_paper"), kind=("pmap", "shard_map"))
+  @parameterized.product(
+    name=("soprc", "soprc_log", "variance", "variance_paper"), kind=("pmap", "shard_map")
+  )
   def test_a_device_without_valid_lists(self, name, kind):
     self.where[0][3:] = False
     self.assertGreater(self.compare(_LOSSES[name], kind, self.where), 0.0)
 
-  @parameterized.named_parameters(mapping.KINDS)
-  def test_no_valid_list_anywhere(self, kind):
+  @parameterized.product(name=("soprc", "soprc_log"), kind=("pmap", "shard_map"))
+  def test_no_valid_list_anywhere(self, name, kind):
     self.where[0][:] = False
-    self.assertEqual(self.compare(_soprc, kind, self.where), 0.0)
+    self.assertEqual(self.compare(_LOSSES[name], kind, self.where), 0.0)
 
   @parameterized.named_parameters(mapping.KINDS)
   def test_reduce_fn_none_stays_local(self, kind):
@@ -923,15 +1041,16 @@ class DevicesTest(chex.TestCase):
 # Shapes at which XLA's maximum dropped the NaN in the fused sum over v, and one at which it did
 # not.
 @pytest.mark.optimized
+@pytest.mark.parametrize("link", _LINKS)
 @pytest.mark.parametrize(
   ("num_lists", "num_positives", "num_negatives"), [(32, 31, 32), (32, 8, 8), (2, 3, 2)]
 )
-def test_a_nan_in_v_reaches_the_loss_under_jit(num_lists, num_positives, num_negatives):
+def test_a_nan_in_v_reaches_the_loss_under_jit(num_lists, num_positives, num_negatives, link):
   """Checks that an invalid row of v (a list id out of range, under jit) gives no finite loss."""
   rng = np.random.default_rng(0)
   positive, negative = (
     np.float32(rng.random((num_lists, size))) for size in (num_positives, num_negatives)
   )
-  loss = jax.jit(lambda v: soprc_loss(positive, negative, v, prior=0.1, reduce_fn=None))
+  loss = jax.jit(lambda v: soprc_loss(positive, negative, v, prior=0.1, link=link, reduce_fn=None))
   assert np.isnan(loss(jnp.full((num_lists, 20), jnp.nan))).all()
   assert np.isfinite(loss(jnp.full((num_lists, 20), 0.5))).all()

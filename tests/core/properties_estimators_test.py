@@ -55,6 +55,8 @@ def _ap(positive, negative, masks, v, prior, tau1, tau2, **options):
 _ESTIMATORS = {
   "soprc": _soprc,
   "soprc_paper": functools.partial(_soprc, tpr_gradient=True, self_weight=0.0),
+  "soprc_log": functools.partial(_soprc, link="log"),
+  "soprc_log_paper": functools.partial(_soprc, link="log", tpr_gradient=True, self_weight=0.0),
   "ap": _ap,
   "ap_tpr_gradient": functools.partial(_ap, tpr_gradient=True),
 }
@@ -95,7 +97,7 @@ def _rows(lists):
   tau2=_TAUS,
   garbage=st.booleans(),
 )
-def test_any_finite_lists_have_a_finite_loss_in_the_unit_interval(
+def test_any_finite_lists_have_a_finite_loss_in_its_range(
   name, lists, levels, prior, tau1, tau2, garbage
 ):
   """Checks that invalid lists count 0. Masked entries may have any value and get no gradient."""
@@ -110,7 +112,9 @@ def test_any_finite_lists_have_a_finite_loss_in_the_unit_interval(
   valid = lists.positive_where.any(axis=1) & lists.negative_where.any(axis=1)
   assert each.shape == valid.shape
   assert value.dtype == each.dtype == np.float32
-  assert np.all((each >= 0) & (each <= 1))
+  # log(F / (pi T)) is at most that of the largest and the smallest normal number.
+  largest = np.log(np.finfo(np.float32).max) - np.log(np.finfo(np.float32).tiny)
+  assert np.all((each >= 0) & (each <= (largest if "log" in name else 1)))
   assert not each[~valid].any()
   np.testing.assert_allclose(value, each[valid].mean() if valid.any() else 0.0, rtol=1e-6)
   for gradient, where, scores in zip(gradients, lists[2:], lists[:2], strict=True):
@@ -152,6 +156,44 @@ def test_sorted_equals_dense(lists, tau1, tau2):
     np.testing.assert_allclose(
       got, gradient, rtol=1e-3, atol=1e-4 * max(np.abs(gradient).max(), 1e-3)
     )
+
+
+@hypothesis.given(
+  lists=testing.score_lists(_WIDE, limit=1e20),  # margins up to 1e30 tau1
+  prior=st.sampled_from([1e-30, 1e-4, 0.5, 1.0]),
+  tau1=_TAUS,
+  tau2=_TAUS,
+)
+def test_sorted_equals_dense_with_the_log_link(lists, prior, tau1, tau2):
+  # With v = 0 for all lists. The dense gradient sums over few pairs.
+  dense, by_sorting = (
+    _run("soprc_log", lists, np.zeros((2, M), np.float32), prior, tau1, tau2, way)
+    for way in ("dense", "sorted")
+  )
+  _assert_finite(*by_sorting[1])
+  np.testing.assert_allclose(by_sorting[2], dense[2], rtol=2e-5, atol=1e-6)
+  for got, gradient in zip(by_sorting[1], dense[1], strict=True):
+    np.testing.assert_allclose(
+      got, gradient, rtol=1e-3, atol=1e-4 * max(np.abs(gradient).max(), 1e-3)
+    )
+
+
+@pytest.mark.parametrize("paper", [False, True])
+@hypothesis.given(
+  lists=testing.score_lists([(3, 4, 5)]),
+  levels=testing.scores((3, M)),
+  prior=_PRIORS,
+  tau1=_TAUS,
+  tau2=_TAUS,
+)
+def test_the_log_bounds_the_share(paper, lists, levels, prior, tau1, tau2):
+  """Checks log(1 + A) >= A / (1 + A), and Jensen's inequality for the mean of the logarithms."""
+  share, log = (
+    _run(name + "_paper" * paper, lists, levels, prior, tau1, tau2)[2]
+    for name in ("soprc", "soprc_log")
+  )
+  assert np.all(log >= share * np.float32(1 - 1e-6)), (log, share)
+  assert np.all(np.exp(-log) <= 1 - share + 2e-6), (log, share)
 
 
 @_each_estimator

@@ -157,6 +157,7 @@ _CASES = {
       "positive_where": _not_masks(Q, P),
       "negative_where": _not_masks(Q, N),
       "algorithm": st.just("fast"),
+      "link": st.sampled_from(["odds", "Log", None]),
     },
   ),
   "ap": (

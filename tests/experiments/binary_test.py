@@ -3,6 +3,7 @@
 All methods share what they should, and the command keeps its results.
 """
 
+import functools
 import json
 import pathlib
 import runpy
@@ -153,13 +154,15 @@ class TestLosses:
     return np.array([compute(step) for step in steps]).squeeze()
 
   def test_soprc_is_the_librarys_at_the_true_prior(self):
-    @jax.jit
-    def expected(prior):
+    @functools.partial(jax.jit, static_argnames="link")
+    def expected(prior, link="share"):
       scores = jax.nn.sigmoid(self._LOGITS)
       v = soprc_jax.interpolate_scores(scores[:2], num_points=20, bounds=(0.0, 1.0))
-      return soprc_jax.soprc_loss(scores[:2], scores[2:], v, prior=prior, tau1=0.3)
+      return soprc_jax.soprc_loss(scores[:2], scores[2:], v, prior=prior, tau1=0.3, link=link)
 
     assert self._compute("soprc") == pytest.approx(float(expected(0.02)), abs=1e-5)
+    log = self._compute("soprc", **{"loss.link": "log"})
+    assert log == pytest.approx(float(expected(0.02, link="log")), rel=1e-5)
     annealed = self._compute("soprc", (0, 5, 10), **{"loss.prior_start": 0.5})
     np.testing.assert_allclose(annealed, [expected(prior) for prior in (0.5, 0.1, 0.02)], atol=1e-5)
 

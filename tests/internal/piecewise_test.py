@@ -53,7 +53,7 @@ def _cases(num_positives=P, num_negatives=N):
   return {name: (np.float32(h), np.float32(g), tau) for name, (h, g, tau) in cases.items()}
 
 
-def _in_float64(positive, negative, v, prior, tau1, tau2=0.001, block=2**22):
+def _in_float64(positive, negative, v, prior, tau1, tau2=0.001, block=2**22, link="share"):
   """Returns the loss of Eq. 8 and its gradients in float64 numpy. Pairs are summed in blocks of
   positives and negatives.
   """
@@ -69,18 +69,22 @@ def _in_float64(positive, negative, v, prior, tau1, tau2=0.001, block=2**22):
   weight = 1 / (len(v) + 1)
   t = (1 - weight) * np.tanh(np.maximum(v - h[:, None], 0) / (2 * tau2)).mean(1) + weight
   total = (1 - prior) * f + prior * t
-  by_f = (1 - prior) * prior * t / total**2 / len(h)
+  by_f = (1 - prior) / total / len(h)
+  if link == "share":
+    by_f *= prior * t / total
   d_negative = np.zeros(len(g))
   for i in range(0, len(h), rows):
     part = slice(i, i + rows)
     d_negative += by_f[part] @ np.clip(1 - (h[part, None] - g) / tau1, 0, 1) * 2 / (tau1 * len(g))
-  return ((1 - prior) * f / total).mean(), by_f * slope, d_negative
+  risk = (1 - prior) * f / total if link == "share" else np.log1p((1 - prior) * f / (prior * t))
+  return risk.mean(), by_f * slope, d_negative
 
 
 @functools.cache
-def _value_and_gradient(algorithm):
+def _value_and_gradient(algorithm, link="share"):
   def loss(positive, negative, v, prior, tau1):
-    return soprc_loss(positive, negative, v, prior=prior, tau1=tau1, algorithm=algorithm)
+    options = {"algorithm": algorithm, "link": link}
+    return soprc_loss(positive, negative, v, prior=prior, tau1=tau1, **options)
 
   return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))
 
@@ -116,12 +120,15 @@ def _assert_any_algorithm(offset, spread, tau1, dtype, algorithms, counts):
 
 
 class SortedTest(parameterized.TestCase):
-  @parameterized.product(case=list(_cases()), prior=(0.01, 0.5))
-  def test_equals_float64(self, case, prior):
+  @parameterized.product(
+    case=list(_cases()), prior_and_link=((0.01, "share"), (0.5, "share"), (1e-6, "log"))
+  )
+  def test_equals_float64(self, case, prior_and_link):
+    prior, link = prior_and_link
     positive, negative, tau1 = _cases()[case]
     v = interpolate_scores(positive, num_points=M)
-    got = _value_and_gradient("sorted")(positive, negative, v, prior, tau1)
-    _assert_near(got, _in_float64(positive, negative, v, prior, tau1))
+    got = _value_and_gradient("sorted", link)(positive, negative, v, prior, tau1)
+    _assert_near(got, _in_float64(positive, negative, v, prior, tau1, link=link))
 
   def test_one_small_term_beside_many_large_ones(self):
     # Two thresholds with the same value in reach of the first. The second also has 100,000 values
@@ -242,6 +249,16 @@ class SortedTest(parameterized.TestCase):
     for tau1 in (1e-3, 0.1):
       assert piecewise.is_faster(*_LONG)
       _assert_any_algorithm(offset, 0.01, tau1, np.float32, ("auto",), _LONG)
+
+  @parameterized.parameters(1e38, 3e38, _LARGEST, 1e-38, 0.0)
+  def test_finite_for_any_finite_score_with_the_log_link(self, size):
+    rng = np.random.default_rng(3)
+    positive, negative = (np.float32(size * rng.choice([-1, 0, 1], n)) for n in (P, N))
+    got = _value_and_gradient("sorted", "log")(
+      positive, negative, np.zeros(M, np.float32), 0.01, 0.1
+    )
+    assert got[0] >= 0
+    assert all(np.isfinite(array).all() for array in jax.tree.leaves(got))
 
   @parameterized.parameters(1e38, 3e38, _LARGEST, 1e-38, 0.0)
   def test_finite_for_any_finite_score(self, size):

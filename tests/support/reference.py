@@ -70,23 +70,29 @@ def true_positive_rates(scores, others, self_weight, tau2):
   return (1 - self_weight) * rates + self_weight
 
 
-def list_risk(positives, negatives, tpr, prior, tau1):
-  """Returns the mean over the positives of (1-pi) F / ((1-pi) F + pi T), with T given."""
+def list_risk(positives, negatives, tpr, prior, tau1, link="share", least=0.0):
+  """Returns the mean over the positives of (1-pi) F / ((1-pi) F + pi T), with T given.
+
+  With link="log" it is the mean of log(1 + (1-pi) F / (pi T)), where pi T is at least ``least``.
+  """
   terms = []
   for score, rate in zip(positives, tpr, strict=True):
     part = (1 - prior) * np.mean(huber(score - np.asarray(negatives, np.float64), tau1))
+    if link == "log":
+      terms.append(math.log1p(part / max(prior * rate, least)))
+      continue
     total = part + prior * rate
     terms.append(part / total if total > 0 else 0.0)
   return float(np.mean(terms))
 
 
-def soprc(positives, negatives, v, prior, tau1=0.1, tau2=0.001, self_weight=None):
+def soprc(positives, negatives, v, prior, tau1=0.1, tau2=0.001, self_weight=None, **link):
   """Returns Eq. 8 of one list; 0 without a positive or a negative."""
   if not len(positives) or not len(negatives):
     return 0.0
   self_weight = 1 / (len(v) + 1) if self_weight is None else self_weight
   return list_risk(
-    positives, negatives, true_positive_rates(positives, v, self_weight, tau2), prior, tau1
+    positives, negatives, true_positive_rates(positives, v, self_weight, tau2), prior, tau1, **link
   )
 
 

@@ -245,6 +245,9 @@ for _name, (_p, _n) in {"short": _SHORT, "long": _LONG}.items():
     f"soprc_loss tpr_gradient {_name}": Case(
       _on_scores(soprc_jax.soprc_loss, prior=0.1, tau2=0.05, tpr_gradient=True), *_scores(_p, _n)
     ),
+    f"soprc_loss link {_name}": Case(
+      _on_scores(soprc_jax.soprc_loss, prior=1e-4, link="log"), *_scores(_p, _n)
+    ),
     f"ap_loss {_name}": Case(
       _on_scores(soprc_jax.ap_loss, tau2=0.05), *_scores(_p, _n, with_v=False)
     ),

@@ -243,6 +243,7 @@ _BAD = [
   ("loss.name", "softmax", "soprc"),
   ("loss.preset", "papr", "paper"),
   ("loss.v", "memory", "carried, batch"),
+  ("loss.link", "odds", "share, log"),
   ("loss.tau1", 0.0, "> 0"),
   ("loss.tau1", math.inf, "> 0"),
   ("loss.tau2", -0.001, "> 0"),

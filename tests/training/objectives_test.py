@@ -147,7 +147,7 @@ class PriorTest(chex.TestCase):
 class SoprcTest(chex.TestCase):
   """Tests the minimized loss against one composed by hand."""
 
-  def _risk(self, config, v, prior, tau1):
+  def _risk(self, config, v, prior, tau1, link="share"):
     found = _found()
     return soprc_loss(
       found.positive_scores,
@@ -160,6 +160,7 @@ class SoprcTest(chex.TestCase):
       negative_where=found.negative_where,
       self_weight=config.self_weight,
       tpr_gradient=config.tpr_gradient,
+      link=link,
     )
 
   def _variance(self, config):
@@ -195,6 +196,22 @@ class SoprcTest(chex.TestCase):
     # At the start, debiased weights grow from 0. An explicit start has weight 1.
     visited = (1 - 0.9**3) if preset == "default" else 1.0
     np.testing.assert_allclose(stored.weight[:2], visited, rtol=1e-5)
+
+  def test_link_changes_the_loss_and_no_metric(self):
+    outputs, config = {}, {}
+    for link in ("share", "log"):
+      config[link] = _loss_config(link=link, v="batch", prior__kind="constant", prior__value=0.01)
+      objective = objectives.make_objective("soprc", config[link], _setting())
+      outputs[link] = objective.compute(_inputs(objective)[0])
+    v = interpolate_scores(
+      _found().positive_scores, num_points=6, bounds=(-1, 1), where=_found().positive_where
+    )
+    arguments = (config["log"], v, np.float32(0.01), config["log"].tau1)
+    want = self._risk(*arguments, link="log")
+    self.assertGreater(float(want), 1.5)
+    np.testing.assert_allclose(outputs["log"].loss, want + self._variance(config["log"]), rtol=1e-5)
+    np.testing.assert_allclose(outputs["log"].metrics["soprc"], self._risk(*arguments), rtol=1e-5)
+    chex.assert_trees_all_close(outputs["log"].metrics, outputs["share"].metrics, rtol=1e-6)
 
   def test_v_of_the_batch_carries_nothing(self):
     config = _loss_config(v="batch")
