@@ -30,14 +30,14 @@ SMALL_SIDE, SMALL_BATCH, BATCH = 64, 256, 64
 # pretrained.
 RATE_BATCH = 256
 RATES = {
-  ("adam", False): 2e-3,
+  ("adam", False): 4e-3,
   ("adam", True): 2e-4,
   ("sgd", False): 0.2,
   ("sgd", True): 0.02,
 }
-# Image side in pixels: a multiple of SIDE_STEP, in the range of model.stem.
+# Image side in pixels: a multiple of SIDE_STEP, in the range of the model: conv3, or its stem.
 SIDE_STEP = 16
-SIDES = {"small": (32, 64), "imagenet": (64, 224)}
+SIDES = {"conv3": (32, 32), "small": (32, 64), "imagenet": (64, 224)}
 # Number of images whose size is read.
 SAMPLE = 64
 
@@ -83,7 +83,7 @@ def choose(
   per_class = value("train.per_class", per_class_rule(counts, config.train.batch_size))
   side = config.data.image_size
   if "data.image_size" in still_open:
-    side = value("data.image_size", image_size_rule(short_sides(train), config.model.stem))
+    side = value("data.image_size", image_size_rule(short_sides(train), model_kind(config)))
   value("eval.image_size", Choice(side, "as data.image_size"))
   if config.data.small_classes == "drop":
     counts = counts[counts >= per_class]
@@ -132,17 +132,22 @@ def per_class_rule(counts: np.ndarray, batch_size: int | None = None) -> Choice:
   return Choice(most, why)
 
 
-def image_size_rule(sides: np.ndarray, stem: str) -> Choice:
-  """Chooses the median shorter side, rounded to `SIDE_STEP`, in the range of the model's stem.
+def model_kind(config: ConfigDict) -> str:
+  """Returns the key of `SIDES` of a model."""
+  return "conv3" if config.model.name == "conv3" else str(config.model.stem)
+
+
+def image_size_rule(sides: np.ndarray, kind: str) -> Choice:
+  """Chooses the median shorter side, rounded to `SIDE_STEP`, in the range of the model.
 
   Args:
     sides: ``[n]`` pixels.
-    stem: ``model.stem``.
+    kind: see `model_kind`.
   """
-  median, (low, high) = float(np.median(sides)), SIDES[stem]
+  median, (low, high) = float(np.median(sides)), SIDES[kind]
   return Choice(
     min(max(round(median / SIDE_STEP) * SIDE_STEP, low), high),
-    f"the median shorter side of {len(sides)} images is {median:g} pixels; model.stem={stem} takes "
+    f"the median shorter side of {len(sides)} images is {median:g} pixels; {kind} takes "
     f"{low} to {high}",
   )
 
