@@ -47,8 +47,9 @@ def get_config(arg: str = "") -> Any:
   config.model.update({"name": "resnet18", "embedding_dim": 128, "freeze_bn": False})
   config.data.sampler = "confusable"
   # With the log link a small prior starves no list, so it needs no annealing.
+  config.presets.default.link = "log"
   config.presets.default.prior.update({"kind": "constant", "value": 0.001, "start": 0.0})
-  config.loss.update({"link": "log", "tau1": 0.03})
+  config.loss.tau1 = 0.03
   config.optim.update({"name": "adam", "schedule": "cosine", "weight_decay": 0.0})
   config.train.steps = 1000
   config.eval.update({"every": 100, "ks": (1, 5, 10)})

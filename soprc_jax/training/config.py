@@ -35,6 +35,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "average_over": "selected",
     "pool": "batch",
     "mean_gradient": True,
+    "link": "share",
     "prior": {"kind": "scaled", "value": 0.1, "start": 0.0},
   },
   "paper": {
@@ -45,6 +46,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "average_over": "all",
     "pool": "list",
     "mean_gradient": True,
+    "link": "share",
     "prior": {"kind": "frequency", "value": 0.0, "start": 0.0},
   },
   "authors": {
@@ -55,6 +57,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "average_over": "selected",
     "pool": "batch",
     "mean_gradient": True,
+    "link": "share",
     "prior": {"kind": "scaled", "value": 0.1, "start": 0.0},
   },
 }
@@ -270,9 +273,10 @@ KEYS = (
   ),
   Key(
     "loss.link",
-    "share",
+    None,
     "risk at a precision p of a positive; share: 1 - p (Eq. 8); log: -log(p), never flat",
     choices=tuple(estimators.LINKS),
+    kind=str,
     losses=_SOPRC,
   ),
   Key("loss.tau1", 0.1, "width of the surrogate l1 (Eq. 7)", above=0, losses=_SOPRC_AP),

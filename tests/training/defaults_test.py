@@ -72,7 +72,7 @@ class TestRules:
     assert defaults.batch_size_rule(num_classes, per_class, side, unit).value == expected
 
   def test_learning_rate_grows_with_the_root_of_the_batch(self):
-    assert defaults.learning_rate_rule("adam", False, 256).value == 2e-3
+    assert defaults.learning_rate_rule("adam", False, 256).value == 4e-3
     for key in defaults.RATES:
       low, high = (defaults.learning_rate_rule(*key, size).value for size in (16, 64))
       assert high == pytest.approx(2 * low, rel=0.01)
