@@ -71,11 +71,13 @@ _LIST = absl_flags.DEFINE_bool(
 def main(argv: Sequence[str]) -> None:
   run = flags.read(argv)
   from experiments.compare import comparison, plans
+  from soprc_jax.training import config as config_lib
 
   with flags.errors_as_messages():
     plan = plans.read_plan(_settings())
     _refuse_lost_overrides()
-    flags.choose(comparison.choices(run.config, run.workdir))
+    rated = config_lib.fill(run.config, {"optim.learning_rate": plan.rates[0]})  # from the plan
+    flags.choose(comparison.choices(rated, run.workdir))
     comparison.check(plan, _make_config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
     first = plans.run_config(
       plan, _make_config, plans.RunName(plan.methods[0], plan.rates[0], plan.seeds[0])
