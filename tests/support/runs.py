@@ -94,6 +94,36 @@ def call(module, *flags, cwd=ROOT, env=None):
   )
 
 
+@functools.cache
+def _server():
+  """Returns the process of forks.py, which ends with this one."""
+  process = subprocess.Popen(
+    [sys.executable, str(pathlib.Path(__file__).with_name("forks.py"))],
+    env=environment(),
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  atexit.register(process.communicate)  # closes its standard input and waits
+  return process
+
+
+def forked(module, *flags, cwd=ROOT):
+  """Does the same as `call` without the seconds in which a program imports its libraries. It is for
+  the many commands that end before they compute. The environment is that of the first call.
+  """
+  server = _server()
+  with tempfile.TemporaryDirectory() as folder:
+    outputs = [pathlib.Path(folder, name) for name in ("stdout", "stderr")]
+    for path in outputs:
+      path.touch()
+    request = [module, [str(flag) for flag in flags], str(cwd), *map(str, outputs)]
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    status = int(server.stdout.readline())
+    return subprocess.CompletedProcess(request, status, *(path.read_text() for path in outputs))
+
+
 # Printed before a value by a program of a test, since libraries may print other lines around it.
 MARK = "value of the test: "
 
