@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -579,8 +580,12 @@ class TestRun:
 
 
 class TestEvaluate:
-  def test_gives_the_test_metrics_of_the_run(self):
-    folder = runs.finished().workdir
+  @pytest.fixture
+  def folder(self, tmp_path):
+    """Returns a copy of the run, since the program writes into it."""
+    return shutil.copytree(runs.finished().workdir, tmp_path / "copy")
+
+  def test_gives_the_test_metrics_of_the_run(self, folder):
     done = runs.call(_EVALUATE, f"--workdir={folder}")
     assert done.returncode == 0, done.stderr
     values = json.loads((folder / "evaluation_test.json").read_text())
@@ -593,8 +598,7 @@ class TestEvaluate:
     assert "model.width: 4 there, 8 here" in message
 
   @pytest.mark.slow
-  def test_newest_network_on_val(self):
-    folder = runs.finished().workdir
+  def test_newest_network_on_val(self, folder):
     done = runs.call(_EVALUATE, *runs.tiny_flags(folder), "--split=val", "--checkpoint=newest")
     assert done.returncode == 0, done.stderr
     values = json.loads((folder / "evaluation_val.json").read_text())

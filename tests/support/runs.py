@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import runpy
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
+import filelock
 import jax
 import numpy as np
 
@@ -152,13 +152,18 @@ class Finished(NamedTuple):
 
 @functools.cache
 def finished():
-  """Returns the tiny run, uninterrupted, shared by all tests, which must not change its folder."""
-  folder = pathlib.Path(tempfile.mkdtemp(prefix="soprc_jax_run_"))
-  atexit.register(shutil.rmtree, folder, ignore_errors=True)
-  began = time.perf_counter()
-  done = call("experiments.train", *tiny_flags(folder / "run"), env=environment())
-  assert done.returncode == 0, done.stderr
-  return Finished(folder / "run", time.perf_counter() - began, done.stdout, done.stderr)
+  """Returns the tiny run, uninterrupted, shared by all tests of all workers. They must not change
+  its folder.
+  """
+  folder = pathlib.Path(os.environ["SOPRC_JAX_TESTS"])
+  kept = folder / "finished.json"
+  with filelock.FileLock(folder / "finished.lock"):
+    if not kept.exists():
+      began = time.perf_counter()
+      done = call("experiments.train", *tiny_flags(folder / "run"), env=environment())
+      assert done.returncode == 0, done.stderr
+      kept.write_text(json.dumps([time.perf_counter() - began, done.stdout, done.stderr]))
+  return Finished(folder / "run", *json.loads(kept.read_text()))
 
 
 def start_and_kill(flags, due, *, devices=1):
