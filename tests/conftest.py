@@ -16,13 +16,16 @@ os.environ["XLA_FLAGS"] = (
   os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 )
 
-# Functions compiled by one test are reused by the others, in this process and in those that tests
-# start: the workers inherit the folder.
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-  folder = tempfile.mkdtemp(prefix="soprc_jax_compiled_")
+# The folder of the session, which the workers and the processes that tests start inherit.
+if "SOPRC_JAX_TESTS" not in os.environ:
+  folder = tempfile.mkdtemp(prefix="soprc_jax_tests_")
   atexit.register(shutil.rmtree, folder, ignore_errors=True)
+  os.environ["SOPRC_JAX_TESTS"] = folder
+# Functions compiled by one test are reused by the others, in this process and in those that tests
+# start.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
   os.environ |= {
-    "JAX_COMPILATION_CACHE_DIR": folder,
+    "JAX_COMPILATION_CACHE_DIR": os.path.join(os.environ["SOPRC_JAX_TESTS"], "compiled"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
   }
 # Most of the time goes to compilation, which takes two thirds of it without most of XLA's

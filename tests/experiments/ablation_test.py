@@ -323,12 +323,10 @@ class TestCommand:
     "--seeds=0",
   )
 
-  def _call(self, folder, *flags):
-    return runs.call("experiments.ablate", *self._FLAGS, f"--workdir={folder}", *flags)
-
   @pytest.mark.slow
   def test_a_run_its_report_and_what_is_left(self, tmp_path):
-    done = self._call(tmp_path / "new", "--minutes=0")
+    folder = f"--workdir={tmp_path / 'new'}"
+    done = runs.call("experiments.ablate", *self._FLAGS, folder, "--minutes=0")
     assert done.returncode == 0, done.stderr
     assert "start_of_v    4 runs, about" in done.stderr
     assert "10 runs left in total" in done.stderr
@@ -358,7 +356,8 @@ class TestCommand:
     ],
   )
   def test_mistakes(self, tmp_path, flag, message):
-    done = self._call(tmp_path / "new", *flag.split())
+    folder = f"--workdir={tmp_path / 'new'}"
+    done = runs.forked("experiments.ablate", *self._FLAGS, folder, *flag.split())
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr

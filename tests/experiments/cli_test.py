@@ -3,6 +3,7 @@
 import functools
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -31,7 +32,7 @@ _TRAIN, _EVALUATE = "experiments.train", "experiments.evaluate"
 
 def _fails(module, *flags, cwd=runs.ROOT):
   """Returns the message of a command that must end with one: no traceback, exit status 1."""
-  done = runs.call(module, *flags, cwd=cwd)
+  done = runs.forked(module, *flags, cwd=cwd)
   assert done.returncode == 1, done.stdout + done.stderr
   assert "Traceback" not in done.stderr
   assert done.stderr.startswith("Error: ")
@@ -79,7 +80,7 @@ class TestMistakes:
     ],
   )
   def test_f67_help_is_a_success(self, tmp_path, module, flags):
-    done = runs.call(module, *flags)
+    done = runs.forked(module, *flags)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--workdir" in done.stdout
     assert f"soprc {module.removeprefix('experiments.')}" in done.stdout
@@ -94,14 +95,14 @@ class TestMistakes:
     ids=["train", "binary"],
   )
   def test_help_lists_the_config_keys(self, module, table):
-    short, full = (runs.call(module, flag).stdout for flag in ("--help", "--helpfull"))
+    short, full = (runs.forked(module, flag).stdout for flag in ("--help", "--helpfull"))
     for key in table.KEYS:
       line = (
         f"  --config.{key.name}: {key.meaning}\n    ({key.allowed}; default: {key.default!r})\n"
       )
       assert line in full
       assert (line in short) == key.often
-    assert "--config." not in runs.call("experiments.simulate", "--help").stdout
+    assert "--config." not in runs.forked("experiments.simulate", "--help").stdout
 
   def test_f67_text_after_two_dashes_is_no_call_for_help(self):
     assert "unexpected argument '--help'" in _fails(_TRAIN, "--", "--help")
@@ -600,8 +601,12 @@ class TestRun:
 
 
 class TestEvaluate:
-  def test_gives_the_test_metrics_of_the_run(self):
-    folder = runs.finished().workdir
+  @pytest.fixture
+  def folder(self, tmp_path):
+    """Returns a copy of the run, since the program writes into it."""
+    return shutil.copytree(runs.finished().workdir, tmp_path / "copy")
+
+  def test_gives_the_test_metrics_of_the_run(self, folder):
     done = runs.call(_EVALUATE, f"--workdir={folder}")
     assert done.returncode == 0, done.stderr
     values = json.loads((folder / "evaluation_test.json").read_text())
@@ -614,8 +619,7 @@ class TestEvaluate:
     assert "model.width: 4 there, 8 here" in message
 
   @pytest.mark.slow
-  def test_newest_network_on_val(self):
-    folder = runs.finished().workdir
+  def test_newest_network_on_val(self, folder):
     done = runs.call(_EVALUATE, *runs.tiny_flags(folder), "--split=val", "--checkpoint=newest")
     assert done.returncode == 0, done.stderr
     values = json.loads((folder / "evaluation_val.json").read_text())

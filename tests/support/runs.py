@@ -9,7 +9,6 @@ import json
 import os
 import pathlib
 import runpy
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
+import filelock
 import jax
 import numpy as np
 
@@ -94,6 +94,36 @@ def call(module, *flags, cwd=ROOT, env=None):
   )
 
 
+@functools.cache
+def _server():
+  """Returns the process of forks.py, which ends with this one."""
+  process = subprocess.Popen(
+    [sys.executable, str(pathlib.Path(__file__).with_name("forks.py"))],
+    env=environment(),
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  )
+  atexit.register(process.communicate)  # closes its standard input and waits
+  return process
+
+
+def forked(module, *flags, cwd=ROOT):
+  """Does the same as `call` without the seconds in which a program imports its libraries. It is for
+  the many commands that end before they compute. The environment is that of the first call.
+  """
+  server = _server()
+  with tempfile.TemporaryDirectory() as folder:
+    outputs = [pathlib.Path(folder, name) for name in ("stdout", "stderr")]
+    for path in outputs:
+      path.touch()
+    request = [module, [str(flag) for flag in flags], str(cwd), *map(str, outputs)]
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    status = int(server.stdout.readline())
+    return subprocess.CompletedProcess(request, status, *(path.read_text() for path in outputs))
+
+
 # Printed before a value by a program of a test, since libraries may print other lines around it.
 MARK = "value of the test: "
 
@@ -122,13 +152,18 @@ class Finished(NamedTuple):
 
 @functools.cache
 def finished():
-  """Returns the tiny run, uninterrupted, shared by all tests, which must not change its folder."""
-  folder = pathlib.Path(tempfile.mkdtemp(prefix="soprc_jax_run_"))
-  atexit.register(shutil.rmtree, folder, ignore_errors=True)
-  began = time.perf_counter()
-  done = call("experiments.train", *tiny_flags(folder / "run"), env=environment())
-  assert done.returncode == 0, done.stderr
-  return Finished(folder / "run", time.perf_counter() - began, done.stdout, done.stderr)
+  """Returns the tiny run, uninterrupted, shared by all tests of all workers. They must not change
+  its folder.
+  """
+  folder = pathlib.Path(os.environ["SOPRC_JAX_TESTS"])
+  kept = folder / "finished.json"
+  with filelock.FileLock(folder / "finished.lock"):
+    if not kept.exists():
+      began = time.perf_counter()
+      done = call("experiments.train", *tiny_flags(folder / "run"), env=environment())
+      assert done.returncode == 0, done.stderr
+      kept.write_text(json.dumps([time.perf_counter() - began, done.stdout, done.stderr]))
+  return Finished(folder / "run", *json.loads(kept.read_text()))
 
 
 def start_and_kill(flags, due, *, devices=1):

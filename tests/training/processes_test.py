@@ -222,7 +222,7 @@ def test_a_mistake_in_one_process_ends_them_all(tmp_path):
   ],
 )
 def test_mistakes_in_the_flags(tmp_path, module, flags, message):
-  done = runs.call(f"experiments.{module}", *_flags(tmp_path / "run"), *flags)
+  done = runs.forked(f"experiments.{module}", *_flags(tmp_path / "run"), *flags)
   assert done.returncode == 1
   assert done.stderr.startswith("Error: ")
   assert message in done.stderr
