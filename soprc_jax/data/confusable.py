@@ -28,11 +28,6 @@ class Neighbours(NamedTuple):
   step: int
   classes: np.ndarray
 
-  @classmethod
-  def from_json(cls, tree: dict[str, Any]) -> "Neighbours":
-    """Reads what `ConfusableSampler.to_json` wrote."""
-    return cls(int(tree["step"]), np.array(tree["classes"], np.int32))
-
 
 class ConfusableSampler(sampler.ClassSampler):
   """Draws batches of groups of similar classes, so that a ranking loss sees hard negatives.
@@ -88,7 +83,7 @@ class ConfusableSampler(sampler.ClassSampler):
     self._num_anchors = -(-self._classes_per_batch // group)
     self.batches_per_epoch = -(-self.num_classes // self._num_anchors)
     needed = -(-_IMAGES * self.num_classes // int(_EMBEDDED_SHARE * batch_size))
-    self.refresh = max(_SHORTEST, needed) if refresh is None else refresh
+    self.refresh: int = max(_SHORTEST, needed) if refresh is None else refresh
     self._neighbours: Neighbours | None = None
 
   def __call__(self, step: int) -> sampler.BatchPlan:
@@ -166,6 +161,12 @@ class ConfusableSampler(sampler.ClassSampler):
     """Returns the neighbours for a checkpoint; None before the first refresh."""
     found = self._neighbours
     return None if found is None else {"step": int(found.step), "classes": found.classes.tolist()}
+
+  def restored(self, tree: dict[str, Any] | None) -> "ConfusableSampler":
+    """Returns the sampler with the neighbours of `to_json`."""
+    if tree is None:
+      return self
+    return self.with_neighbours(Neighbours(tree["step"], np.array(tree["classes"], np.int32)))
 
   def _near(self, step: int) -> np.ndarray:
     """Returns the nearest classes ``[G, L]`` of the anchors of a step."""

@@ -1,6 +1,6 @@
 """Draws batches of P classes x K images, each a pure function of (seed, step)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,7 @@ class ClassSampler:
     num_small: number of classes with fewer than K images.
     num_classes: number of classes that are drawn.
     batches_per_epoch: number of batches after which each image has been seen.
+    refresh: steps after which the sampler needs embeddings of the model; None: never.
 
   Raises:
     ValueError: if the sizes do not match each other or the data.
@@ -90,7 +91,17 @@ class ClassSampler:
     self.batches_per_epoch = max(
       -(-int(self._groups.sum()) // self._classes_per_batch), int(self._groups.max())
     )
+    self.refresh: int | None = None
     self._cache: tuple[int, list[list[tuple[int, int]]], list[np.ndarray]] | None = None
+
+  def to_json(self) -> dict[str, Any] | None:
+    """Returns what a checkpoint must hold of the sampler; None if that is nothing."""
+    return None
+
+  def restored(self, tree: dict[str, Any] | None) -> "ClassSampler":
+    """Returns the sampler with what `to_json` has returned."""
+    del tree
+    return self
 
   def __call__(self, step: int) -> BatchPlan:
     """Returns the batch of ``step`` >= 0."""

@@ -3,8 +3,10 @@
 The costs of a run are measured on a throw-away state, so the measurement changes no result.
 """
 
+from collections.abc import Mapping
 import logging
 import math
+from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
@@ -12,8 +14,8 @@ import jax
 from ml_collections import ConfigDict
 import numpy as np
 
-from soprc_jax.data import confusable, pipeline, sources
-from soprc_jax.training import build, evaluation, parallel
+from soprc_jax.data import confusable, datasets, pipeline, sources
+from soprc_jax.training import build, defaults, evaluation, parallel
 from soprc_jax.training import config as config_lib
 from soprc_jax.training.defaults import Choice
 
@@ -248,3 +250,42 @@ def _evaluation_costs(
   if isinstance(plan, confusable.ConfusableSampler):
     refresh = len(plan.to_embed(0)[0]) / size * batch / plan.refresh
   return Costs(fixed=compiling + test + _ENDING, step=refresh, evaluation=val)
+
+
+def fill(
+  config: ConfigDict, splits: datasets.Splits, time_budget: Budget | None
+) -> tuple[ConfigDict, dict[str, Any]]:
+  """Fills the open keys of the config of a new run.
+
+  Returns:
+    The config, and the choices in the format of `workdir.chosen`.
+
+  Raises:
+    ValueError: a key stays open, or the choices do not fit the other keys.
+  """
+  choices = defaults.choose(config, splits, num_devices=parallel.num_devices())
+  config = config_lib.fill(config, {key: choice.value for key, choice in choices.items()})
+  if time_budget is not None:
+    by_time = choose(config, build.make_data(config, splits), time_budget)
+    config = config_lib.fill(config, {key: choice.value for key, choice in by_time.items()})
+    choices |= by_time
+  still_open = config_lib.open_keys(config)
+  if still_open:
+    raise ValueError(f"{', '.join(still_open)} must have a value; got None. Set it, or --minutes")
+  found = {key: choice._asdict() for key, choice in choices.items()}
+  if time_budget is not None:
+    found["train.steps"]["minutes"] = time_budget.minutes
+  return config, found
+
+
+def check_same(chosen: Mapping[str, Any], time_budget: Budget | None, workdir: Path) -> None:
+  """Raises a ValueError if a run is resumed with another time budget than it was started with."""
+  if time_budget is None:
+    return
+  minutes = chosen.get("train.steps", {}).get("minutes")
+  if minutes != time_budget.minutes:
+    started = "without --minutes" if minutes is None else f"with --minutes={minutes:g}"
+    raise ValueError(
+      f"--minutes={time_budget.minutes:g}: the run in {workdir} was started {started}. Give the "
+      "same command to resume it, or choose another --workdir"
+    )

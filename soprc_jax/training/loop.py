@@ -18,13 +18,12 @@ import numpy as np
 
 from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import printable
-from soprc_jax.data import confusable, datasets, pipeline, sampler, sources
+from soprc_jax.data import confusable, datasets, pipeline, sources
 from soprc_jax.training import (
   budget,
   build,
   checkpoints,
   classes,
-  defaults,
   evaluation,
   interrupts,
   parallel,
@@ -195,10 +194,10 @@ class _Run:
     splits = datasets.make_splits(config.data)
     started_from = self._check_unseen(splits) if is_new else None
     if is_new:
-      self.config, self.chosen = _choose(config, splits, time_budget)
+      self.config, self.chosen = budget.fill(config, splits, time_budget)
     else:
       self.config, self.chosen = workdir_lib.filled(workdir, config), workdir_lib.chosen(workdir)
-      _check_budget(self.chosen, time_budget, workdir)
+      budget.check_same(self.chosen, time_budget, workdir)
     config = self.config
     parallel.check_equal("the config with its chosen values", config_lib.to_json(config))
     for key, choice in self.chosen.items():
@@ -243,7 +242,7 @@ class _Run:
     self.broken = set[int]()
     self.empty = EmptyBatches()
     self.state = parallel.replicate(parallel.from_main(state))
-    self.sampler = _resumed(self.data.sampler, meta.get("neighbours"))
+    self.sampler = self.data.sampler.restored(meta.get("sampler"))
     self.records = run_log.Records(
       workdir,
       config,
@@ -306,7 +305,7 @@ class _Run:
     Where the sampler depends on the model, it is renewed at each refresh. The steps before that are
     done then, since their batches have been taken.
     """
-    refresh, start = getattr(self.sampler, "refresh", self.num_steps), self.start
+    refresh, start = self.sampler.refresh or self.num_steps, self.start
     batches = build.make_batches(self.config, self.data)
     while start < self.num_steps:
       stop = min(start - start % refresh + refresh, self.num_steps)
@@ -334,10 +333,7 @@ class _Run:
 
   def _meta(self) -> dict[str, Any]:
     """Returns the metadata of a checkpoint that a run resumes from."""
-    found: dict[str, Any] = {"visits": self.records.v.visits}
-    if isinstance(self.sampler, confusable.ConfusableSampler):
-      found["neighbours"] = self.sampler.to_json()
-    return self.meta | found
+    return self.meta | {"visits": self.records.v.visits, "sampler": self.sampler.to_json()}
 
   def _start_step(self, number: int, stream: Iterator[dict[str, np.ndarray]]) -> _Step:
     """Starts a step with the next batch on the devices."""
@@ -586,54 +582,6 @@ class _Run:
     if parallel.is_main() and (problem := trivial_baselines.not_beaten(self.config, found)):
       _log.warning("%s", problem)
     return found
-
-
-def _resumed(plan: sampler.ClassSampler, neighbours: Any) -> sampler.ClassSampler:
-  """Returns the sampler of a run, with the neighbours of the checkpoint that it resumes from."""
-  if neighbours is None or not isinstance(plan, confusable.ConfusableSampler):
-    return plan
-  return plan.with_neighbours(confusable.Neighbours.from_json(neighbours))
-
-
-def _choose(
-  config: ConfigDict, splits: datasets.Splits, time_budget: budget.Budget | None
-) -> tuple[ConfigDict, dict[str, Any]]:
-  """Fills the open keys of the config of a new run.
-
-  Returns:
-    The config, and the choices in the format of `workdir.chosen`.
-
-  Raises:
-    ValueError: a key stays open, or the choices do not fit the other keys.
-  """
-  choices = defaults.choose(config, splits, num_devices=parallel.num_devices())
-  config = config_lib.fill(config, {key: choice.value for key, choice in choices.items()})
-  if time_budget is not None:
-    by_time = budget.choose(config, build.make_data(config, splits), time_budget)
-    config = config_lib.fill(config, {key: choice.value for key, choice in by_time.items()})
-    choices |= by_time
-  still_open = config_lib.open_keys(config)
-  if still_open:
-    raise ValueError(f"{', '.join(still_open)} must have a value; got None. Set it, or --minutes")
-  found = {key: choice._asdict() for key, choice in choices.items()}
-  if time_budget is not None:
-    found["train.steps"]["minutes"] = time_budget.minutes
-  return config, found
-
-
-def _check_budget(
-  chosen: Mapping[str, Any], time_budget: budget.Budget | None, workdir: Path
-) -> None:
-  """Raises a ValueError if a run is resumed with another time budget than it was started with."""
-  if time_budget is None:
-    return
-  minutes = chosen.get("train.steps", {}).get("minutes")
-  if minutes != time_budget.minutes:
-    started = "without --minutes" if minutes is None else f"with --minutes={minutes:g}"
-    raise ValueError(
-      f"--minutes={time_budget.minutes:g}: the run in {workdir} was started {started}. Give the "
-      "same command to resume it, or choose another --workdir"
-    )
 
 
 def _trailing_skips(lines: list[dict[str, Any]]) -> int:

@@ -95,9 +95,10 @@ def test_random_classes_fill_the_batch_where_neighbours_are_too_few():
 def test_neighbours_survive_a_checkpoint():
   plan = _on_a_line(_sampler(), step=5)
   tree = plan.to_json()
-  again = _sampler().with_neighbours(confusable.Neighbours.from_json(tree))
+  again = _sampler().restored(tree)
   np.testing.assert_array_equal(plan(7).positions, again(7).positions)
   assert _sampler().to_json() is None
+  assert _sampler().restored(None).to_json() is None
 
 
 @pytest.mark.parametrize("step", [4, 10])
