@@ -10,9 +10,8 @@ folder) can define the splits itself. To start from ImageNet weights, give
 norm is trained.
 
 Batches are made of classes that the model takes for each other (``data.sampler=confusable``), and
-the loss is minus the logarithm of the precision (``loss.link=log``): on three data sets that were
-not chosen for it, this was ahead of the same loss without the logarithm, and of SmoothAP
-(docs/behaviour.md).
+the loss is minus the logarithm of the precision (``loss.link=log``). docs/behaviour.md has what
+each gained on three data sets.
 
 Batch, image size and learning rate follow the data: ``soprc_jax/training/defaults.py`` has the
 rules. The log and the report have each choice with its reason. A value that you set overrides it.
