@@ -32,6 +32,7 @@ _TINY = {
   "loss.num_points": 6,
   "train.steps": 5,
   "train.batch_size": 16,
+  "train.per_class": 4,
   "optim.schedule": "step",
   "optim.milestones": (2, 4),
   "optim.decay_factor": 0.1,
