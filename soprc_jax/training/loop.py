@@ -343,13 +343,14 @@ class _Run:
     self._note_broken(positions, batch["broken"])
     if self.config.data.on_broken != "skip":
       batch.pop("broken")
-    if number > self.config.warmup.steps:
-      self.records.v.count(number, self.sampler(number - 1))
     wait = time.perf_counter() - waiting
     step_fn = self.parts.warmup_step if number <= self.config.warmup.steps else self.parts.main_step
     self.state, scalars = step_fn(
       self.state, parallel.shard(batch) | {"step": parallel.same_everywhere(np.int32(number))}
     )
+    # While the devices compute. The sampler is that of this step until the next batch is taken.
+    if number > self.config.warmup.steps:
+      self.records.v.count(number, self.sampler)
     return _Step(number, batch, positions, scalars, wait)
 
   def _stop(self, requests: interrupts.Requests, number: int) -> NoReturn:

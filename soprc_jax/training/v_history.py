@@ -63,9 +63,10 @@ class VHistory:
       lines = [line for line in workdir_lib.read_lines(path) if line["step"] <= last_step]
       self._log = workdir_lib.JsonLines(path, lines, writes=writes)
 
-  def count(self, step: int, plan: sampler.BatchPlan) -> None:
+  def count(self, step: int, plan_of: sampler.ClassSampler) -> None:
     """Counts the recorded classes that have a pair in the batch of a step of the main phase."""
     if self._classes:
+      plan = plan_of(step - 1)
       labels, counts = np.unique(self._train.labels[plan.positions[plan.where]], return_counts=True)
       held = np.isin(self._classes, labels[counts > 1])
       self._visits[0] += held

@@ -85,12 +85,24 @@ def _dying_after(count):
   return dying
 
 
+def _dying_at(step):
+  """Returns `MetricsLog.write` that dies of the line of a step."""
+  write = workdir_lib.MetricsLog.write
+
+  def dying(log, line):
+    if line["step"] == step:
+      raise RuntimeError("killed")
+    write(log, line)
+
+  return dying
+
+
 def test_what_was_best_beyond_the_newest_checkpoint_is_forgotten(tmp_path, monkeypatch):
   """Checks a run that resumes with other bits, e.g. on other devices. The steps after the
   checkpoint are made again, so the best model of the first attempt must not stay.
   """
   config, folder = runs.tiny_config(warmup_steps=0, steps=8), tmp_path / "run"
-  evaluate, write = evaluation.evaluate, workdir_lib.MetricsLog.write
+  evaluate = evaluation.evaluate
 
   def train(*values, baselines=0):
     left = [0.0] * baselines + list(values)
@@ -101,13 +113,8 @@ def test_what_was_best_beyond_the_newest_checkpoint_is_forgotten(tmp_path, monke
     )
     return loop.train(config, folder)
 
-  def dies(log, line):
-    if line["step"] == 7:
-      raise RuntimeError("killed")
-    write(log, line)
-
   with monkeypatch.context() as patch:
-    patch.setattr(workdir_lib.MetricsLog, "write", dies)
+    patch.setattr(workdir_lib.MetricsLog, "write", _dying_at(7))
     with pytest.raises(RuntimeError, match="killed"):
       train(0.1, 0.3, baselines=3)
   best = folder / checkpoints.BEST
@@ -125,15 +132,9 @@ def test_a_run_with_confusable_classes_resumes_bit_for_bit(tmp_path, monkeypatch
   }
   config = runs.tiny_config(warmup_steps=2, steps=6, **sampler)
   loop.train(config, tmp_path / "whole")
-  write = workdir_lib.MetricsLog.write
-
-  def dies(log, line):
-    if line["step"] == 6:
-      raise RuntimeError("killed")
-    write(log, line)
 
   with monkeypatch.context() as patch:
-    patch.setattr(workdir_lib.MetricsLog, "write", dies)
+    patch.setattr(workdir_lib.MetricsLog, "write", _dying_at(6))
     with pytest.raises(RuntimeError, match="killed"):
       loop.train(config, tmp_path / "resumed")
   loop.train(config, tmp_path / "resumed")  # from step 4; the neighbours were found at step 3

@@ -91,7 +91,7 @@ def _visits(folder, data, first, last, **settings):
   """Returns the visits after the steps from ``first`` to ``last`` are counted."""
   history = v_history.VHistory(folder, runs.tiny_config(), data, last_step=first - 1, **settings)
   for step in range(first, last + 1):
-    history.count(step, data.sampler(step - 1))
+    history.count(step, data.sampler)
   history.close()
   return history.visits
 
