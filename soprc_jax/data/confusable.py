@@ -82,7 +82,9 @@ class ConfusableSampler(sampler.ClassSampler):
     self._group, self._pool = group, min(pool, self.num_classes - 1)
     self._num_anchors = -(-self._classes_per_batch // group)
     self.batches_per_epoch = -(-self.num_classes // self._num_anchors)
-    needed = -(-_IMAGES * self.num_classes // int(_EMBEDDED_SHARE * batch_size))
+    # At least one image a step, which is more than a fifth of a batch of four.
+    per_step = max(int(_EMBEDDED_SHARE * batch_size), 1)
+    needed = -(-_IMAGES * self.num_classes // per_step)
     self.refresh: int = max(_SHORTEST, needed) if refresh is None else refresh
     self._neighbours: Neighbours | None = None
 

@@ -36,7 +36,7 @@ def test_a_group_is_an_anchor_and_its_nearest_classes():
   for step in range(5):
     groups = _classes(plan, step).reshape(2, 4)
     np.testing.assert_array_equal(groups[:, 0], plan.anchors(step))
-    # The six nearest classes, or those that are left at the ends and beside the other anchor.
+    # The six nearest classes, or those that are left at the ends and next to the other anchor.
     distances = np.abs(groups - groups[:, :1])
     assert distances.max() <= 6
     assert len(np.unique(groups)) == 8
@@ -129,6 +129,11 @@ def test_a_refresh_embeds_at_most_a_fifth_of_the_images_trained_on(
   plan = _sampler(num_classes, batch_size=batch_size, refresh=None)
   assert plan.refresh == expected
   assert len(plan.to_embed(0)[0]) <= plan.refresh * batch_size / 5
+
+
+def test_the_smallest_batch_is_refreshed_too():
+  plan = _sampler(batch_size=4, per_class=2, group=2, refresh=None)
+  assert plan.refresh == 60  # two images of 30 classes, one a step
 
 
 def test_to_embed_draws_two_images_of_each_class():
