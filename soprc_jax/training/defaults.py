@@ -177,7 +177,7 @@ def learning_rate_rule(optimizer: str, is_pretrained: bool, batch_size: int) -> 
   """Chooses a learning rate that grows with the square root of the batch.
 
   >>> learning_rate_rule("adam", False, 64).value
-  0.001
+  0.002
   """
   rate = RATES[optimizer, is_pretrained]
   return Choice(
