@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from soprc_jax import losses, metrics
+from soprc_jax import losses, metrics, statistics
 from soprc_jax.batch_loss import binary_loss, retrieval_loss
 from soprc_jax.estimators import ap_loss, semi_variance, soprc_loss
 from soprc_jax.interpolation import interpolate_scores
@@ -42,6 +42,7 @@ __all__ = [
   "score_ema",
   "semi_variance",
   "soprc_loss",
+  "statistics",
 ]
 
 
