@@ -630,9 +630,14 @@ def _out_of_memory(error: BaseException) -> str:
 def metrics_line(split: str, values: dict[str, Any]) -> str:
   """Returns the metrics in one line of text.
 
-  For example ``test: mAUPRC 0.5012, recall@1 0.7301, ... (11738 queries)``.
+  For example ``test: mAUPRC 0.5012 [0.4880, 0.5144], recall@1 0.7301, ... (11738 queries)``.
   """
-  shown = [f"{name} {value:.4f}" for name, value in values.items() if isinstance(value, float)]
+  limits = values.get("intervals", {})
+  shown = [
+    f"{name} {value:.4f}{interval(limits, name)}"
+    for name, value in values.items()
+    if isinstance(value, float)
+  ]
   line = f"{split}: {', '.join(shown)} ({values['num_queries']} queries"
   if values["num_skipped"]:
     line += f", {values['num_skipped']} without a positive skipped"
@@ -641,6 +646,11 @@ def metrics_line(split: str, values: dict[str, Any]) -> str:
   if values["ks_beyond_gallery"]:
     line += f", k beyond the gallery: {values['ks_beyond_gallery']}"
   return line + ")"
+
+
+def interval(intervals: Mapping[str, Any], name: str) -> str:
+  """Returns `` [low, high]`` of a metric, or "" if it has no interval."""
+  return " [{:.4f}, {:.4f}]".format(*intervals[name]) if name in intervals else ""
 
 
 def _command() -> str:

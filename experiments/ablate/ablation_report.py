@@ -11,6 +11,7 @@ from experiments.ablate import ablation
 from experiments.ablate.ablation_stages import PAPER_TABLE_2, Stage
 from experiments.compare import comparison, tables
 from soprc_jax._internal import stored, text_table
+from soprc_jax.metrics import per_query
 from soprc_jax.training import plots
 from soprc_jax.training import workdir as workdir_lib
 
@@ -43,7 +44,8 @@ def write(
       folder / f"{stage.name}.md", table(folder, stage, found, plan.seeds)
     )
     plot(folder / f"{stage.name}.png", folder, stage, found)
-    entries = [_entry(folder, result) for result in found]
+    gaps = _gaps(folder, stage, found)
+    entries = [_entry(folder, result, gaps.get(result.variant.label)) for result in found]
     content[stage.name] = {"title": stage.title, "seeds": plan.seeds, "variants": entries}
     names += [f"{stage.name}.md", f"{stage.name}.png"]
   about = {"init_from": plan.init_from, "stages": content}
@@ -58,9 +60,7 @@ def table(
 
   It has the test metrics over the seeds, paired differences, and the gradient's signals.
   """
-  paper = stage.name == "table2"
-  reference = next((result for result in results if result.variant.label == stage.reference), None)
-  first = None if reference is None else _values(folder, reference, "test", "mAUPRC")
+  paper, gaps = stage.name == "table2", _gaps(folder, stage, results)
   header = [
     stage.axis or "variant",
     "option",
@@ -75,14 +75,14 @@ def table(
   ] * paper
   rows = []
   for result in results:
-    own = _values(folder, result, "test", "mAUPRC")
+    gap = gaps.get(result.variant.label)
     cells = [
       result.variant.label,
       result.row.method,
       f"{result.row.rate:g}{'*' if result.row.at_edge() else ''}",
       f"{_values(folder, result, 'val', 'mAUPRC').mean():.4f}",
       *(tables.mean_and_deviation(_values(folder, result, "test", key)) for key in _TEST),
-      "" if first is None or result is reference else tables.difference(own, first),
+      "" if gap is None else str(gap),
       *(_ends(folder, result, key) for key, _, _ in _SIGNALS),
     ]
     if paper:
@@ -90,7 +90,8 @@ def table(
     rows.append(cells)
   notes = [
     f"{stage.title}. Test, {_over(seeds)}; a list is saturated if its risk is above "
-    f"0.95.{_choice(results)}",
+    f"0.95.{_choice(results)} {tables.DIFFERENCES if gaps else ''}".rstrip(),
+    *tables.unresolved(gaps),
     *(
       [f"{len(stage.variants) - len(results)} of {len(stage.variants)} variants have not finished."]
       * (len(results) < len(stage.variants))
@@ -103,13 +104,22 @@ def table(
   return "\n".join([text_table.markdown(header, rows), "", *notes]) + "\n"
 
 
+def _gaps(
+  folder: Path, stage: Stage, results: Sequence[ablation.Result]
+) -> dict[str, per_query.Difference | None]:
+  """Returns variant -> its mAUPRC minus that of the stage's reference."""
+  reference = next((result for result in results if result.variant.label == stage.reference), None)
+  return {
+    result.variant.label: tables.difference_of_rows(folder, result.row, reference.row)
+    for result in results
+    if reference is not None and result is not reference
+  }
+
+
 def _over(seeds: Sequence[int]) -> str:
   if len(seeds) == 1:
     return f"one seed ({seeds[0]})"
-  return (
-    f"mean ± standard deviation over {len(seeds)} seeds; difference of mAUPRC paired by seed, "
-    "± standard error"
-  )
+  return f"mean ± standard deviation over {len(seeds)} seeds"
 
 
 def _choice(results: Sequence[ablation.Result]) -> str:
@@ -205,7 +215,9 @@ def _ends(folder: Path, result: ablation.Result, key: str) -> str:
   return f"{signal[:count].mean():.3f}, {signal[-count:].mean():.3f}"
 
 
-def _entry(folder: Path, result: ablation.Result) -> dict[str, Any]:
+def _entry(
+  folder: Path, result: ablation.Result, gap: per_query.Difference | None
+) -> dict[str, Any]:
   """Returns a result for ablation.json; a run that diverged has null."""
 
   def listed(split: str, key: str) -> list[float | None]:
@@ -219,5 +231,6 @@ def _entry(folder: Path, result: ablation.Result) -> dict[str, Any]:
     "trials": result.trials,
     "val": listed("val", "mAUPRC"),
     "test": {key: listed("test", key) for key in _TEST},
+    "minus_reference": None if gap is None else gap._asdict(),
     "signals": {key: _ends(folder, result, key) for key, _, _ in _SIGNALS},
   }

@@ -10,11 +10,13 @@ import numpy as np
 from experiments.compare import comparison as comparison_lib
 from experiments.compare import plans, tables
 from soprc_jax._internal import stored
+from soprc_jax.metrics import per_query
 from soprc_jax.reports import charts, page, paper_numbers, run_tables
 from soprc_jax.training import workdir as workdir_lib
 
 _NUMBER = (None, float)
 _TEST = {"mean": _NUMBER, "std": _NUMBER, "values": [_NUMBER]}
+_DIFFERENCE = {"mean": float, "low": float, "high": float, "probability": float}
 _METHOD = {
   "method": str,
   "label": str,
@@ -63,6 +65,8 @@ def make(folder: Path) -> str:
     ],
     seen=seen if isinstance(seen, str) else "",
     methods=_methods(table, entries),
+    differences=tables.DIFFERENCES,
+    unresolved=tables.unresolved({entry["label"]: _difference(entry) for entry in entries}),
     broken=[entry["label"] for entry in entries if None in entry["test"]["mAUPRC"]["values"]],
     in_paper=paper_numbers.has(source),
     paper=_paper(table, entries) if paper_numbers.has(source) else None,
@@ -81,6 +85,14 @@ def _check(path: Path, table: Mapping[str, Any]) -> None:
   first = table["methods"][0]
   for entry in table["methods"]:
     sizes = {len(entry["runs"]), *(len(found["values"]) for found in entry["test"].values())}
+    problem = stored.problem(
+      entry.get("first_minus_this"), (None, _DIFFERENCE), f"{entry['method']}.first_minus_this"
+    )
+    if problem:
+      raise ValueError(
+        f"{path} is corrupt ({problem}): remove it, and the command of soprc compare writes it "
+        "again"
+      )
     if (
       entry["test"].keys() != first["test"].keys()
       or "mAUPRC" not in entry["test"]
@@ -95,16 +107,16 @@ def _check(path: Path, table: Mapping[str, Any]) -> None:
 def _methods(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Markup:
   metrics = list(entries[0]["test"])
   first = table["methods"][0]
-  values = _values(first)
-  header = ["method", "learning rate", *metrics, f"{first['label']} minus this, mAUPRC"]
+  header = ["method", "learning rate", *metrics, f"{first['label']} minus this, mAUPRC", "P(ahead)"]
   rows = []
   for entry in entries:
-    gap = "" if entry is first else tables.difference(values, _values(entry))
+    gap = _difference(entry)
     rate = f"{entry['learning_rate']:g}{'*' if _at_edge(entry) else ''}"
     cells = [
       rate,
       *(_with_deviation(entry["test"][metric]) for metric in metrics),
-      "-" if "nan" in gap else gap,
+      "" if entry is first else "-" if gap is None else str(gap),
+      "" if gap is None else f"{gap.probability:.3f}",
     ]
     rows.append([page.name(entry["label"]), *map(page.Number, cells)])
   seeds = len(table["plan"]["seeds"])
@@ -272,10 +284,10 @@ def _with_deviation(found: Mapping[str, Any]) -> str:
   return f"{found['mean']:.4f}" + ("" if found["std"] is None else f" ± {found['std']:.4f}")
 
 
-def _values(entry: Mapping[str, Any]) -> np.ndarray:
-  return np.array(
-    [np.nan if value is None else value for value in entry["test"]["mAUPRC"]["values"]], float
-  )
+def _difference(entry: Mapping[str, Any]) -> per_query.Difference | None:
+  """Returns the first method's mAUPRC minus that of this one; None in tables of older versions."""
+  found = entry.get("first_minus_this")
+  return None if found is None else per_query.Difference(**found)
 
 
 def _mean(entry: Mapping[str, Any]) -> float:

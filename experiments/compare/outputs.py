@@ -33,7 +33,9 @@ def write(
   config = configs[rows[0].method]
   found = _costs(folder, configs)
   metrics = ["mAUPRC", *(f"recall@{k}" for k in config.eval.ks[:2])]
-  summaries = [tables.summarize(folder, row, metrics, found[row.method]) for row in rows]
+  summaries = [
+    tables.summarize(folder, row, metrics, found[row.method], first=rows[0]) for row in rows
+  ]
   devices = sorted({comparison.device(folder, run) for row in rows for run in row.runs})
   seen = comparison.seen_classes(folder, (run for row in rows for run in row.runs))
   title = f"{_title(plan, configs)}; trained on {' and '.join(devices)}" + (

@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.compare import comparison, plans, step_cost
 from soprc_jax._internal import stored, text_table
+from soprc_jax.metrics import per_query
 from soprc_jax.training import methods
 from soprc_jax.training import workdir as workdir_lib
 
@@ -19,25 +20,66 @@ class Summary(NamedTuple):
     row: the method and its runs.
     values: metric name -> ``[seeds]``, NaN where a run diverged.
     cost: cost of a training step.
+    behind: mAUPRC of the first method minus that of this one, see `difference_of_rows`.
   """
 
   row: comparison.Row
   values: dict[str, np.ndarray]
   cost: step_cost.Cost
+  behind: per_query.Difference | None
 
 
 Curve = tuple[np.ndarray, np.ndarray]
 
 
 def summarize(
-  folder: Path, row: comparison.Row, metrics: Sequence[str], cost: step_cost.Cost
+  folder: Path,
+  row: comparison.Row,
+  metrics: Sequence[str],
+  cost: step_cost.Cost,
+  *,
+  first: comparison.Row,
 ) -> Summary:
-  """Returns the test metrics of a method over the seeds."""
+  """Returns the test metrics of a method over the seeds, and its difference to the first one."""
   values = {
     key: np.array([comparison.metric(folder, run, "test", key) for run in row.runs])
     for key in metrics
   }
-  return Summary(row, values, cost)
+  behind = None if row is first else difference_of_rows(folder, first, row)
+  return Summary(row, values, cost, behind)
+
+
+def difference_of_rows(
+  folder: Path, first: comparison.Row, other: comparison.Row
+) -> per_query.Difference | None:
+  """Returns the test mAUPRC of ``first`` minus that of ``other``, by query, class and seed.
+
+  None if a run diverged, or if there are too few test classes for an interval.
+
+  Raises:
+    ValueError: a run has no result of each query, or those of two runs are of other queries.
+  """
+  queries = {run.folder(): _queries(folder, run) for row in (first, other) for run in row.runs}
+  found = {name: one for name, one in queries.items() if one is not None}
+  if len(found) < len(queries):
+    return None
+  per_query.check_paired(found)
+  a, b = ([found[run.folder()] for run in row.runs] for row in (first, other))
+  return per_query.difference(a, b)
+
+
+def _queries(folder: Path, run: plans.RunName) -> per_query.PerQuery | None:
+  """Returns the result of each test query of a run that has ended, or None if it diverged."""
+  path = folder / run.folder() / workdir_lib.per_query("test")
+  if "diverged" in (comparison.finished(folder, run) or {}):
+    return None
+  try:
+    return per_query.read(path)
+  except (FileNotFoundError, ValueError) as error:
+    raise ValueError(
+      f"{path} is missing or corrupt: remove {path.with_name(workdir_lib.RESULTS)}, and the same "
+      "command tests the run again"
+    ) from error
 
 
 def mean_and_deviation(values: np.ndarray) -> str:
@@ -89,6 +131,7 @@ def markdown(summaries: Sequence[Summary], device: str) -> str:
     "learning rate",
     *metrics,
     f"{methods.label(summaries[0].row.method)} minus this",
+    "P(ahead)",
     "step, ms",
     "memory, MiB",
   ]
@@ -98,9 +141,8 @@ def markdown(summaries: Sequence[Summary], device: str) -> str:
       methods.label(summary.row.method),
       f"{summary.row.rate:g}{'*' if summary.row.at_edge() else ''}",
       *(mean_and_deviation(summary.values[key]) for key in metrics),
-      ""
-      if summary is summaries[0]
-      else difference(summaries[0].values[main], summary.values[main]),
+      "" if summary.behind is None else str(summary.behind),
+      "" if summary.behind is None else f"{summary.behind.probability:.3f}",
       f"{1e3 * summary.cost.step_seconds:.0f}",
       f"{summary.cost.peak_bytes / 2**20:.0f}",
     ]
@@ -110,8 +152,9 @@ def markdown(summaries: Sequence[Summary], device: str) -> str:
     text_table.markdown(header, rows),
     "",
     f"Test, mean ± standard deviation over {count} seed{'s' if count > 1 else ''}; learning rate "
-    "chosen on the validation split at the first seed (* at the edge of its grid). Difference of "
-    f"{main} paired by seed, ± standard error.",
+    "chosen on the validation split at the first seed (* at the edge of its grid).",
+    f"{DIFFERENCES} P(ahead): probability of the first method being ahead on them.",
+    *unresolved({methods.label(one.row.method): one.behind for one in summaries}),
     "Step: median time of a training step of the whole batch without loading, measured with the "
     f"methods taking turns. Memory: XLA's plan for that step on one device. Both on {device}.",
   ]
@@ -122,6 +165,22 @@ def markdown(summaries: Sequence[Summary], device: str) -> str:
       f"{', '.join(broken)}."
     )
   return "\n".join(lines) + "\n"
+
+
+DIFFERENCES = (
+  "Difference of mAUPRC paired by query and seed, with its 95 % interval for new classes and (with "
+  "several seeds) new seeds."
+)
+
+
+def unresolved(differences: Mapping[str, per_query.Difference | None]) -> list[str]:
+  """Returns a sentence that names the differences whose interval contains 0, if there are any.
+
+  Args:
+    differences: displayed name -> difference, None where there is none.
+  """
+  names = [name for name, one in differences.items() if one is not None and not one.resolved]
+  return [f"These data do not resolve the difference to: {', '.join(names)}."] if names else []
 
 
 def _broken(summaries: Sequence[Summary]) -> list[str]:
@@ -165,6 +224,7 @@ def as_json(summaries: Sequence[Summary], about: Mapping[str, Any]) -> dict[str,
         }
         for key, values in summary.values.items()
       },
+      "first_minus_this": None if summary.behind is None else summary.behind._asdict(),
       "step_seconds": summary.cost.step_seconds,
       "peak_memory_bytes": summary.cost.peak_bytes,
     }

@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import csv
+import difflib
 import errno
 import logging
 import os
@@ -132,7 +133,12 @@ def read_lines(path: Path, *, what: str, layout: str) -> list[tuple[int, str]]:
 
 
 def read_csv(
-  path: Path, headers: Sequence[Sequence[str]], *, remedy: str, may_be_empty: Sequence[str] = ()
+  path: Path,
+  headers: Sequence[Sequence[str]],
+  *,
+  remedy: str,
+  may_be_empty: Sequence[str] = (),
+  more_columns: bool = False,
 ) -> list[tuple[int, dict[str, str]]]:
   """Reads (line number, column -> field) of each row of a CSV file of images.
 
@@ -143,6 +149,8 @@ def read_csv(
     headers: the allowed headers.
     remedy: what to do about another header, for the message.
     may_be_empty: columns whose fields may be empty; default: none.
+    more_columns: other columns may follow those of a header. Their fields may be empty. Their names
+      differ from each other, and clearly from those of the headers.
 
   Raises:
     ValueError: if the file is not UTF-8 text or not CSV, or if a row or the header is wrong.
@@ -152,13 +160,15 @@ def read_csv(
     with path.open(newline="", encoding="utf-8-sig") as stream:
       reader = csv.reader(stream)
       columns = [strings.class_name(column) for column in next(reader, [])]
-      if columns not in headers:
+      others = _other_columns(columns, headers) if more_columns else None
+      if columns not in headers and others is None:
         raise ValueError(f"{path}: the columns are {shown(columns)}; {remedy}")
+      may_be_empty = [*may_be_empty, *(others or [])]
       for fields in filter(None, reader):
         found = dict(zip(columns, fields))
         blank = [column for column in found if not strings.stripped(found[column])]
         if len(fields) != len(columns) or not set(blank) <= set(may_be_empty):
-          wanted = "fields" if may_be_empty else "fields that are not empty"
+          wanted = "fields" if set(columns) & set(may_be_empty) else "fields that are not empty"
           raise ValueError(
             f"{path}:{reader.line_num}: expected {len(columns)} {wanted}, got {shown(fields)}"
           )
@@ -171,6 +181,21 @@ def read_csv(
   except csv.Error as error:
     raise ValueError(f"{path} is not a valid CSV file ({error})") from error
   return rows
+
+
+def _other_columns(columns: list[str], headers: Sequence[Sequence[str]]) -> list[str] | None:
+  """Returns the columns behind those of the longest header that fits, or None if there is none.
+
+  A name that may be a slip of the pen for a known one fits none.
+  """
+  known = {name for header in headers for name in header}
+  for header in sorted(headers, key=len, reverse=True):
+    others = columns[len(header) :]
+    if columns[: len(header)] == list(header):
+      slips = (difflib.get_close_matches(name.lower(), known, cutoff=0.75) for name in others)
+      fine = all(others) and len(set(others)) == len(others) and not any(slips)
+      return others if fine else None
+  return None
 
 
 def as_listed(root: Path, path: str) -> str:

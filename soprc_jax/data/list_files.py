@@ -206,9 +206,11 @@ def read_lists(
 
 
 _CSV_LAYOUT = (
-  "  a header 'path,label' or 'path,label,split' and no other column, separated by commas, UTF-8; "
-  "paths relative to the folder of the CSV; split one of train, val, test"
+  "  a header 'path,label' or 'path,label,split', separated by commas, UTF-8; paths relative to "
+  "the folder of the CSV; split one of train, val, test; columns for --group_by may follow, with "
+  "names that are unlike these"
 )
+_CSV_HEADERS = (["path", "label"], ["path", "label", "split"])
 CSV_SPLITS = ("train", "val", "test")
 
 
@@ -250,10 +252,31 @@ def load_csv(path: str, *, on_broken: str = "error") -> dict[str, image_files.Fi
   return splits
 
 
+def csv_column(path: str, column: str) -> dict[str, str]:
+  """Reads image -> its value in a column of a CSV file of images.
+
+  Args:
+    path: path of the file, see `load_csv`.
+    column: name of the column.
+
+  Raises:
+    ValueError: the file has no such column; see `load_csv`.
+    OSError: the file is missing or unreadable.
+  """
+  rows = [row for _, row in _csv_lines(file_io.given(path, name="data.root").absolute())]
+  if rows and column not in rows[0]:
+    raise ValueError(f"{path} has no column {column!r}: choose one of {', '.join(rows[0])}")
+  return {row["path"]: row[column] for row in rows}
+
+
+def _csv_lines(file: Path) -> list[tuple[int, dict[str, str]]]:
+  remedy = f"the file must have\n{_CSV_LAYOUT}"
+  return image_files.read_csv(file, _CSV_HEADERS, remedy=remedy, more_columns=True)
+
+
 def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
   """Reads split (or ``"all"``) -> image -> class, and checks each row separately."""
-  headers = [["path", "label"], ["path", "label", "split"]]
-  listed = image_files.read_csv(file, headers, remedy=f"the file must have\n{_CSV_LAYOUT}")
+  listed = _csv_lines(file)
   rows: dict[str, dict[str, str]] = {}
   first: dict[str, tuple[int, str]] = {}
   for (number, row), key in zip(

@@ -107,6 +107,8 @@ def read(workdir: Path) -> Run:
 def _metric_problem(name: str, value: Any, place: str) -> str:
   if name == "ks_beyond_gallery":
     return "" if value == [] else stored.problem(value, [int], place)
+  if name == "intervals":
+    return stored.problem(value, {str: (float, [float])}, place)
   return stored.problem(value, int if name.startswith("num_") else (None, float), place)
 
 

@@ -47,10 +47,22 @@ def metrics(run: reading.Run) -> Markup:
   titles |= {
     key: title for key, title in _COUNTS.items() if any(key in found[name] for name in names)
   }
-  rows = [[title, *(found[name].get(key) for name in names)] for key, title in titles.items()]
+  rows = [
+    [title, *(_with_limits(found[name], key) for name in names)] for key, title in titles.items()
+  ]
   return page.table(
-    "Every metric of every evaluation (values from 0 to 1)", ["metric", *names], rows
+    "Every metric of every evaluation (values from 0 to 1), on test with its 95 % interval for new "
+    "classes",
+    ["metric", *names],
+    rows,
   )
+
+
+def _with_limits(values: Mapping[str, Any], key: str) -> page.Cell:
+  limits = values.get("intervals", {}).get(key)
+  if limits is None:
+    return values.get(key)
+  return page.Number("{:.4f} [{:.4f}, {:.4f}]".format(values[key], *limits))
 
 
 def baselines(run: reading.Run) -> list[Markup]:

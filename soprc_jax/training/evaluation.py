@@ -1,6 +1,6 @@
 """Evaluation of a model on a split: embed all images on the devices, rank them on the hosts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 import logging
 from pathlib import Path
@@ -13,7 +13,8 @@ import numpy as np
 from soprc_jax import metrics
 from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import printable
-from soprc_jax.data import datasets, pipeline, sources
+from soprc_jax.data import datasets, list_files, pipeline, sources
+from soprc_jax.metrics import per_query
 from soprc_jax.training import build, checkpoints, classes, parallel, progress
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
@@ -92,8 +93,36 @@ def evaluate(embedded: Embedded, config: ConfigDict) -> dict[str, Any]:
     The metrics of `soprc_jax.metrics.retrieval_metrics`, and the number of images that were left
     out, ``"num_broken"``.
   """
-  everything = np.arange(len(embedded.labels))
-  return _rank(embedded, everything, None, config) | {"num_broken": embedded.num_broken}
+  return _rank(embedded, np.arange(len(embedded.labels)), None, config)[0] | {
+    "num_broken": embedded.num_broken
+  }
+
+
+def test(
+  embedded: Embedded, source: sources.Source, config: ConfigDict
+) -> tuple[dict[str, Any], per_query.PerQuery]:
+  """Computes what `evaluate` does, with 95 % intervals for new classes, ``"intervals"``.
+
+  Args:
+    embedded: embeddings of the images of ``source``.
+    source: the images.
+    config: resolved.
+
+  Returns:
+    The metrics, and the result of each query.
+  """
+  found, ap, above = _rank(embedded, np.arange(len(embedded.labels)), None, config)
+  names, labels = sources.ids(source), sources.shown_classes(source)
+  queries = per_query.make(
+    [names[i] for i in embedded.positions], [labels[i] for i in embedded.positions], ap, above
+  )
+  intervals = per_query.intervals(queries, metric_names(found))
+  return found | {"num_broken": embedded.num_broken, "intervals": intervals}, queries
+
+
+def metric_names(values: Mapping[str, Any]) -> list[str]:
+  """Returns the names of the metrics among the values of an evaluation."""
+  return [name for name, value in values.items() if isinstance(value, float)]
 
 
 def one_per_class(embedded: Embedded, config: ConfigDict, *, seed: int = 0) -> dict[str, Any]:
@@ -114,8 +143,8 @@ def one_per_class(embedded: Embedded, config: ConfigDict, *, seed: int = 0) -> d
   for _ in range(config.eval.one_per_class):
     order = rng.permutation(len(embedded.labels))
     chosen = order[np.unique(embedded.labels[order], return_index=True)[1]]
-    found.append(_rank(embedded, np.setdiff1d(order, chosen), chosen, config))
-  names = [name for name, value in found[0].items() if isinstance(value, float)]
+    found.append(_rank(embedded, np.setdiff1d(order, chosen), chosen, config)[0])
+  names = metric_names(found[0])
   means = {name: float(np.mean([values[name] for values in found])) for name in names}
   deviations = {f"{name}_std": float(np.std([values[name] for values in found])) for name in names}
   fixed = {name: found[0][name] for name in ("num_queries", "num_skipped", "ks_beyond_gallery")}
@@ -124,10 +153,14 @@ def one_per_class(embedded: Embedded, config: ConfigDict, *, seed: int = 0) -> d
 
 def _rank(
   embedded: Embedded, queries: np.ndarray, gallery: np.ndarray | None, config: ConfigDict
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], np.ndarray, np.ndarray]:
   """Computes the metrics of the images at ``queries`` against those at ``gallery``.
 
   Without a gallery the queries are the gallery. Each process ranks its share of the queries.
+
+  Returns:
+    The metrics, the average precision of each query, and the number of negatives above its first
+    positive; see `soprc_jax.metrics.retrieval_metrics`.
   """
   size = -(-len(queries) // parallel.num_processes())
   first = parallel.process_index() * size
@@ -154,9 +187,10 @@ def _rank(
   ap, above = np.full(size, np.nan), np.full(size, -1)
   ap[: len(mine)], above[: len(mine)] = found["ap_per_query"], found["negatives_above"]
   ap, above = parallel.gather_rows(ap)[: len(queries)], parallel.gather_rows(above)[: len(queries)]
-  return metrics.summarise_ranks(
+  found = metrics.summarise_ranks(
     ap, above, ks=config.eval.ks, num_candidates=len(candidates) - (gallery is None)
   )
+  return found, ap, above
 
 
 class Trained(NamedTuple):
@@ -235,8 +269,14 @@ def restore(
 
 
 def evaluate_workdir(
-  config: ConfigDict, workdir: Path, *, split: str, newest: bool, allow_seen_classes: bool = False
-) -> dict[str, Any]:
+  config: ConfigDict,
+  workdir: Path,
+  *,
+  split: str,
+  newest: bool,
+  allow_seen_classes: bool = False,
+  group_by: str = "",
+) -> tuple[dict[str, Any], per_query.PerQuery]:
   """Computes the metrics of a split for a checkpoint of a run.
 
   Args:
@@ -246,15 +286,19 @@ def evaluate_workdir(
     newest: evaluate the newest checkpoint instead of that of the best validation mAUPRC.
     allow_seen_classes: log a warning instead of raising if tested classes were trained on, and
       return the result of `classes.seen` under ``"seen_classes"``.
+    group_by: a column of the CSV file ``data.root``; the metrics of each of its values are under
+      ``"groups"``, see `per_query.by_group`.
 
   Returns:
-    The metrics, and the step of the checkpoint under ``"checkpoint_step"``.
+    The metrics of `test`, with the step of the checkpoint under ``"checkpoint_step"``, and the
+    result of each query.
 
   Raises:
-    ValueError: see `load`; the data have no such split; the data of the run have changed; tested
-      classes were trained on.
+    ValueError: see `load`; the data have no such split or column; the data of the run have changed;
+      tested classes were trained on.
     FileNotFoundError: see `load`.
   """
+  groups = groups_of(config, group_by) if group_by else {}  # first, so that an error comes early
   trained = load(config, workdir, newest=newest)
   images = pick_split(trained.splits, split)
   lines = changes(trained, config, workdir)
@@ -281,10 +325,26 @@ def evaluate_workdir(
       network=f"step {trained.step} of {workdir}",
       allow_seen_classes=allow_seen_classes,
     )
-  values = evaluate(trained.embed(trained.variables, images), config) | {
-    "checkpoint_step": trained.step
-  }
-  return values if found is None else values | {"seen_classes": found}
+  values, queries = test(trained.embed(trained.variables, images), images, config)
+  names = metric_names(values)
+  values["checkpoint_step"] = trained.step
+  if group_by:
+    of_queries = [groups[name] for name in queries.id]
+    values["groups"] = {
+      "column": group_by,
+      "values": per_query.by_group(queries, of_queries, names),
+    }
+  return values if found is None else values | {"seen_classes": found}, queries
+
+
+def groups_of(config: ConfigDict, column: str) -> dict[str, str]:
+  """Returns image -> value of a column of the CSV file of a run."""
+  if config.data.source != "csv":
+    raise ValueError(
+      f"--group_by={column} needs images of a CSV file with that column, and data.source is "
+      f"{config.data.source}: train with --config=folder:csv"
+    )
+  return list_files.csv_column(config.data.root, column)
 
 
 def changes(trained: Trained, config: ConfigDict, workdir: Path) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from soprc_jax import metrics as metrics_lib
 from soprc_jax import version
 from soprc_jax.data import sources
+from soprc_jax.metrics import per_query
 from soprc_jax.models import convolutions
 from soprc_jax.training import evaluation, parallel, plots
 from soprc_jax.training import workdir as workdir_lib
@@ -29,7 +30,7 @@ def write(
   *,
   notes: Mapping[str, Any],
 ) -> dict[str, Any]:
-  """Tests a model on every test split, and writes plots and ``results.json``.
+  """Tests a model on every test split, and writes ``results.json``, plots and ``per_query.npz``.
 
   Args:
     workdir: folder of the run.
@@ -53,7 +54,9 @@ def write(
   values: dict[str, Any] = {}
   for name in (name for name in splits if name.startswith("test")):
     embedded = embed(replicated, splits[name])
-    values[name] = evaluation.evaluate(embedded, config)
+    values[name], queries = evaluation.test(embedded, splits[name], config)
+    if parallel.is_main():
+      per_query.write(workdir / workdir_lib.per_query(name), queries)
     if config.eval.one_per_class:
       values[f"{name}_one_per_class"] = evaluation.one_per_class(embedded, config)
     if name == "test" and parallel.is_main():

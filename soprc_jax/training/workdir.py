@@ -41,9 +41,19 @@ WRITES = (
   "diverged",
   "diverged.json",
   "variables",
-  "evaluation_*.json",
+  "per_query*.npz",
+  "evaluation_*",
 )
 is_full = file_io.is_full
+
+
+def per_query(split: str) -> str:
+  """Returns the name of the file with the result of each query of a test split.
+
+  >>> per_query("test"), per_query("test_small")
+  ('per_query.npz', 'per_query_small.npz')
+  """
+  return f"per_query{split.removeprefix('test')}.npz"
 
 
 def check(workdir: Path, config: ConfigDict, writes: Sequence[str] = WRITES) -> bool:

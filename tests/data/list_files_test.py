@@ -27,6 +27,19 @@ class TestCsv:
     assert trees.classes(splits["val"]) == {3, 7}
     assert trees.classes(splits["train"]) == {1, 2, 5, 6}
 
+  def test_more_columns_may_follow_and_be_empty(self, tmp_path):
+    path = trees.csv(tmp_path, 8)
+    plain = trees.splits("csv", path)["test"]
+    header, *lines = path.read_text().splitlines()
+    rows = [f"{line},{'red' if i % 2 else ''},7" for i, line in enumerate(lines)]
+    path.write_text("\n".join([f"{header},colour,size", *rows]) + "\n")
+    assert trees.splits("csv", path)["test"].ids == plain.ids
+    colours = list_files.csv_column(str(path), "colour")
+    assert list(colours) == [line.split(",")[0] for line in lines]
+    assert list(colours.values())[:3] == ["", "red", ""]
+    with pytest.raises(ValueError, match="no column 'color': choose one of path, label, colour"):
+      list_files.csv_column(str(path), "color")
+
   def test_val_is_drawn_where_it_is_not_given(self, tmp_path):
     splits = trees.splits(
       "csv", trees.csv(tmp_path, 12, split=lambda label: "test" if label < 4 else "train")
@@ -67,7 +80,23 @@ class TestCsv:
         ValueError,
         r"(?s)the columns are \['path;label'\].*separated by commas",
       ),
-      ("path,label,note\nclass_000/0.png,a,b\n", ValueError, "(?s)'note'.*and no other column"),
+      ("path,label,splt\nclass_000/0.png,a,b\n", ValueError, "(?s)'splt'.*names that are unlike"),
+      ("path,label,Split\nclass_000/0.png,a,b\n", ValueError, "(?s)'Split'.*names that are unlike"),
+      (
+        "path,label,x,x\nclass_000/0.png,a,b,c\n",
+        ValueError,
+        "(?s)'x', 'x'.*names that are unlike",
+      ),
+      (
+        "path,label,\nclass_000/0.png,a,b\n",
+        ValueError,
+        "(?s)the columns are.*names that are unlike",
+      ),
+      (
+        "path,x,label\nclass_000/0.png,a,b\n",
+        ValueError,
+        "(?s)the columns are.*a header 'path,label'",
+      ),
       ("path,label\nclass_000/9.png,a\n", FileNotFoundError, r"there is no file class_000/9\.png"),
       (
         "path,label\n../secret.png,a\n",

@@ -1,6 +1,6 @@
 """Tests the comparison of methods: its plan, runs and table.
 
-The validation split chooses the learning rate. Differences are paired by seed.
+The validation split chooses the learning rate. Differences are paired by query and by seed.
 
 Its Markdown is that of _internal/text_table.py.
 """
@@ -18,7 +18,9 @@ import runs
 import trees
 
 from experiments.compare import comparison, plans, step_cost, tables
+from soprc_jax import statistics
 from soprc_jax.data import datasets
+from soprc_jax.metrics import per_query
 from soprc_jax.training import classes, loop, methods, plots, workdir
 from soprc_jax.training import config as config_lib
 
@@ -60,6 +62,14 @@ _VAL = {
 _TEST = dict(zip(_VAL, (0.49, 0.40, 0.44, 0.30, 0.31, 0.36)))
 
 
+def _queries(mean):
+  """Returns the results of 80 queries of 20 classes whose mean AP is ``mean``."""
+  labels = np.repeat(np.arange(20), 4)
+  effects = np.random.default_rng(int(1e4 * mean)).normal(scale=0.02, size=20)
+  ap = mean + (effects - effects.mean())[labels]
+  return per_query.make([str(i) for i in range(80)], labels.astype(str), ap, np.zeros(80, int))
+
+
 class _Trainer:
   """Replaces `loop.train`: writes the files of a finished run without training."""
 
@@ -84,6 +94,7 @@ class _Trainer:
       recall=[1, 0.8, 0.5, 0.2, 0],
       thresholds=thresholds,
     )
+    per_query.write(folder / workdir.per_query("test"), _queries(_TEST[name]))
     test = {"mAUPRC": _TEST[name], "recall@1": 2 * _TEST[name]}
     workdir.write_results(folder, {"val": {"mAUPRC": _VAL[name]}, "test": test})
 
@@ -424,14 +435,32 @@ class TestTable:
   def summaries(self, rows, tmp_path):
     cost = {"soprc": step_cost.Cost(0.123, 5 * 2**20), "triplet": step_cost.Cost(0.1, 2**20)}
     return [
-      tables.summarize(tmp_path, row, ["mAUPRC", "recall@1"], cost[row.method]) for row in rows
+      tables.summarize(tmp_path, row, ["mAUPRC", "recall@1"], cost[row.method], first=rows[0])
+      for row in rows
     ]
 
   def test_summary_has_the_test_values_of_all_seeds(self, summaries):
     np.testing.assert_allclose(summaries[0].values["mAUPRC"], [0.40, 0.44])
     np.testing.assert_allclose(summaries[0].values["recall@1"], [0.80, 0.88])
 
-  def test_difference_is_paired_by_seed(self, summaries):
+  def test_difference_is_paired_by_query_and_seed(self, summaries):
+    assert summaries[0].behind is None
+    ap = [[_queries(value).ap for value in values] for values in ((0.40, 0.44), (0.30, 0.36))]
+    want = statistics.crossed_difference(*ap, _queries(0.4).label)
+    assert summaries[1].behind[:3] == want
+    assert want.mean == pytest.approx(0.09)
+
+  def test_a_run_without_results_of_each_query_is_named(self, rows, tmp_path):
+    path = tmp_path / rows[1].runs[0].folder() / "per_query.npz"
+    path.unlink()
+    with pytest.raises(ValueError, match=r"per_query.npz is missing or corrupt: remove .*results"):
+      tables.difference_of_rows(tmp_path, *rows)
+    other = _queries(0.3)
+    per_query.write(path, other._replace(id=other.id[::-1]))
+    with pytest.raises(ValueError, match="cannot be compared query by query: test image 0 is"):
+      tables.difference_of_rows(tmp_path, *rows)
+
+  def test_of_the_binary_study_is_paired_by_seed(self, summaries):
     mean, error = tables.paired_difference(*(summary.values["mAUPRC"] for summary in summaries))
     gaps = np.array([0.10, 0.08])
     np.testing.assert_allclose(mean, gaps.mean())
@@ -439,12 +468,20 @@ class TestTable:
 
   def test_markdown(self, summaries):
     lines = tables.markdown(summaries, "one device").splitlines()
-    assert lines[2] == "| SOPRC | 0.2* | 0.4200 ± 0.0283 | 0.8400 ± 0.0566 |  | 123 | 5 |"
-    assert (
-      lines[3]
-      == "| Triplet | 0.1* | 0.3300 ± 0.0424 | 0.6600 ± 0.0849 | +0.0900 ± 0.0100 | 100 | 1 |"
-    )
+    assert lines[2] == "| SOPRC | 0.2* | 0.4200 ± 0.0283 | 0.8400 ± 0.0566 |  |  | 123 | 5 |"
+    gap = summaries[1].behind
+    cells = f"{gap} | {gap.probability:.3f}"
+    assert lines[3] == f"| Triplet | 0.1* | 0.3300 ± 0.0424 | 0.6600 ± 0.0849 | {cells} | 100 | 1 |"
+    assert cells.startswith(f"+0.0900 [{gap.low:+.4f}, {gap.high:+.4f}] | ")
     assert len({line.count("|") for line in lines[:4]}) == 1
+
+  def test_names_what_the_data_do_not_resolve(self, summaries):
+    wide = summaries[1].behind._replace(low=-0.01)
+    told = "These data do not resolve the difference to: Triplet."
+    table = tables.markdown([summaries[0], summaries[1]._replace(behind=wide)], "x")
+    assert told in table.splitlines()
+    narrow = wide._replace(low=0.01)
+    assert told not in tables.markdown([summaries[0], summaries[1]._replace(behind=narrow)], "x")
 
   def test_markdown_names_what_broke_down(self, summaries):
     row = summaries[1].row._replace(val={0.1: 0.5, 0.2: math.nan})
@@ -463,15 +500,20 @@ class TestTable:
     }
     assert content["methods"][1]["val_by_rate"] == {"0.1": 0.5, "0.2": None}
 
-  def test_one_seed_has_no_deviation(self, summaries):
+  def test_one_seed_has_no_deviation(self, summaries, tmp_path):
+    runs_of = [summary.row._replace(runs=summary.row.runs[:1]) for summary in summaries]
+    behind = tables.difference_of_rows(tmp_path, *runs_of)
+    assert behind.mean == pytest.approx(0.1)
     one = [
       summary._replace(
         row=summary.row._replace(runs=summary.row.runs[:1]),
         values={"mAUPRC": summary.values["mAUPRC"][:1]},
+        behind=summary.behind and behind,
       )
       for summary in summaries
     ]
-    assert "| Triplet | 0.1* | 0.3000 | +0.1000 | 100 | 1 |" in tables.markdown(one, "x")
+    cells = f"{behind} | {behind.probability:.3f}"
+    assert f"| Triplet | 0.1* | 0.3000 | {cells} | 100 | 1 |" in tables.markdown(one, "x")
 
   def test_json(self, summaries):
     content = json.loads(json.dumps(tables.as_json(summaries, {"device": "x"})))
@@ -482,6 +524,9 @@ class TestTable:
     assert entry["val_by_rate"] == {"0.1": 0.3, "0.2": 0.4}
     assert entry["peak_memory_bytes"] == 5 * 2**20
     assert entry["runs"] == ["soprc-lr0.2-seed0", "soprc-lr0.2-seed1"]
+    assert entry["first_minus_this"] is None
+    gap = content["methods"][1]["first_minus_this"]
+    assert per_query.Difference(**gap) == summaries[1].behind
 
   def test_mean_curves(self, rows, tmp_path):
     recall, precision = tables.mean_pr_curve(tmp_path, rows[0], points=6)

@@ -131,7 +131,7 @@ def test_a_run_keeps_what_it_has_chosen(tmp_path):
     patch.setattr(defaults, "choose", lambda *_, **__: pytest.fail("chosen again"))
     again = loop.train(config, folder)
     assert (
-      evaluation.evaluate_workdir(config, folder, split="test", newest=False)["mAUPRC"]
+      evaluation.evaluate_workdir(config, folder, split="test", newest=False)[0]["mAUPRC"]
       == (results["test"]["mAUPRC"])
     )
   assert again["chosen"] == chosen

@@ -1,10 +1,12 @@
 """Tests the evaluation of a model on a split."""
 
+import math
+
 import numpy as np
 import pytest
 import toys
 
-from soprc_jax import metrics
+from soprc_jax import metrics, statistics
 from soprc_jax.data import sources
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import evaluation, parallel
@@ -64,3 +66,13 @@ class TestEvaluation:
     want = metrics.retrieval_metrics(embedded.embeddings, source.labels, ks=(1, 4))
     assert got == want | {"num_broken": 0}
     assert (got["num_queries"], got["num_skipped"]) == (25, 1)
+    tested, queries = evaluation.test(embedded, source, config)
+    limits = tested.pop("intervals")
+    assert tested == got
+    assert limits["mAUPRC"] == list(
+      statistics.cluster_interval(queries.ap[:25], source.labels[:25])[1:]
+    )
+    assert list(queries.id) == [str(i) for i in range(26)]
+    assert list(queries.label) == [str(i // 5) for i in range(26)]
+    assert math.isnan(queries.ap[25])
+    assert (queries.rank[:25] <= 4).mean() == got["recall@4"]

@@ -221,14 +221,14 @@ def test_f40_evaluating_elsewhere_needs_classes_that_were_not_trained_on(
   for split in ("test", "all"):
     with pytest.raises(ValueError, match=message if split == "test" else "were trained on"):
       evaluation.evaluate_workdir(config, folder / "run", split=split, newest=True)
-  values = evaluation.evaluate_workdir(
+  values, _ = evaluation.evaluate_workdir(
     config, folder / "run", split="test", newest=True, allow_seen_classes=True
   )
   assert values["seen_classes"] == {"count": len(both), "examples": both[:3]}
   assert "Evaluating on other data than those that the run in" in caplog.text
   # A user who names the training split of the run knows that its classes were seen.
   for split in ("train", "all"):
-    values = evaluation.evaluate_workdir(
+    values, _ = evaluation.evaluate_workdir(
       _config(folder / "data"), folder / "run", split=split, newest=True
     )
     assert "seen_classes" not in values
@@ -289,7 +289,7 @@ class TestStartFromSeenClasses:
     config = _from_seen(finished)
     with pytest.raises(ValueError, match="were trained on"):
       evaluation.evaluate_workdir(config, fine_tuned, split="test", newest=True)
-    values = evaluation.evaluate_workdir(
+    values, _ = evaluation.evaluate_workdir(
       config, fine_tuned, split="test", newest=True, allow_seen_classes=True
     )
     assert 3 < values["seen_classes"]["count"] < self._note(finished)["count"]

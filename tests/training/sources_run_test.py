@@ -6,14 +6,17 @@ One runs by its commands, the others in this process.
 import io
 import json
 import math
+from pathlib import Path
 import runpy
 
+import numpy as np
 from PIL import Image
 import pytest
 import runs
 import trees
 
 from soprc_jax.data import datasets
+from soprc_jax.metrics import per_query
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import evaluation, loop, workdir
 
@@ -113,9 +116,37 @@ def test_train_and_evaluate(tmp_path, name):
     assert single["num_queries"] == 6 * (trees.PER_CLASS - 1)
     assert single["mAUPRC_std"] >= 0
     assert results["test_small_one_per_class"]["num_queries"] == 2 * (trees.PER_CLASS - 1)
-  values = evaluation.evaluate_workdir(config, tmp_path / "run", split=splits[-1], newest=False)
+  values, _ = evaluation.evaluate_workdir(config, tmp_path / "run", split=splits[-1], newest=False)
   assert values.pop("checkpoint_step") == results["tested_step"]
   assert values == results[splits[-1]]
+  if name == "folder.py:csv":
+    _check_groups(config, tmp_path / "run", results)
+
+
+def _check_groups(config, run, results):
+  """Checks evaluation by a column that is added to the CSV of a run."""
+  path = Path(config.data.root)
+  header, *lines = path.read_text().splitlines()
+  with pytest.raises(ValueError, match="has no column 'kind': choose one of path, label"):
+    evaluation.evaluate_workdir(config, run, split="test", newest=False, group_by="kind")
+  kinds = ["even" if i % 2 else "" for i in range(len(lines))]
+  path.write_text("\n".join([f"{header},kind", *map(",".join, zip(lines, kinds))]) + "\n")
+  values, queries = evaluation.evaluate_workdir(
+    config, run, split="test", newest=False, group_by="kind"
+  )
+  groups = values.pop("groups")
+  assert groups["column"] == "kind"
+  assert list(groups["values"]) == ["", "even"]
+  kind_of = dict(zip((line.split(",")[0] for line in lines), kinds))
+  mine = np.array([kind_of[name] for name in queries.id]) == "even"
+  found = groups["values"]["even"]
+  assert found["mAUPRC"] == pytest.approx(queries.ap[mine].mean())
+  assert found["num_queries"] == mine.sum()
+  assert found["prior"] == pytest.approx((trees.PER_CLASS - 1) / (len(queries.id) - 1))
+  assert found["intervals"]["mAUPRC"][0] < found["mAUPRC"] < found["intervals"]["mAUPRC"][1]
+  saved = per_query.read(run / "per_query.npz")
+  np.testing.assert_array_equal(saved.ap, queries.ap)
+  assert values["mAUPRC"] == results["test"]["mAUPRC"] == pytest.approx(saved.ap.mean())
 
 
 def test_a_folder_of_png_gives_the_result_of_the_source_in_memory(tmp_path):
@@ -252,7 +283,7 @@ def test_trainval_has_no_val_and_tests_the_last_network(tmp_path):
   results = loop.train(config, tmp_path / "run")
   assert results["val"] == {}
   assert results["tested_step"] == 2
-  values = evaluation.evaluate_workdir(config, tmp_path / "run", split="test", newest=False)
+  values, _ = evaluation.evaluate_workdir(config, tmp_path / "run", split="test", newest=False)
   assert values["mAUPRC"] == results["test"]["mAUPRC"]
 
 
