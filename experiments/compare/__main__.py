@@ -15,6 +15,14 @@ seeds. The flags below replace these values. A method is one of:
 * soprc: the config as it is;
 * any other argument of the config file, such as ablation1.
 
+With --trials=N every method makes N random trials instead, over the same number of dimensions: its
+learning rate (from the lowest to the highest of --rates), the sampler of its batches (random
+classes, or groups of 2, 4 or 8 confusable ones), and the hyperparameter of its loss that matters
+most. The second half of the trials is drawn from a larger space if the best of the first half lies
+at an edge. The trials have their own seed and their own split of the classes. The best trial of
+each method then runs at config.compare.seeds on the split of the config. table.md has the spaces,
+the best trials, and the best validation result to expect of fewer trials.
+
 With --config.compare.soprc_with_sgd=true SOPRC trains by SGD and the others by Adam, as in the
 paper's appendix.
 
@@ -49,6 +57,13 @@ _RATES = absl_flags.DEFINE_list(
 )
 _SEEDS = absl_flags.DEFINE_list(
   "seeds", None, "Seeds of weights, batches and augmentation. Default: config.compare."
+)
+_TRIALS = absl_flags.DEFINE_integer(
+  "trials",
+  None,
+  "Random trials of each method, over learning rate, sampler and a hyperparameter of its loss, "
+  "instead of the grid of learning rates. Default: config.compare.",
+  lower_bound=0,
 )
 _INIT_FROM = absl_flags.DEFINE_string(
   "init_from",
@@ -85,7 +100,8 @@ def main(argv: Sequence[str]) -> None:
     if _LIST.value:
       _print_plan(plan, first, run)
       return
-    comparison.claim(plans.shared(first), plan.starts(), run.workdir, data=first.data)
+    shared = plans.shared(first, with_trials=bool(plan.trials))
+    comparison.claim(shared, plan.starts(), run.workdir, data=first.data)
     _logger().info("%s; written to %s.", plans.describe(plan), run.workdir)
     _compare(plan, run)
 
@@ -95,20 +111,23 @@ def _print_plan(plan: Any, first: Any, run: flags.Run) -> None:
 
   The estimate is from a few steps of the first method.
   """
-  from experiments.compare import comparison, plans, step_cost
+  from experiments.compare import comparison, plans, search, step_cost
   from soprc_jax._internal import text_table
   from soprc_jax.training import parallel, progress
 
   seconds = step_cost.run_seconds(first)(first)
   rows, left = [], 0
   for method in plan.methods:
-    names = plans.possible_runs(plan, method)
-    total = len(plans.rates_of(plan, method)) + len(plan.seeds) - 1
-    ended = min(sum(comparison.finished(run.workdir, name) is not None for name in names), total)
+    total = plans.num_runs(plan._replace(methods=(method,)))
+    ended = min(comparison.num_finished(run.workdir, plan, method), total)
     left += total - ended
-    rates = ", ".join(f"{rate:g}" for rate in plans.rates_of(plan, method))
-    rows.append([method, rates, str(total), str(ended)])
-  print(text_table.markdown(["method", "learning rates", "runs", "finished"], rows))
+    if plan.trials:
+      tried = "; ".join(map(str, search.space(method, plan.rates)))
+    else:
+      tried = ", ".join(f"{rate:g}" for rate in plans.rates_of(plan, method))
+    rows.append([method, tried, str(total), str(ended)])
+  header = ["method", "searched" if plan.trials else "learning rates", "runs", "finished"]
+  print(text_table.markdown(header, rows))
   print(
     f"{left} runs are left, about {progress.duration(left * seconds)} on {parallel.describe()} "
     f"({progress.duration(seconds)} a run, measured on {plan.methods[0]}). Nothing was started."
@@ -145,6 +164,8 @@ def _settings() -> Any:
           settings[key] = tuple(kind(value) for value in flag.value)
     except ValueError as error:
       raise ValueError(f"--{key}: {error}") from None
+    if _TRIALS.value is not None:
+      settings.trials = _TRIALS.value
     if _INIT_FROM.value is not None:
       settings.init_from = _INIT_FROM.value
   return settings

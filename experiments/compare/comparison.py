@@ -3,7 +3,8 @@
 The learning rate of each method is chosen on the validation split.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import glob
 import json
 import logging
 import math
@@ -11,7 +12,7 @@ from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
-from experiments.compare import plans
+from experiments.compare import plans, search
 from soprc_jax._internal import file_io, stored
 from soprc_jax.data import datasets
 from soprc_jax.training import (
@@ -57,15 +58,19 @@ class Row(NamedTuple):
     rate: the learning rate with the best validation mAUPRC at the first seed.
     val: learning rate -> validation mAUPRC at the first seed, NaN where training diverged.
     runs: its runs at ``rate``, one per seed.
+    trials: its random trials, if there were any; ``val`` has them by their learning rates.
   """
 
   method: str
   rate: float
   val: dict[float, float]
   runs: tuple[plans.RunName, ...]
+  trials: search.Found | None = None
 
   def at_edge(self) -> bool:
-    """Returns whether a learning rate outside the grid may be better."""
+    """Returns whether a value outside the grid, or outside the searched space, may be better."""
+    if self.trials is not None:
+      return bool(self.trials.edges)
     return len(self.val) > 1 and self.rate in (min(self.val), max(self.val))
 
 
@@ -103,8 +108,10 @@ def check(
       "split; got True"
     )
   build.make_data(first)
+  if plan.trials:
+    _check_tuning(plan, make_config, first)
   for method in plan.methods:
-    for rate in plans.rates_of(plan, method):
+    for rate in plans.rates_of(plan, method)[: 1 if plan.trials else None]:
       for seed in plan.seeds:
         name = plans.RunName(method, rate, seed)
         config = plans.run_config(plan, make_config, name)
@@ -113,6 +120,19 @@ def check(
     if config.loss.name not in objectives.LOSSES:
       objectives.check(config.loss.name, config.loss)
   check_starts(plan.starts(), first, allow_seen_classes=allow_seen_classes)
+
+
+def _check_tuning(plan: plans.Plan, make_config: plans.MakeConfig, first: Any) -> None:
+  """Raises a ValueError if the trials would be made on a reported split, or have no space."""
+  for method in plan.methods:
+    search.space(method, plan.rates)
+  if first.data.split_seed == plans.TUNING_SEED:
+    raise ValueError(
+      f"data.split_seed={plans.TUNING_SEED} is the split of the trials, which is never reported: "
+      "choose another one"
+    )
+  name = plans.RunName(plan.methods[0], plan.rates[0], plans.TUNING_SEED)
+  build.make_data(plans.run_config(plan, make_config, name))
 
 
 def choices(config: Any, folder: Path) -> dict[str, Any]:
@@ -280,20 +300,41 @@ def run_all(
   progress = Progress(plans.num_runs(plan))
   rows = []
   for method in plan.methods:
-    rates = plans.rates_of(plan, method)
 
-    def run(rate: float, seed: int, method: str = method) -> plans.RunName:
+    def run(
+      rate: float, seed: int, trial: Mapping[str, Any] | None = None, method: str = method
+    ) -> plans.RunName:
       name = plans.RunName(method, rate, seed)
-      config = plans.run_config(plan, make_config, name)
+      config = plans.run_config(plan, make_config, name, trial)
       run_one(config, folder, name, progress, allow_seen_classes=allow_seen_classes)
       return name
 
+    if plan.trials:
+      rows.append(_searched(plan, method, folder, run))
+      continue
+    rates = plans.rates_of(plan, method)
     for rate in rates:
       run(rate, plan.seeds[0])
     val = val_by_rate(folder, method, rates, plan.seeds[0])
     rate = plans.best(val)
     rows.append(Row(method, rate, val, tuple(run(rate, seed) for seed in plan.seeds)))
   return rows
+
+
+def _searched(
+  plan: plans.Plan, method: str, folder: Path, run: Callable[..., plans.RunName]
+) -> Row:
+  """Makes the random trials of a method, and then the runs of the best one."""
+
+  def validate(trial: dict[str, Any]) -> float:
+    name = run(trial[search.RATE], plans.TUNING_SEED, search.config_values(trial))
+    return metric(folder, name, "val", "mAUPRC")
+
+  space = search.space(method, plan.rates)
+  found = search.run(space, plan.trials, plans.TUNING_SEED, validate)
+  best, rate = search.config_values(found.best), found.best[search.RATE]
+  val = dict(zip((trial[search.RATE] for trial in found.trials), found.val, strict=True))
+  return Row(method, rate, val, tuple(run(rate, seed, best) for seed in plan.seeds), found)
 
 
 def finished(folder: Path, name: plans.RunName) -> dict[str, Any] | None:
@@ -310,6 +351,22 @@ def finished(folder: Path, name: plans.RunName) -> dict[str, Any] | None:
         remedy="restore it from a copy, or remove it and the same command resumes the run",
       )
   return None
+
+
+def num_finished(folder: Path, plan: plans.Plan, method: str) -> int:
+  """Returns how many runs of a method have ended."""
+  names = plans.possible_runs(plan, method)
+  if plan.trials:  # their learning rates follow from the runs
+    prefix, _ = names[0].folder().rsplit("-lr", 1)
+    paths = folder.glob(f"{glob.escape(prefix)}-lr*-seed*")
+    names = [plans.RunName(method, *_parts(path.name)) for path in paths]
+  return sum(finished(folder, name) is not None for name in names)
+
+
+def _parts(name: str) -> tuple[float, int]:
+  """Returns learning rate and seed of the name of a run's folder."""
+  rate, seed = name.rsplit("-lr", 1)[1].rsplit("-seed", 1)
+  return float(rate), int(seed)
 
 
 def metric(folder: Path, name: plans.RunName, split: str, key: str) -> float:

@@ -33,6 +33,15 @@ _TABLE = {
   "config": _CONFIG,
   "plan": {"seeds": [int], "rates": [float], "init_from": str},
 }
+_SEARCHES = [
+  {
+    "label": str,
+    "spaces": [[str]],
+    "best": dict,
+    "at_edge": list,
+    "expected_best": {str: float},
+  }
+]
 
 
 def make(folder: Path) -> str:
@@ -71,7 +80,8 @@ def make(folder: Path) -> str:
     in_paper=paper_numbers.has(source),
     paper=_paper(table, entries) if paper_numbers.has(source) else None,
     curves=_curves(folder, table),
-    rates=_rates(entries),
+    rates=_searches(table["searches"]) if "searches" in table else _rates(entries),
+    search_note=tables.SEARCH_NOTE if "searches" in table else "",
     costs=_costs(table, entries),
     keys=shared,
     all_keys=run_tables.all_keys(shared, run_tables.changes(shared, default)),
@@ -83,9 +93,10 @@ def make(folder: Path) -> str:
 def _check(path: Path, table: Mapping[str, Any]) -> None:
   """Raises a ValueError if the methods do not have the same metrics and seeds."""
   first = table["methods"][0]
+  problem = stored.problem(table.get("searches"), (None, _SEARCHES), "searches")
   for entry in table["methods"]:
     sizes = {len(entry["runs"]), *(len(found["values"]) for found in entry["test"].values())}
-    problem = stored.problem(
+    problem = problem or stored.problem(
       entry.get("first_minus_this"), (None, _DIFFERENCE), f"{entry['method']}.first_minus_this"
     )
     if problem:
@@ -226,6 +237,11 @@ def _rates(entries: Sequence[Mapping[str, Any]]) -> Markup:
   )
 
 
+def _searches(searches: Sequence[Mapping[str, Any]]) -> Markup:
+  cells = [[page.name(cell) for cell in row] for row in tables.search_cells(searches)]
+  return page.table("Random trials of each method", tables.search_header(searches), cells)
+
+
 def _costs(table: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> Markup:
   rows, size = [], table["config"]["train"]["batch_size"]
   for entry in entries:
@@ -296,5 +312,7 @@ def _mean(entry: Mapping[str, Any]) -> float:
 
 
 def _at_edge(entry: Mapping[str, Any]) -> bool:
+  if "at_edge" in entry:
+    return bool(entry["at_edge"])
   rates = [float(rate) for rate in entry["val_by_rate"]]
   return len(rates) > 1 and entry["learning_rate"] in (min(rates), max(rates))

@@ -42,11 +42,13 @@ def write(
     f"\n\n{seen}" if seen else ""
   )
   table = f"{title}\n\n{tables.markdown(summaries, parallel.describe())}"
+  if plan.trials:
+    table += f"\n{tables.search_markdown(rows)}"
   about = {
     "plan": plan._asdict(),
     "trained_on": devices,
     "costs_on": parallel.describe(),
-    "config": plans.shared(config),
+    "config": plans.shared(config, with_trials=bool(plan.trials)),
   } | ({"seen_classes": seen} if seen else {})
   content = tables.as_json(summaries, about)
   workdir_lib.write_atomically(folder / "table.md", table)

@@ -42,7 +42,14 @@ KEYS = (
     "whether SOPRC uses SGD with sgd_rates and the others Adam, as in the paper's appendix",
   ),
   Key("compare.sgd_rates", (0.001, 0.01, 0.1), "learning rates of SOPRC in that case"),
+  Key(
+    "compare.trials",
+    0,
+    "random trials of each method instead of the grid of learning rates; 0: the grid",
+  ),
 )
+# Seed, and seed of the split, of all trials. A seed that is reported may not be one of these.
+TUNING_SEED = 20_000
 # A method's name -> the config of its runs, learning rate and seed not yet set.
 MakeConfig = Callable[[str], Any]
 
@@ -51,6 +58,8 @@ class Plan(NamedTuple):
   """The runs of a comparison.
 
   Every method runs each learning rate with the first seed, and its best one with the other seeds.
+  With trials, every method makes as many with a tuning seed on a tuning split, see `search.run`.
+  Its best one runs with all seeds on the split of the config.
 
   Attributes:
     methods: names that the config file, or `methods.choose`, accepts. The first one is compared
@@ -62,6 +71,7 @@ class Plan(NamedTuple):
     soprc_with_sgd: SOPRC trains by SGD and the others by Adam, as in the paper's appendix. If
       False, all train by ``config.optim.name``.
     sgd_rates: grid of SOPRC's learning rates with ``soprc_with_sgd``.
+    trials: number of random trials of each method; 0: the grid.
   """
 
   methods: tuple[str, ...]
@@ -70,6 +80,7 @@ class Plan(NamedTuple):
   init_from: str
   soprc_with_sgd: bool
   sgd_rates: tuple[float, ...]
+  trials: int = 0
 
   def start(self, seed: int) -> str:
     """Returns ``model.init_from`` of the runs of a seed."""
@@ -138,9 +149,28 @@ def read_plan(settings: Any) -> Plan:
     init_from=settings.init_from,
     soprc_with_sgd=settings.soprc_with_sgd,
     sgd_rates=rates("sgd_rates"),
+    trials=settings.trials,
   )
+  if plan.trials:
+    problems += _trials_problems(plan)
   _raise_if(problems)
   return plan
+
+
+def _trials_problems(plan: Plan) -> list[str]:
+  """Returns what does not go together with ``compare.trials``."""
+  problems = []
+  if plan.trials < 2:
+    problems.append(f"compare.trials must be 0 or at least 2; got {plan.trials}")
+  if plan.soprc_with_sgd:
+    problems.append("compare.trials searches one range of learning rates: use soprc_with_sgd=False")
+  if TUNING_SEED in plan.seeds:
+    problems.append(f"compare.seeds must not have {TUNING_SEED}, the seed of the trials")
+  if "{seed}" in plan.init_from:
+    problems.append(
+      "compare.trials starts all runs from one model: compare.init_from must not have {seed}"
+    )
+  return problems
 
 
 def _raise_if(problems: list[str]) -> None:
@@ -155,9 +185,21 @@ def start_of(init_from: str, seed: int) -> str:
   return init_from.replace("{seed}", str(seed))
 
 
-def run_config(plan: Plan, make_config: MakeConfig, name: RunName) -> Any:
-  """Returns the resolved config of a run."""
+def run_config(
+  plan: Plan, make_config: MakeConfig, name: RunName, trial: Mapping[str, Any] | None = None
+) -> Any:
+  """Returns the resolved config of a run.
+
+  Args:
+    plan: the comparison.
+    make_config: returns the config of a method.
+    name: name of the run. With `TUNING_SEED` it has the tuning split too.
+    trial: searched values of the run, see `search.config_values`.
+  """
   config = make_config(name.method)
+  config.update_from_flattened_dict(trial or {})
+  if name.seed == TUNING_SEED and plan.trials:
+    config.data.split_seed = TUNING_SEED
   if plan.soprc_with_sgd and name.method in methods.METHODS:
     config.optim.name = "sgd" if _by_sgd(plan, name.method) else "adam"
   config.optim.learning_rate = name.rate
@@ -179,6 +221,12 @@ def describe(plan: Plan) -> str:
   grids = {method: rates_of(plan, method) for method in plan.methods}
   shown = sorted({f"{', '.join(f'{rate:g}' for rate in grid)}" for grid in grids.values()})
   start = f"the models in {plan.init_from}" if plan.init_from else "random weights"
+  if plan.trials:
+    return (
+      f"{num_runs(plan)} runs: {len(plan.methods)} methods ({', '.join(plan.methods)}), "
+      f"{plan.trials} random trials each at seed and split {TUNING_SEED}, the best on the "
+      f"validation split at seeds {', '.join(map(str, plan.seeds))}; from {start}"
+    )
   return (
     f"{num_runs(plan)} runs: {len(plan.methods)} methods ({', '.join(plan.methods)}), learning "
     f"rates {' or '.join(shown)} at seed {plan.seeds[0]}, the best on the validation split at "
@@ -186,12 +234,16 @@ def describe(plan: Plan) -> str:
   )
 
 
-def shared(config: Any) -> dict[str, Any]:
+def shared(config: Any, *, with_trials: bool = False) -> dict[str, Any]:
   """Returns what all runs of a comparison have in common.
 
-  That is everything except the loss, the optimizer, the seed and the start.
+  That is everything except the loss, the optimizer, the seed and the start. With trials it is also
+  without what they search, and without the seed of the split.
   """
   tree = config.to_dict()
+  if with_trials:
+    for key in ("sampler", "confusable", "split_seed"):
+      del tree["data"][key]
   del tree["loss"], tree["seed"], tree["model"]["init_from"]
   for key in ("name", "learning_rate"):
     del tree["optim"][key]
@@ -200,6 +252,8 @@ def shared(config: Any) -> dict[str, Any]:
 
 def num_runs(plan: Plan) -> int:
   """Returns the number of runs of a plan."""
+  if plan.trials:
+    return len(plan.methods) * (plan.trials + len(plan.seeds))
   return sum(len(rates_of(plan, method)) + len(plan.seeds) - 1 for method in plan.methods)
 
 

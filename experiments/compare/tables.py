@@ -151,8 +151,8 @@ def markdown(summaries: Sequence[Summary], device: str) -> str:
   lines = [
     text_table.markdown(header, rows),
     "",
-    f"Test, mean ± standard deviation over {count} seed{'s' if count > 1 else ''}; learning rate "
-    "chosen on the validation split at the first seed (* at the edge of its grid).",
+    f"Test, mean ± standard deviation over {count} seed{'s' if count > 1 else ''}; "
+    f"{_chosen(summaries)}.",
     f"{DIFFERENCES} P(ahead): probability of the first method being ahead on them.",
     *unresolved({methods.label(one.row.method): one.behind for one in summaries}),
     "Step: median time of a training step of the whole batch without loading, measured with the "
@@ -165,6 +165,74 @@ def markdown(summaries: Sequence[Summary], device: str) -> str:
       f"{', '.join(broken)}."
     )
   return "\n".join(lines) + "\n"
+
+
+def search_markdown(rows: Sequence[comparison.Row]) -> str:
+  """Returns a table of the random trials of each method, and what it says."""
+  searches = as_search(rows)
+  table = text_table.markdown(search_header(searches), search_cells(searches))
+  return f"{table}\n\n{SEARCH_NOTE}\n"
+
+
+SEARCH_NOTE = (
+  "Random trials with one seed on one split, which are not those of the test: the same number for "
+  "each method. The second half is drawn from a larger space if the best trial of the first half "
+  "lies in the outer tenth of a range. Expected: mean best validation mAUPRC of so many trials."
+)
+
+
+def as_search(rows: Sequence[comparison.Row]) -> list[dict[str, Any]]:
+  """Returns the searches of all methods for table.json."""
+  entries = []
+  for row in rows:
+    found = row.trials
+    assert found is not None
+    entries.append(
+      {
+        "label": methods.label(row.method),
+        "spaces": [[str(one) for one in space] for space in found.spaces],
+        "trials": [
+          {**trial, "val": or_none(value)}
+          for trial, value in zip(found.trials, found.val, strict=True)
+        ],
+        "best": found.best,
+        "at_edge": found.edges,
+        "expected_best": {str(count): value for count, value in found.expected_best().items()},
+      }
+    )
+  return entries
+
+
+def search_header(searches: Sequence[Mapping[str, Any]]) -> list[str]:
+  """Returns the header of a table of searches, see `as_search`."""
+  counts = [f"expected, {count} trials" for count in searches[0]["expected_best"]]
+  return ["method", "searched", "best trial", "at an edge", *counts]
+
+
+def search_cells(searches: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+  """Returns the rows of a table of searches, see `as_search`."""
+  return [
+    [
+      entry["label"],
+      "; ".join(entry["spaces"][-1]),
+      "; ".join(
+        f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in entry["best"].items()
+      ),
+      ", ".join(entry["at_edge"]) or "no",
+      *(f"{value:.4f}" for value in entry["expected_best"].values()),
+    ]
+    for entry in searches
+  ]
+
+
+def _chosen(summaries: Sequence[Summary]) -> str:
+  """Returns how the hyperparameters were chosen."""
+  if summaries[0].row.trials is None:
+    return (
+      "learning rate chosen on the validation split at the first seed (* at the edge of its grid)"
+    )
+  return "hyperparameters chosen by random trials, see below (* at the edge of the searched space)"
 
 
 DIFFERENCES = (
@@ -214,6 +282,7 @@ def as_json(summaries: Sequence[Summary], about: Mapping[str, Any]) -> dict[str,
       "method": row.method,
       "label": methods.label(row.method),
       "learning_rate": row.rate,
+      "at_edge": row.at_edge(),
       "val_by_rate": {f"{rate:g}": or_none(value) for rate, value in row.val.items()},
       "runs": [run.folder() for run in row.runs],
       "test": {
@@ -229,7 +298,10 @@ def as_json(summaries: Sequence[Summary], about: Mapping[str, Any]) -> dict[str,
       "peak_memory_bytes": summary.cost.peak_bytes,
     }
 
-  return {**about, "methods": [entry(summary) for summary in summaries]}
+  found = {**about, "methods": [entry(summary) for summary in summaries]}
+  if summaries[0].row.trials is not None:
+    found["searches"] = as_search([summary.row for summary in summaries])
+  return found
 
 
 def mean_pr_curve(folder: Path, row: comparison.Row, *, points: int = 501) -> Curve:

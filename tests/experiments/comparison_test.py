@@ -17,7 +17,7 @@ import pytest
 import runs
 import trees
 
-from experiments.compare import comparison, plans, step_cost, tables
+from experiments.compare import comparison, plans, search, step_cost, tables
 from soprc_jax import statistics
 from soprc_jax.data import datasets
 from soprc_jax.metrics import per_query
@@ -428,6 +428,70 @@ class TestRuns:
   def test_unfinished_run_has_no_metrics(self, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"soprc-lr0\.4-seed0 has not finished"):
       comparison.metric(tmp_path, plans.RunName("soprc", 0.4, 0), "val", "mAUPRC")
+
+
+class TestTrials:
+  """Runs the random search with a stand-in for training."""
+
+  @pytest.fixture
+  def made(self, monkeypatch):
+    """Returns the configs of the runs that were made; val is best near the learning rate 0.3."""
+    made = {}
+
+    def train(config, folder, *, allow_seen_classes=False):
+      workdir.claim(folder, config)
+      assert folder not in made
+      made[folder] = config
+      value = 0.5 - 0.1 * abs(math.log(config.optim.learning_rate / 0.3))
+      per_query.write(folder / workdir.per_query("test"), _queries(round(value, 4)))
+      metrics = {"mAUPRC": value, "recall@1": value}
+      workdir.write_results(folder, {"val": metrics, "test": metrics})
+
+    monkeypatch.setattr(loop, "train", train)
+    return made
+
+  def test_tuning_seeds_and_splits_are_never_reported(self, made, tmp_path):
+    plan = plans.read_plan(_settings(rates=(0.1, 1.0), trials=5))
+    rows = comparison.run_all(plan, _make_config, tmp_path)
+    assert len(made) == plans.num_runs(plan) == 2 * (5 + 2)
+    tuned = [config for config in made.values() if config.seed == plans.TUNING_SEED]
+    assert len(tuned) == 10
+    assert {config.data.split_seed for config in tuned} == {plans.TUNING_SEED}
+    for row in rows:
+      assert [run.seed for run in row.runs] == [0, 1]
+      best = row.trials.best
+      for run in row.runs:
+        config = made[tmp_path / run.folder()]
+        assert config.data.split_seed == 0
+        assert config.optim.learning_rate == row.rate == best[search.RATE]
+        group = best[search.SAMPLER]
+        assert config.data.sampler == ("random" if group == "random" else "confusable")
+        assert group in ("random", config.data.confusable.group)
+    assert made[tmp_path / rows[0].runs[0].folder()].loss.tau1 == rows[0].trials.best["loss.tau1"]
+
+  def test_resumes(self, made, tmp_path):
+    plan = plans.read_plan(_settings(rates=(0.1, 1.0), trials=4))
+    rows = comparison.run_all(plan, _make_config, tmp_path)
+    assert comparison.num_finished(tmp_path, plan, "soprc") == 6
+    removed = tmp_path / rows[0].runs[1].folder()
+    shutil.rmtree(removed)
+    del made[removed]
+    again = comparison.run_all(plan, _make_config, tmp_path)
+    assert [row.rate for row in again] == [row.rate for row in rows]
+    assert len(made) == 12
+
+  def test_the_split_of_the_trials_cannot_be_reported(self, tmp_path):
+    plan = plans.read_plan(_settings(trials=4))
+
+    def make_config(method):
+      config = _make_config(method)
+      config.data.split_seed = plans.TUNING_SEED
+      return config
+
+    with pytest.raises(ValueError, match=r"data.split_seed=20000 is the split of the trials"):
+      comparison.check(plan, make_config, tmp_path)
+    with pytest.raises(ValueError, match="method 'optax:adam' has none"):
+      comparison.check(plan._replace(methods=("soprc", "optax:adam")), _make_config, tmp_path)
 
 
 class TestTable:
