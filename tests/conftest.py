@@ -12,8 +12,10 @@ import tempfile
 
 # Set before jax is imported anywhere, since the device count is fixed when the backend starts.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Without the fusion emitters, compilation takes half the time. `runs.environment` has it too.
 os.environ["XLA_FLAGS"] = (
-  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+  os.environ.get("XLA_FLAGS", "")
+  + " --xla_force_host_platform_device_count=2 --xla_cpu_use_fusion_emitters=false"
 )
 
 # The folder of the session, which the workers and the processes that tests start inherit.
@@ -26,7 +28,7 @@ if "SOPRC_JAX_TESTS" not in os.environ:
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
   os.environ |= {
     "JAX_COMPILATION_CACHE_DIR": os.path.join(os.environ["SOPRC_JAX_TESTS"], "compiled"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
   }
 # Most of the time goes to compilation, which takes two thirds of it without most of XLA's
 # optimizations. This holds in processes that tests start too. `_OPTIMIZED` lists the exceptions.

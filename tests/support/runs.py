@@ -74,10 +74,12 @@ def environment(devices=1, **extra):
   the test session.
   """
   kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+  optimized = extra.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "false"
+  fast = "" if optimized else " --xla_cpu_use_fusion_emitters=false"  # as in conftest.py
   return kept | {
     "JAX_PLATFORMS": "cpu",
     "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support' / 'offline'}",
-    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}{fast}",
     **extra,
   }
 
