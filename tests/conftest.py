@@ -5,6 +5,7 @@ Examples of hypothesis are reproducible. Warnings are errors (setup.cfg).
 
 import atexit
 import functools
+import importlib.metadata
 import os
 import pathlib
 import shutil
@@ -12,11 +13,13 @@ import tempfile
 
 # Set before jax is imported anywhere, since the device count is fixed when the backend starts.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Without the fusion emitters, compilation takes half the time. `runs.environment` has it too.
 os.environ["XLA_FLAGS"] = (
-  os.environ.get("XLA_FLAGS", "")
-  + " --xla_force_host_platform_device_count=2 --xla_cpu_use_fusion_emitters=false"
+  os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 )
+# Without the fusion emitters, compilation takes half the time. XLA ends a process that gives it a
+# flag that it does not know, and that of jax 0.12 does not know this one.
+if importlib.metadata.version("jax").startswith("0.10."):
+  os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 # The folder of the session, which the workers and the processes that tests start inherit.
 if "SOPRC_JAX_TESTS" not in os.environ:

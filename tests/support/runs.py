@@ -74,12 +74,13 @@ def environment(devices=1, **extra):
   the test session.
   """
   kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-  optimized = extra.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "false"
-  fast = "" if optimized else " --xla_cpu_use_fusion_emitters=false"  # as in conftest.py
+  flags = [f"--xla_force_host_platform_device_count={devices}"]
+  if extra.get("JAX_DISABLE_MOST_OPTIMIZATIONS") != "false":
+    flags += [flag for flag in os.environ["XLA_FLAGS"].split() if "emitters" in flag]
   return kept | {
     "JAX_PLATFORMS": "cpu",
     "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'support' / 'offline'}",
-    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}{fast}",
+    "XLA_FLAGS": " ".join(flags),
     **extra,
   }
 
