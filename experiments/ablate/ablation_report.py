@@ -86,7 +86,8 @@ def table(
       *(_ends(folder, result, key) for key, _, _ in _SIGNALS),
     ]
     if paper:
-      cells += [f"{value:.2f}" for value in PAPER_TABLE_2[result.variant.label]]
+      values = PAPER_TABLE_2.get(result.variant.label)
+      cells += [f"{value:.2f}" for value in values] if values else ["", ""]
     rows.append(cells)
   notes = [
     f"{stage.title}. Test, {_over(seeds)}; a list is saturated if its risk is above "

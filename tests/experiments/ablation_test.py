@@ -5,6 +5,7 @@ The validation split decides. Also covers the direction of the gradient through 
 
 import fnmatch
 import json
+import re
 import runpy
 import shutil
 
@@ -18,6 +19,7 @@ import runs
 from experiments.ablate import ablation, ablation_report, ablation_stages, gradient_through_t
 from experiments.ablate.ablation_stages import Option, Stage, Variant
 from soprc_jax import soprc_loss
+from soprc_jax.metrics import per_query
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import loop, workdir
 
@@ -56,13 +58,14 @@ class TestStages:
     assert found == [
       ("batch", "batch", 0.0, 0.0, "sgd"),
       ("constant", "batch", 0.0, 0.0, "sgd"),
+      ("frequency", "batch", 0.0, 0.0, "sgd"),
       ("constant", "carried", 0.0, 0.0, "sgd"),
       ("constant", "carried", 1.0, 5.0, "sgd"),
       ("constant", "carried", 1.0, 5.0, "adam"),
     ]
-    # Row 1 differs from row 2 in the final prior, not in the initial one.
+    # Rows 1, 2 and 2t differ in the final prior, not in the initial one.
     assert len({row.loss.prior.start for row in rows}) == 1
-    assert [variant.rates for variant in _stages()["table2"].variants] == [(0.5, 1.0, 2.0)] * 4 + [
+    assert [variant.rates for variant in _stages()["table2"].variants] == [(0.5, 1.0, 2.0)] * 5 + [
       (0.1, 0.2)
     ]
 
@@ -157,6 +160,12 @@ class _Trainer:
     lines[-1]["val_mAUPRC"] = _VAL[name]
     (folder / workdir.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     test = 0.9 if name == ("a", 1.0, 0) else _VAL[name] + 0.1
+    labels = [f"class {i // 4}" for i in range(40)]
+    ids = [str(i) for i in range(40)]
+    ap = np.full(40, test)
+    per_query.write(
+      folder / workdir.per_query("test"), per_query.make(ids, labels, ap, np.zeros(40, int))
+    )
     workdir.write_results(
       folder, {"val": {"mAUPRC": _VAL[name]}, "test": {"mAUPRC": test, "recall@1": test}}
     )
@@ -243,9 +252,15 @@ class TestReport:
     # Test 0.5 and 0.7 against 0.8 and 0.6: differences -0.3 and 0.1. The gradient norm of 20 steps
     # is the step.
     assert cells == [
-      *["tried", "a", "2*", "0.5000", "0.6000 ± 0.1414", "0.6000 ± 0.1414", "-0.1000 ± 0.2000"],
+      *["tried", "a", "2*", "0.5000", "0.6000 ± 0.1414", "0.6000 ± 0.1414", cells[6]],
       *["1.500, 19.500", "0.750, 0.051"],
     ]
+    # All classes have the same difference, so only the two seeds matter: Student's t with one
+    # degree of freedom, 12.7 times the standard error of 0.2.
+    mean, low, high = map(float, re.findall(r"[-+][0-9.]+", cells[6]))
+    assert mean == -0.1
+    assert (high - low) / 2 == pytest.approx(12.7 * 0.2, rel=0.05)
+    assert "These data do not resolve the difference to: " in (tmp_path / "first.md").read_text()
     assert other.startswith("| other | c | 1 | 0.6000 | 0.7000 ± 0.1414 |")
     with Image.open(tmp_path / "first.png") as picture:
       assert picture.size[0] > picture.size[1] > 100
@@ -275,6 +290,10 @@ class TestReport:
     label = next(iter(ablation_stages.PAPER_TABLE_2))
     found = [found[0]._replace(variant=found[0].variant._replace(label=label))]
     assert "| 34.58 | 66.35 |" in ablation_report.table(tmp_path, stage, found, _PLAN.seeds)
+    own = [found[0]._replace(variant=found[0].variant._replace(label="2t: not in the paper"))]
+    rows = ablation_report.table(tmp_path, stage, own, _PLAN.seeds).splitlines()
+    assert rows[2].endswith("|  |  |")
+    assert rows[2].count("|") == rows[0].count("|")
 
 
 class TestGradientThroughT:
