@@ -53,6 +53,8 @@ def get_config(arg: str = "") -> Any:
   config.presets.default.prior.update({"kind": "constant", "value": 0.001, "start": 0.0})
   config.loss.tau1 = 0.03
   config.optim.update({"name": "adam", "schedule": "cosine", "weight_decay": 0.0})
+  # Adam's first full steps can move a network to where no loss recovers.
+  config.optim.ramp_steps = 50
   config.train.steps = 1000
   config.eval.update({"every": 100, "ks": (1, 5, 10)})
   config.checkpoint.every = 100

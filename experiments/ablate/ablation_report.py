@@ -68,6 +68,7 @@ def table(
     "val mAUPRC",
     *_TEST,
     f"minus {stage.reference}",
+    "P(ahead of it)",
   ]
   header += [f"{title}, first and last tenth" for _, title, _ in _SIGNALS] + [
     "paper: mAUPRC",
@@ -83,6 +84,7 @@ def table(
       f"{_values(folder, result, 'val', 'mAUPRC').mean():.4f}",
       *(tables.mean_and_deviation(_values(folder, result, "test", key)) for key in _TEST),
       "" if gap is None else str(gap),
+      "" if gap is None else f"{gap.probability:.3f}",
       *(_ends(folder, result, key) for key, _, _ in _SIGNALS),
     ]
     if paper:

@@ -253,8 +253,9 @@ class TestReport:
     # is the step.
     assert cells == [
       *["tried", "a", "2*", "0.5000", "0.6000 ± 0.1414", "0.6000 ± 0.1414", cells[6]],
-      *["1.500, 19.500", "0.750, 0.051"],
+      *[cells[7], "1.500, 19.500", "0.750, 0.051"],
     ]
+    assert 0.3 < float(cells[7]) < 0.5
     # All classes have the same difference, so only the two seeds matter: Student's t with one
     # degree of freedom, 12.7 times the standard error of 0.2.
     mean, low, high = map(float, re.findall(r"[-+][0-9.]+", cells[6]))
