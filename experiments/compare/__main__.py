@@ -19,9 +19,10 @@ With --trials=N every method makes N random trials instead, over the same number
 learning rate (from the lowest to the highest of --rates), the sampler of its batches (random
 classes, or groups of 2, 4 or 8 confusable ones), and the hyperparameter of its loss that matters
 most. The second half of the trials is drawn from a larger space if the best of the first half lies
-at an edge. The trials have their own seed and their own split of the classes. The best trial of
-each method then runs at config.compare.seeds on the split of the config. table.md has the spaces,
-the best trials, and the best validation result to expect of fewer trials.
+at an edge. The trials have their own seed, and their own split of the classes unless the data give
+the split. The best trial of each method then runs at config.compare.seeds on the split of the
+config. table.md has the spaces, the best trials, and the best validation result to expect of fewer
+trials.
 
 With --config.compare.soprc_with_sgd=true SOPRC trains by SGD and the others by Adam, as in the
 paper's appendix.

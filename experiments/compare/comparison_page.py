@@ -238,7 +238,7 @@ def _rates(entries: Sequence[Mapping[str, Any]]) -> Markup:
 
 
 def _searches(searches: Sequence[Mapping[str, Any]]) -> Markup:
-  cells = [[page.name(cell) for cell in row] for row in tables.search_cells(searches)]
+  cells = [[page.name(row[0]), *row[1:]] for row in tables.search_cells(searches)]
   return page.table("Random trials of each method", tables.search_header(searches), cells)
 
 
