@@ -141,7 +141,10 @@ def _compare(plan: Any, run: flags.Run) -> None:
 
   flags.prepare_jax()
   rows = comparison.run_all(plan, _make_config, run.workdir, allow_seen_classes=_ALLOW_SEEN.value)
-  configs = {row.method: plans.run_config(plan, _make_config, row.runs[0]) for row in rows}
+  configs = {
+    row.method: plans.run_config(plan, _make_config, row.runs[0], row.trials and row.trials.values)
+    for row in rows
+  }
   print(report.write(run.workdir, plan, rows, configs))
   print(f"Written to {run.workdir}: table.md, table.json, pr_curves.png, convergence.png")
   print(f"Report: soprc report --workdir={shlex.quote(str(run.workdir))}")

@@ -332,7 +332,7 @@ def _searched(
 
   space = search.space(method, plan.rates)
   found = search.run(space, plan.trials, plans.TUNING_SEED, validate)
-  best, rate = search.config_values(found.best), found.best[search.RATE]
+  best, rate = found.values, found.best[search.RATE]
   val = dict(zip((trial[search.RATE] for trial in found.trials), found.val, strict=True))
   return Row(method, rate, val, tuple(run(rate, seed, best) for seed in plan.seeds), found)
 

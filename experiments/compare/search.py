@@ -132,6 +132,11 @@ class Found(NamedTuple):
     return self.trials[int(np.argmax(np.nan_to_num(self.val, nan=-1.0)))]
 
   @property
+  def values(self) -> dict[str, Any]:
+    """The config keys of the best trial, see `config_values`."""
+    return config_values(self.best)
+
+  @property
   def edges(self) -> list[str]:
     """The keys whose best value lies at an edge of the last space."""
     return [one.key for one in self.spaces[-1] if one.edge(self.best[one.key])]

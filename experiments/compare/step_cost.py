@@ -81,6 +81,7 @@ class _Step:
     config = config.copy_and_resolve_references()
     with config.unlocked():
       config.model.init_from = ""
+      config.data.sampler = "random"  # the cost of a step does not depend on which classes it has
     data = build.make_data(config)
     parts = build.make_parts(config, data.class_counts())
     self._state = parallel.replicate(build.starting_state(config, parts))
