@@ -119,7 +119,8 @@ def read_plan(settings: Any) -> Plan:
     [f"compare.{problem}" for problem in config_key.key_problems(settings.to_dict(), default)]
   )
   types = (
-    {key: tree[key] for key in ("init_from", "soprc_with_sgd")} for tree in (settings, default)
+    {key: tree[key] for key in ("init_from", "soprc_with_sgd", "trials")}
+    for tree in (settings, default)
   )
   problems = [f"compare.{problem}" for problem in config_key.type_problems(*types)]
 
@@ -151,7 +152,7 @@ def read_plan(settings: Any) -> Plan:
     sgd_rates=rates("sgd_rates"),
     trials=settings.trials,
   )
-  if plan.trials:
+  if plan.trials and not problems:
     problems += _trials_problems(plan)
   _raise_if(problems)
   return plan

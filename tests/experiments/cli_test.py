@@ -523,10 +523,12 @@ class TestRun:
   def test_last_words(self):
     printed = runs.finished().stdout
     lines = printed[printed.index("test: mAUPRC") :].splitlines()
-    assert (
-      f"test: mAUPRC {_results()['test']['mAUPRC']:.4f}, recall@1 "
-      f"{_results()['test']['recall@1']:.4f}" in lines[0]
-    )
+    found = _results()["test"]
+    shown = [
+      "{} {:.4f} [{:.4f}, {:.4f}]".format(name, found[name], *found["intervals"][name])
+      for name in ("mAUPRC", "recall@1", "recall@10")
+    ]
+    assert lines[0] == f"test: {', '.join(shown)} ({found['num_queries']} queries)"
     tested = {"trained model": _results()["test"]} | {
       trivial_baselines.TITLES[name]: values
       for name, values in _results()["baselines"]["test"].items()

@@ -183,8 +183,10 @@ class TestPageOfARun:
 
   def test_results_are_those_of_the_run(self, finished, whole_page):
     there = json.loads((finished / workdir.RESULTS).read_text())
+    low, high = there["test"]["intervals"]["mAUPRC"]
     assert _cells(whole_page, "mAUPRC") == [
-      f"{there[split]['mAUPRC']:.4f}" for split in ("val", "test")
+      f"{there['val']['mAUPRC']:.4f}",
+      f"{there['test']['mAUPRC']:.4f} [{low:.4f}, {high:.4f}]",
     ]
     assert _cells(whole_page, "queries without a positive, skipped") == [
       "-",
@@ -573,8 +575,8 @@ class TestPageOfAComparison:
   def test_table_paper_and_costs(self, tmp_path):
     text = comparison.make(_comparison(tmp_path))
     pages.Page(text)
-    assert _cells(text, "SOPRC") == ["0.1*", "0.6500 ± 0.0700", "0.6500 ± 0.0700", ""]
-    assert _cells(text, "SmoothAP") == ["0.1*", "-", "-", "-"]
+    assert _cells(text, "SOPRC") == ["0.1*", "0.6500 ± 0.0700", "0.6500 ± 0.0700", "", ""]
+    assert _cells(text, "SmoothAP") == ["0.1*", "-", "-", "-", ""]
     paper_part = text[text.index('id="paper"') :]
     assert _cells(paper_part, "SOPRC") == ["65.00", "65.00", "62.75", "81.91"]
     assert _cells(text[text.index('id="costs"') :], "SmoothAP") == ["250", f"{224 / 0.25:.0f}", "2"]

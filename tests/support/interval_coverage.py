@@ -96,7 +96,7 @@ def main() -> None:
   rows = [
     [
       str(count),
-      *(f"{one_model(kind, count, 1000):.3f}" for kind in KINDS),
+      *(f"{one_model(kind, count, 1000 if count < 5000 else 400):.3f}" for kind in KINDS),
     ]
     for count in counts
   ]
