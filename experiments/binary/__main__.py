@@ -9,11 +9,12 @@ packages: pip install -e ".[binary]". On two idle CPU cores digits and breast_ca
 each and flights 2 minutes; with LibAUC, on a busy machine, 3 and 9 minutes. Any key can be set, for
 example --config.loss.tau1=0.3; --helpfull lists them.
 
-At each seed all methods start from the same weights and see the same batches. The learning rate of
-a method is chosen from config.rates by the mean validation AUPRC over the seeds. Its model with the
-best validation AUPRC is tested. --libauc_python=PYTHON adds LibAUC's APLoss with its optimizer
-SOAP. The interpreter of another virtual environment (with torch and libauc) runs it on the same
-weights and batches.
+The test split is one draw (--config.data.split_seed). A seed divides the rest into train and
+validation. At each seed all methods start from the same weights and see the same batches. The
+learning rate of a method is chosen from config.rates by the mean validation AUPRC over the seeds.
+Its model with the best validation AUPRC is tested. --libauc_python=PYTHON adds LibAUC's APLoss with
+its optimizer SOAP. The interpreter of another virtual environment (with torch and libauc) runs it
+on the same weights and batches.
 
 The table has the methods of the call. A call with fewer config.methods, or without --libauc_python,
 writes a shorter table. Finished runs are kept, and a longer call includes them again.

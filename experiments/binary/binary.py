@@ -2,8 +2,9 @@
 
 The call trains all learning rates side by side.
 
-At a seed, all methods share the splits, the initial weights, the batches, the optimizer and the
-budget. AUPRC is computed from the logits.
+The test split is the same at all seeds. At a seed, all methods share the division into train and
+validation, the initial weights, the batches, the optimizer and the budget. AUPRC is computed from
+the logits.
 """
 
 from collections.abc import Callable, Mapping
@@ -73,7 +74,12 @@ def prepare(config: Any, table: tabular.Table, seed: int) -> Task:
   """
   data = config.data
   splits = tabular.split(
-    table, share=data.share, val_share=data.val_share, test_share=data.test_share, seed=seed
+    table,
+    share=data.share,
+    val_share=data.val_share,
+    test_share=data.test_share,
+    seed=seed,
+    split_seed=data.split_seed,
   )
   sampler = balanced.BalancedSampler(
     splits.train.labels, batch_size=data.batch_size, positive_share=data.positive_share, seed=seed

@@ -22,7 +22,7 @@ KEYS = (
   Key(
     "seeds",
     (0, 1, 2, 3, 4),
-    "seeds of subsampling, splits, weights and batches",
+    "seeds of the division into train and validation, of weights and batches",
     must="different integers >= 0, at least one",
     holds=lambda seeds: config_key.different(seeds, lambda seed: 0 <= seed < 2**31),
     often=True,
@@ -52,6 +52,7 @@ KEYS = (
     low=0,
     high=0.5,
   ),
+  Key("data.split_seed", 0, "seed of subsampling and of the test split, one for all seeds"),
   Key("data.val_share", 0.2, "share of the data for the validation split", above=0, high=1),
   Key("data.test_share", 0.4, "share of the data for the test split", above=0, high=1),
   Key("data.batch_size", 64, "examples per batch", low=2, high=2**20),

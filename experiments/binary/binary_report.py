@@ -96,9 +96,10 @@ def markdown(
   notes = [
     "",
     f"{config.data.name}: {about['data']} The AUPRC of chance is {about['chance']:.4f}. Mean ± "
-    f"standard deviation over {count} seed{'s' if count > 1 else ''}, each with its own split; "
-    "learning rate chosen by the mean validation AUPRC (* at the edge of the grid); the model with "
-    "the best validation AUPRC is tested. Difference paired by seed, ± standard error.",
+    f"standard deviation over {count} seed{'s' if count > 1 else ''} (division into train and "
+    "val, weights, batches; one test split for all); learning rate chosen by the mean validation "
+    "AUPRC (* at the edge of the grid); the model with the best validation AUPRC is tested. "
+    "Difference paired by seed, ± standard error over the seeds.",
     f"Step: {config.data.batch_size} examples; the methods take turns (LibAUC in its own process, "
     f"after them). {about['machine']}",
   ]

@@ -86,19 +86,24 @@ def load(name: str, *, positive: int) -> Table:
   return DATA_SETS[name](positive)
 
 
-def split(table: Table, *, share: float, val_share: float, test_share: float, seed: int) -> Splits:
+def split(
+  table: Table, *, share: float, val_share: float, test_share: float, seed: int, split_seed: int = 0
+) -> Splits:
   """Splits a table at random, separately for each class, after subsampling its positives.
 
-  The sizes of the splits do not depend on the seed. Numbers are standardized by the mean and the
-  standard deviation of the training examples. A column that is constant there becomes 0. Categories
-  become one-hot columns of 0 and 1.
+  ``split_seed`` alone draws the subsample and its test split. ``seed`` divides the rest into train
+  and validation. So no example is in the test split at one seed and in another split at another
+  seed. The sizes of the splits do not depend on the seeds. Numbers are standardized by the mean and
+  the standard deviation of the training examples. A column that is constant there becomes 0.
+  Categories become one-hot columns of 0 and 1.
 
   Args:
     table: data set.
-    share: share of positives after subsampling them with the seed; 0 keeps all.
+    share: share of positives after subsampling them; 0 keeps all.
     val_share: share of the examples of each class in the validation split, in (0, 1).
     test_share: the same for the test split; the rest is the training split.
-    seed: integer >= 0.
+    seed: integer >= 0 of the division into train and validation.
+    split_seed: integer >= 0 of the subsample and of the test split.
 
   Raises:
     ValueError: if the table or a split cannot be used; the message says what to change.
@@ -110,10 +115,11 @@ def split(table: Table, *, share: float, val_share: float, test_share: float, se
       "data.val_share and data.test_share must be > 0 with a sum below 1 (the rest is for "
       f"training), got {val_share:g} and {test_share:g}"
     )
-  rng = np.random.default_rng([_SPLIT_KEY, seed])
+  rng = np.random.default_rng([_SPLIT_KEY, split_seed])
   negatives = rng.permutation(np.flatnonzero(~table.labels))
   positives = _thinned(rng.permutation(np.flatnonzero(table.labels)), len(negatives), share)
-  cuts = [_cut(rows, shares) for rows in (positives, negatives)]
+  rng = np.random.default_rng([_SPLIT_KEY, split_seed, seed])
+  cuts = [_cut(rows, shares, rng) for rows in (positives, negatives)]
   parts = {}
   for name, *classes in zip(("train", "val", "test"), *cuts):
     if min(len(rows) for rows in classes) < 2:
@@ -178,11 +184,12 @@ def _thinned(positives: np.ndarray, num_negatives: int, share: float) -> np.ndar
 
 
 def _cut(
-  rows: np.ndarray, shares: tuple[float, float]
+  rows: np.ndarray, shares: tuple[float, float], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the rows of train, val and test."""
+  """Returns the rows of train, val and test; those of test are the first ones, without ``rng``."""
   val, test = (round(len(rows) * share) for share in shares)
-  return rows[val + test :], rows[:val], rows[val : val + test]
+  rest = rng.permutation(rows[test:])
+  return rest[val:], rest[:val], rows[:test]
 
 
 def _standardised(table: Table, train: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:

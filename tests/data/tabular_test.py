@@ -39,11 +39,26 @@ class TestSplit:
       assert np.isfinite(part.features).all()
     assert splits.prior == pytest.approx(17 / 337)
 
-  def test_seed_decides_all(self):
+  def test_seed_divides_what_is_not_test(self):
     table = _table()
     first, again, other = (tabular.split(table, **_SHARES, seed=seed) for seed in (3, 3, 4))
     assert np.array_equal(first.train.features, again.train.features)
     assert not np.array_equal(first.train.rows, other.train.rows)
+    rest = [np.union1d(splits.train.rows, splits.val.rows) for splits in (first, other)]
+    assert np.array_equal(*rest)  # of both classes: thinned alike
+
+  def test_no_example_is_test_at_one_seed_and_not_at_another(self):
+    splits = [tabular.split(_table(), **_SHARES, seed=seed) for seed in range(20)]
+    test = splits[0].test.rows
+    seen = np.unique(np.concatenate([part.rows for one in splits for part in one[:2]]))
+    assert not np.intersect1d(test, seen).size
+    for one in splits:
+      assert np.array_equal(one.test.rows, test)
+      assert np.array_equal(one.test.labels, splits[0].test.labels)
+
+  def test_split_seed_draws_subsample_and_test(self):
+    first, other = (tabular.split(_table(), **_SHARES, seed=3, split_seed=seed) for seed in (0, 1))
+    assert not np.array_equal(first.test.rows, other.test.rows)
     positives = [
       set(np.concatenate([part.rows[part.labels > 0] for part in splits[:3]]))
       for splits in (first, other)

@@ -129,7 +129,17 @@ class TestTraining:
     assert np.array_equal(again.batches, task.batches)
     assert jax.tree.all(jax.tree.map(np.array_equal, again.params, task.params))
     assert not np.array_equal(other.batches, task.batches)
+    assert not np.array_equal(other.splits.val.rows, task.splits.val.rows)
     assert not jax.tree.all(jax.tree.map(np.array_equal, other.params, task.params))
+
+  def test_test_examples_are_the_split_seeds_alone(self, table, task):
+    held_out = task.splits.test.rows
+    for seed in range(1, 6):
+      splits = binary.prepare(_config(), table, seed).splits
+      assert np.array_equal(splits.test.rows, held_out)
+      assert not np.isin(np.concatenate([splits.train.rows, splits.val.rows]), held_out).any()
+    other = binary.prepare(_config(**{"data.split_seed": 1}), table, 0).splits
+    assert not np.array_equal(other.test.rows, held_out)
 
   def test_logits_that_are_not_finite_are_no_result(self, task):
     logits = jnp.zeros(len(task.splits.val.labels)).at[3].set(jnp.nan)
