@@ -57,11 +57,13 @@ class Measured(NamedTuple):
     epsilon_positive: ``[L, R]`` epsilon+ of Def. 1: distance of the parameters, averaged over all
       positives that can be replaced.
     epsilon_negative: ``[L, R]`` epsilon-.
-    gap: ``[L, R / 4]`` F(A(S)) - F(A(S); S), the left side of Theorem 1.
-    train_risk: ``[L, R]`` F(A(S); S), Eq. 4 with the surrogates.
-    start_risk: ``[R]`` F(w_1; S).
-    gradient: ``[R]`` largest gradient norm of SOPRC's loss (without v) during training, also if the
-      training has another loss. G is at least that.
+    gap: ``[L, R / 4]`` f(A(S)) - f(A(S); S), with the risk f of Eq. 4 and the surrogates.
+    batch_gap: ``[L, R / 4]`` F(A(S)) - F(A(S); S), the left side of Theorem 1, with the risk F of
+      Eq. 6: the mean over batches of f-hat, whose v is phi of the batch.
+    train_risk: ``[L, R]`` f(A(S); S).
+    start_risk: ``[R]`` f(w_1; S).
+    gradient: ``[R]`` largest norm of the full gradient of f-hat on the batches of the training, for
+      every algorithm. G is at least that.
     smoothness: ``[R]`` largest change of the gradient over the change of the parameters, between
       two copies that see the same batch: an estimate of L from below.
   """
@@ -69,6 +71,7 @@ class Measured(NamedTuple):
   epsilon_positive: np.ndarray
   epsilon_negative: np.ndarray
   gap: np.ndarray
+  batch_gap: np.ndarray
   train_risk: np.ndarray
   start_risk: np.ndarray
   gradient: np.ndarray
@@ -96,6 +99,7 @@ class Draw(NamedTuple):
     other: S~.
     start: ``[W]`` initial parameters.
     batches: positions in S, ``[T, n+]`` and ``[T, n-]``.
+    tested: positions of the batches that estimate the risk of Eq. 6 on S.
     replaced: positives and negatives that are replaced by the examples of S~ at the same positions.
   """
 
@@ -103,6 +107,7 @@ class Draw(NamedTuple):
   other: Examples
   start: np.ndarray
   batches: Examples
+  tested: Examples
   replaced: tuple[Replaced, Replaced]
 
 
@@ -142,14 +147,16 @@ def measure(setting: Setting, *, repetitions: int, replaced: int, seed: int) -> 
   )
   weights = np.stack([[of_class.weight for of_class in one.replaced] for one in draws])
   epsilon = np.einsum("rlck,rck->clr", distances, weights)
-  data = _stack([one.data for one in draws])
-  tested = [stability_training.risks(trained.weights[:, step], data) for step in at]
+  sets = _stack([one.data for one in draws]), _stack([one.tested for one in draws])
+  tested = [stability_training.risks(trained.weights[:, step], *sets) for step in at]
+  start, _ = stability_training.risks(np.stack([one.start for one in draws]), *sets)
   return Measured(
     epsilon_positive=epsilon[0],
     epsilon_negative=epsilon[1],
-    gap=np.stack([_gap(risks) for risks in tested]),
-    train_risk=np.stack([_own(risks) for risks in tested]),
-    start_risk=_own(stability_training.risks(np.stack([one.start for one in draws]), data)),
+    gap=np.stack([_gap(whole) for whole, _ in tested]),
+    batch_gap=np.stack([_gap(batched) for _, batched in tested]),
+    train_risk=np.stack([_own(whole) for whole, _ in tested]),
+    start_risk=_own(start),
     gradient=np.asarray(trained.gradient, np.float64),
     smoothness=np.asarray(trained.smoothness, np.float64),
   )
@@ -199,6 +206,14 @@ def draw(setting: Setting, *, replaced: int, seed: int, repetition: int) -> Draw
     draw_batches(stream(4), setting.steps[-1], setting.batch_positives, setting.num_positives),
     draw_batches(stream(5), setting.steps[-1], setting.batch_negatives, setting.num_negatives),
   )
+  number = max(
+    setting.num_positives // setting.batch_positives,
+    setting.num_negatives // setting.batch_negatives,
+  )
+  tested = Examples(
+    partition(stream(9), number, setting.batch_positives, setting.num_positives),
+    partition(stream(10), number, setting.batch_negatives, setting.num_negatives),
+  )
   return Draw(
     data=Examples(
       examples(0, setting.num_positives, SHIFT), examples(1, setting.num_negatives, 0.0)
@@ -208,6 +223,7 @@ def draw(setting: Setting, *, replaced: int, seed: int, repetition: int) -> Draw
     ),
     start=stability_training.first_weights(stream(6)),
     batches=batches,
+    tested=tested,
     replaced=(
       replace(stream(7), batches.positive, setting.num_positives, replaced, setting.steps),
       replace(stream(8), batches.negative, setting.num_negatives, replaced, setting.steps),
@@ -227,6 +243,17 @@ def draw_batches(rng: np.random.Generator, steps: int, size: int, count: int) ->
     drawn = (uniform[:, i] * (last + 1)).astype(np.int32)
     chosen[:, i] = np.where(np.any(chosen[:, :i] == drawn[:, None], axis=1), last, drawn)
   return chosen
+
+
+def partition(rng: np.random.Generator, number: int, size: int, count: int) -> np.ndarray:
+  """Draws ``[number, size]`` positions in [0, count): the parts of a random partition, repeated.
+
+  Each part is distributed as a batch, so a mean over the parts has the expectation of Eq. 6. It
+  varies less than a mean over independent batches, since all examples are in the parts equally
+  often (if ``size`` divides ``count``, and the number of parts divides ``number``).
+  """
+  parts = rng.permutation(count)[: count // size * size].reshape(-1, size)
+  return parts[np.arange(number) % len(parts)].astype(np.int32)
 
 
 def replace(

@@ -212,7 +212,7 @@ def _theorem1(sweeps: Sequence[Sweep], results: Results) -> Any:
     xscale="log",
     yscale="log",
     xlabel="G (n+ eps+ + n- eps-)",
-    ylabel="gap (risk on other sets minus own)",
+    ylabel="gap of Eq. 6 (risk on other sets minus own)",
   )
   ends = np.array(axis.get_xlim())
   axis.plot(ends, ends, color="black", linewidth=0.9, label="gap = bound")

@@ -13,6 +13,8 @@ from experiments.stability import stability, stability_sweeps, stability_trainin
 
 Results = Mapping[str, stability.Measured]
 MEASURES = ("epsilon_positive", "epsilon_negative", "gap")
+# Nothing is interpolated between learning rates whose measures differ by more than this factor.
+LARGEST_STEP = 2.0
 
 # Theorem 2: eps+ <= K (T n+)^a / N+ and eps- <= K (T n-)^a / N- with a = lambda / (lambda + 1) for
 # some unknown lambda > 0. These bounds of the slopes hold for every lambda. If T is fixed, N+ is in
@@ -60,8 +62,10 @@ def samples(measured: stability.Measured, measure: str, at: int) -> np.ndarray:
   """
   values = getattr(measured, measure)
   values = values[at] if values.ndim == 2 else values
-  # The gap already is one number per block.
-  return values if measure == "gap" else values.reshape(-1, stability_training.BLOCK).mean(axis=1)
+  # The gaps already are one number per block.
+  return (
+    values if measure.endswith("gap") else values.reshape(-1, stability_training.BLOCK).mean(axis=1)
+  )
 
 
 def jackknife(statistic: Callable[[np.ndarray], float], blocks: np.ndarray) -> Estimate | None:
@@ -180,9 +184,9 @@ class Theorem1(NamedTuple):
 
 
 def theorem1(settings: Sequence[stability.Setting], results: Results) -> Theorem1:
-  """Tests Theorem 1 with the largest gradient norm seen in the setting instead of G.
+  """Tests Theorem 1 with the largest norm of a full gradient seen in the setting instead of G.
 
-  That norm is at most G, so the test is stricter than the theorem.
+  That norm is at most G, so the test is stricter than the theorem. The gap is that of Eq. 6.
   """
   ratios, broken = [], []
   for setting in settings:
@@ -198,8 +202,8 @@ def theorem1(settings: Sequence[stability.Setting], results: Results) -> Theorem
 def bound_and_gap(
   setting: stability.Setting, measured: stability.Measured, at: int
 ) -> tuple[Estimate, float]:
-  """Returns the gap, and G (n+ eps+ + n- eps-), of one setting at the T number ``at``."""
-  gap = samples(measured, "gap", at)
+  """Returns the gap of Eq. 6 and G (n+ eps+ + n- eps-), of a setting at the T number ``at``."""
+  gap = samples(measured, "batch_gap", at)
   moved = setting.batch_positives * measured.epsilon_positive[at].mean()
   moved += setting.batch_negatives * measured.epsilon_negative[at].mean()
   return (
@@ -250,7 +254,8 @@ def at_equal_fall(
   A loss with a smaller gradient moves less, in S and in S^(i) alike, and has a smaller epsilon
   because it has learned less. Here each algorithm has learned equally much. Logarithms are
   interpolated linearly between the learning rates of its sweep. There is no value if the training
-  risk of the algorithm, or of the reference, never falls that far.
+  risk of the algorithm, or of the reference, never falls that far. Nor is there one if the measure
+  differs by more than `LARGEST_STEP` between the two learning rates.
   """
   blocks = {algorithm: _columns(sweep.points, results) for algorithm, sweep in sweeps.items()}
   return {
@@ -274,14 +279,16 @@ def _columns(points: Sequence[stability_sweeps.Point], results: Results) -> np.n
 def _interpolated(means: np.ndarray, k: int, fall: float) -> float:
   """Interpolates column k at the given fall, which at first ascends with the learning rate.
 
-  NaN outside, or next to a mean that is not positive.
+  NaN outside, next to a mean that is not positive, and across more than `LARGEST_STEP`.
   """
   falls = means[:, 0]
   above = int(np.argmax(falls >= fall))
+  ends = means[above - 1 : above + 1, k]
   if (
     above == 0
     or np.any(np.diff(falls[: above + 1]) <= 0)
-    or np.min(means[above - 1 : above + 1, k]) <= 0
+    or np.min(ends) <= 0
+    or np.max(ends) > LARGEST_STEP * np.min(ends)
   ):
     return np.nan
   share = (fall - falls[above - 1]) / (falls[above] - falls[above - 1])

@@ -47,13 +47,20 @@ _BATCHES = {
   "n-": (9, 18, 36, 72, 144),
   "N-": (576, 1152, 2304, 4608, 9216),
 }
+# Dense where epsilon rises fast: SOPRC's epsilon- rises eightfold from eta = 0.035 to 0.05. It must
+# not change by more than `stability_slopes.LARGEST_STEP` where algorithms are compared.
+_CONSTANT_RATES = (
+  *(0.0125, 0.018, 0.025, 0.03, 0.035, 0.0385, 0.042, 0.046),
+  *(0.05, 0.055, 0.06, 0.07, 0.078, 0.085, 0.1),
+)
+_THEOREM_RATES = (0.75, 1.0, 1.25, 1.5, 1.8, 2.1, 2.5, 3.0, 3.5, 4.2, 6.0)
 _VALUES: dict[str, dict[str, tuple[float, ...]]] = {
   CONSTANT: {
     "T": _STEPS,
     **_BATCHES,
     "N+": (64, 128, 256, 512, 1024),
     "beta": (0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
-    "rate": (0.0125, 0.025, 0.05, 0.1),
+    "rate": _CONSTANT_RATES,
   },
   # N+ is always at least T; beta follows n+. Up to T = 16 an example is nearly always drawn at most
   # once.
@@ -64,7 +71,7 @@ _VALUES: dict[str, dict[str, tuple[float, ...]]] = {
     "N+ (T = 16)": (256, 512, 1024, 2048),
     "N- (T = 16)": _BATCHES["N-"],
     "T = N+": (32, 64, 128, 256),
-    "rate": (0.75, 1.5, 3.0, 6.0),
+    "rate": _THEOREM_RATES,
   },
 }
 QUANTITIES = ("T", "n+", "n-", "N+", "N+ (T = 16)", "N-", "N- (T = 16)", "T = N+", "beta", "rate")
@@ -312,6 +319,7 @@ def _measured(
     shapes = (
       (times, runs),
       (times, runs),
+      (times, blocks),
       (times, blocks),
       (times, runs),
       (runs,),

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax import estimators, interpolation, tracking
+from soprc_jax import estimators, interpolation, surrogates, tracking
 from soprc_jax._internal import masks
 
 Algorithm = Literal[
@@ -66,8 +66,8 @@ class Trained(NamedTuple):
   Attributes:
     weights: ``[R, T, W]`` parameters of the training on S after each step.
     distances: ``[R, T, C - 1]`` distances of the other copies' parameters from them.
-    gradient: ``[R]`` largest gradient norm of SOPRC's loss without v on the batches, also if the
-      training has another loss.
+    gradient: ``[R]`` largest norm of the full gradient of f-hat (`_batch_risk`) on the batches, for
+      every algorithm.
     smoothness: ``[R]`` largest change of the gradient over the change of the parameters, between S
       and a copy that sees the same batch.
   """
@@ -155,7 +155,11 @@ def _train(inputs: Inputs, beta: Any, rate: Any, decays: Any, algorithm: str) ->
   carry = (start, tracker.init(None), jnp.ones([]))
   _, (weights, distances, ratios) = jax.lax.scan(step, carry, (inputs.batches, inputs.positions))
   before = jnp.concatenate([inputs.start[None], weights[:-1]])
-  norms = jax.vmap(lambda *at: jnp.linalg.norm(jax.grad(_batch_risk)(*at)))(before, *inputs.batches)
+
+  def risk(weights: jax.Array, batch: Examples) -> jax.Array:
+    return _batch_risk(*(scores(weights[None], of_class)[0] for of_class in batch))
+
+  norms = jax.vmap(lambda *at: jnp.linalg.norm(jax.grad(risk)(*at)))(before, inputs.batches)
   return Trained(weights, distances, jnp.max(norms), jnp.max(ratios))
 
 
@@ -177,11 +181,18 @@ def _losses(
   )
 
 
-def _batch_risk(weights: jax.Array, positive: jax.Array, negative: jax.Array) -> jax.Array:
-  losses = _losses(
-    scores(weights[None], positive), scores(weights[None], negative), None, None, "SOPRC without v"
-  )
-  return losses[0]
+def _batch_risk(positive: jax.Array, negative: jax.Array) -> jax.Array:
+  """Computes f-hat of a batch (Eq. 8) from its scores ``[n+]`` and ``[n-]``.
+
+  Eq. 6 has f-hat as a function of model and batch, so v is phi of the batch. The gradient passes
+  through TPR and phi too, unlike that of `estimators.soprc_loss`.
+  """
+  points = interpolation.interpolate_scores(positive, num_points=POINTS, bounds=BOUNDS)
+  margins = positive[:, None] - negative[None], positive[:, None] - points[None]
+  false = jnp.mean(surrogates.one_sided_huber(margins[0], tau=LOSS["tau1"]), axis=1)
+  true = jnp.mean(surrogates.one_sided_sigmoid(margins[1], tau=LOSS["tau2"]), axis=1)
+  true = (true * POINTS + 1) / (POINTS + 1)  # the self weight of the algorithm
+  return jnp.mean(masks.share((1 - LOSS["prior"]) * false, LOSS["prior"] * true))
 
 
 def _distances(rows: jax.Array) -> jax.Array:
@@ -197,26 +208,33 @@ def _ratio(change: jax.Array, moved: jax.Array, where: jax.Array) -> jax.Array:
   return jnp.max(masks.ratio(change, moved), where=where & (moved > _LEAST_DISTANCE), initial=0.0)
 
 
-def risks(weights: Any, data: Examples) -> np.ndarray:
-  """Computes the risk F(w_r; S_q) (Eq. 4) of each model on each set of its block.
+def risks(weights: Any, data: Examples, batches: Examples) -> tuple[np.ndarray, np.ndarray]:
+  """Computes two risks of each model w_r on each set S_q of its block of `BLOCK` repetitions.
 
-  It has the surrogates, and v has the scores of all positives. A block has `BLOCK` repetitions.
+  The first one is f(w_r; S_q) (Eq. 4) with the surrogates, where v has the scores of all positives.
+  The second one is F(w_r; S_q) (Eq. 6), the mean of f-hat over batches, estimated from some.
 
   Args:
     weights: ``[R, W]`` parameters of each repetition's model, R a multiple of `BLOCK`.
     data: ``[R, N+, D]`` and ``[R, N-, D]`` training sets.
+    batches: ``[R, K, n+]`` and ``[R, K, n-]`` positions of K batches in each set.
 
   Returns:
-    ``[R / BLOCK, BLOCK, BLOCK]``, models by sets.
+    Two arrays ``[R / BLOCK, BLOCK, BLOCK]``, models by sets.
   """
-  return np.asarray(_risks(jnp.asarray(weights), data), np.float64).reshape(-1, BLOCK, BLOCK)
+  whole, batched = (
+    np.asarray(values, np.float64).reshape(-1, BLOCK, BLOCK)
+    for values in _risks(jnp.asarray(weights), data, batches)
+  )
+  return whole, batched
 
 
 @jax.jit
-def _risks(weights: jax.Array, data: Examples) -> jax.Array:
-  def risk(at: jax.Array) -> jax.Array:
+def _risks(weights: jax.Array, data: Examples, batches: Examples) -> tuple[jax.Array, jax.Array]:
+  def risk(at: jax.Array) -> tuple[jax.Array, jax.Array]:
     r, q = at // BLOCK, at // BLOCK**2 * BLOCK + at % BLOCK
     positive, negative = (scores(weights[r][None], of_class[q])[0] for of_class in data)
-    return estimators.soprc_loss(positive, negative, positive, **LOSS)
+    of_batches = jax.vmap(_batch_risk)(positive[batches.positive[q]], negative[batches.negative[q]])
+    return estimators.soprc_loss(positive, negative, positive, **LOSS), jnp.mean(of_batches)
 
   return jax.lax.map(risk, jnp.arange(len(weights) * BLOCK))

@@ -4,6 +4,7 @@ Its slopes and verdicts follow the numbers, and its command resumes where it was
 """
 
 import functools
+import itertools
 import json
 
 import jax
@@ -98,6 +99,22 @@ def _slow_risk(weights, examples):
   return total / len(positive)
 
 
+def _slow_batch_risk(weights, positive, negative):
+  """Returns f-hat of Eq. 8 in float64, with v = phi of the batch, linear between midpoints."""
+  h, g = (np.array([_model(weights, x) for x in part]) for part in (positive, negative))
+  u = np.sort(h)
+  ends = np.maximum(2 * u[0] - u[1], -1), np.minimum(2 * u[-1] - u[-2], 1)
+  u = np.concatenate([ends[:1], u, ends[1:]])
+  m = stability_training.POINTS
+  phi = np.interp((np.arange(m) + 0.5) / m * len(h), np.arange(len(h) + 1), (u[1:] + u[:-1]) / 2)
+  prior, tau1, tau2 = _LOSS["prior"], _LOSS["tau1"], _LOSS["tau2"]
+  margins = h[:, None] - g
+  l1 = np.where(margins < 0, 1 - 2 * margins / tau1, np.maximum(1 - margins / tau1, 0) ** 2)
+  l2 = np.tanh(np.maximum(phi - h[:, None], 0) / (2 * tau2))
+  f, t = (1 - prior) * l1.mean(axis=1), prior * (m * l2.mean(axis=1) + 1) / (m + 1)
+  return np.mean(f / (f + t))
+
+
 def _replaced(examples, other, part, i):
   """Returns S^(i)."""
   changed = [array.copy() for array in examples]
@@ -148,6 +165,48 @@ class TestMeasurement:
     )
     assert found.train_risk[0] == pytest.approx(np.diag(risks), rel=1e-4)
     assert found.start_risk[3] == pytest.approx(_slow_risk(draw.start, draw.data), rel=1e-4)
+
+  def test_risk_of_eq_6_is_the_mean_over_all_batches(self):
+    draws = [stability.draw(_SMALL, replaced=1, seed=0, repetition=r) for r in range(4)]
+    models, data = (
+      np.stack([draw.start for draw in draws]),
+      stability._stack([draw.data for draw in draws]),
+    )
+    pairs = list(
+      itertools.product(itertools.combinations(range(6), 2), itertools.combinations(range(12), 3))
+    )
+    positions = [np.array([pair[part] for pair in pairs], np.int32) for part in range(2)]
+    every = stability_training.Examples(*(np.stack([part] * 4) for part in positions))
+    whole, batched = stability_training.risks(models, data, every)
+    expected = np.mean(
+      [
+        _slow_batch_risk(models[1], data.positive[2][list(p)], data.negative[2][list(n)])
+        for p, n in pairs
+      ]
+    )
+    assert batched[0, 1, 2] == pytest.approx(expected, rel=1e-4)
+    assert abs(whole[0, 1, 2] - expected) > 1e-2
+
+  def test_gradient_is_that_of_the_whole_batch_risk(self):
+    """Checks the largest norm by numerical derivatives, which know no constants."""
+    setting = _SMALL._replace(steps=(4,))
+    draws = [stability.draw(setting, replaced=24, seed=0, repetition=r) for r in range(4)]
+    inputs = stability._stack([stability._inputs(draw) for draw in draws])
+    trained = stability_training.train(inputs, algorithm="SOPRC", beta=0.3, rate=0.5, decays=False)
+    norms = []
+    for t in range(4):
+      weights = np.float64(trained.weights[0, t - 1] if t else draws[0].start)
+      batch = inputs.batches.positive[0, t], inputs.batches.negative[0, t]
+      change = 1e-5 * np.eye(len(weights))
+      norms.append(
+        np.linalg.norm(
+          [
+            (_slow_batch_risk(weights + d, *batch) - _slow_batch_risk(weights - d, *batch)) / 2e-5
+            for d in change
+          ]
+        )
+      )
+    assert trained.gradient[0] == pytest.approx(max(norms), rel=1e-3)
 
   def test_one_training_serves_every_t(self):
     both, last = _measure(), _measure(steps=(4,))
@@ -231,6 +290,17 @@ class TestDraws:
       np.sort(stability.draw_batches(np.random.default_rng(0), 2, 5, 5), axis=1), [range(5)] * 2
     )
 
+  def test_batches_that_estimate_a_risk_hold_all_examples_equally_often(self):
+    drawn = stability.partition(np.random.default_rng(0), 8, 3, 12)
+    assert drawn.shape == (8, 3)
+    assert (np.bincount(drawn.ravel()) == 2).all()
+    # 5 is no multiple of 2: each example is left out in a fifth of the draws.
+    counts = sum(
+      np.bincount(stability.partition(np.random.default_rng(seed), 3, 2, 5).ravel(), minlength=5)
+      for seed in range(2000)
+    )
+    assert np.abs(counts / 2000 - 6 / 5).max() < 0.1
+
   def test_weighted_sum_is_unbiased_for_every_t(self):
     # Each drawn example has some distance, and more if it is drawn often.
     batches = stability.draw_batches(np.random.default_rng(1), 32, 2, 40)
@@ -265,6 +335,7 @@ def _made_up(slope, *, noise=0.02, quantity="N+", repetitions=32):
     results[stability_sweeps.name(point.setting)] = stability.Measured(
       epsilon,
       epsilon,
+      1e-3 * epsilon[:, ::4],
       1e-3 * epsilon[:, ::4],
       np.full(shape, 0.8),
       np.full(repetitions, 0.9),
@@ -322,7 +393,9 @@ class TestSlopes:
       assert claims[wanted] == verdict
     sweep, results = _made_up(-1.0)
     assert stability_report.claims([sweep], results)[0].verdict == "agrees"
-    large = {key: value._replace(gap=1000 * value.gap + 100) for key, value in results.items()}
+    large = {
+      key: value._replace(batch_gap=1000 * value.gap + 100) for key, value in results.items()
+    }
     first = stability_report.claims([sweep], large)[0]
     assert (first.paper[:9], first.verdict) == ("Theorem 1", "does not agree")
     assert "holds in 0 of 11 points" in first.measured
@@ -333,6 +406,7 @@ class TestSlopes:
     measured = stability.Measured(
       np.full((1, 12), 0.5),
       np.full((1, 12), 0.1),
+      10 * gap,
       gap,
       gap,
       gap[0],
@@ -354,10 +428,11 @@ class TestSlopes:
       for point in sweep.points:
         moved = point.value * (4 if algorithm == "AP loss" else 1)
         shape = (len(point.setting.steps), 8)
-        epsilon = np.full(shape, moved**2)
+        epsilon = np.full(shape, moved**1.5)
         results[stability_sweeps.name(point.setting)] = stability.Measured(
           epsilon,
           epsilon,
+          epsilon[:, :2],
           epsilon[:, :2],
           np.full(shape, 0.9 - moved),
           np.full(8, 0.9),
@@ -367,7 +442,7 @@ class TestSlopes:
     same = stability_slopes.at_same_rate(
       {name: sweep.points[-1] for name, sweep in sweeps.items()}, results
     )
-    assert same["AP loss"].ratios["epsilon_positive"].value == pytest.approx(16)
+    assert same["AP loss"].ratios["epsilon_positive"].value == pytest.approx(8)
     equal = stability_slopes.at_equal_fall(sweeps, results, 0.06)
     for measure in stability_slopes.MEASURES:
       assert equal["AP loss"].ratios[measure].value == pytest.approx(1, rel=0.1)
@@ -377,6 +452,11 @@ class TestSlopes:
     )
     other = stability_slopes.at_equal_fall(sweeps, results, 0.06, reference="AP loss")
     assert other["AP loss"].ratios["gap"].value == 1
+    # The square of epsilon more than doubles from a learning rate to the next.
+    steep = {key: value._replace(gap=value.gap**2) for key, value in results.items()}
+    found = stability_slopes.at_equal_fall(sweeps, steep, 0.014)["SOPRC"].values
+    assert found["gap"] is None
+    assert found["epsilon_positive"] is not None
 
   def test_what_was_not_compared_at_the_same_rate_is_not_told_as_such(self, monkeypatch):
     # Without the sweep over T there is only the comparison at equal decrease.
@@ -390,6 +470,7 @@ class TestSlopes:
         results[stability_sweeps.name(point.setting)] = stability.Measured(
           epsilon,
           epsilon,
+          epsilon[:, :2],
           epsilon[:, :2],
           np.full(shape, 0.9 - point.value),
           np.full(8, 0.9),
@@ -432,7 +513,7 @@ class TestSweeps:
         raise ArithmeticError
       values = np.full((len(setting.steps), 8), 1 / 3)
       return stability.Measured(
-        values, values, values[:, :2], values, values[0], values[0], values[0]
+        values, values, values[:, :2], values[:, :2], values, values[0], values[0], values[0]
       )
 
     monkeypatch.setattr(stability, "measure", measure)
@@ -464,14 +545,14 @@ def test_command(tmp_path):
     "--repetitions=8",
     "--replaced=1",
     "--algorithms=SOPRC",
-    "--sweeps=T,beta",
+    "--sweeps=T",
   ]
   done = runs.call("experiments.stability", *flags)
   assert done.returncode == 0, done.stderr
-  assert "7 settings, 0 of them measured before" in done.stderr
+  assert "2 settings, 0 of them measured before" in done.stderr
   assert "minutes left" in done.stderr
   content = json.loads((tmp_path / "run" / "stability.json").read_text())
-  assert len(content["measured"]) == 7
+  assert len(content["measured"]) == 2
   assert (tmp_path / "run" / "table.md").read_text() in done.stdout
   written = {path.name for path in (tmp_path / "run").iterdir()}
   assert written <= {"stability.json", *flags_lib.WRITES["stability.json"]}
