@@ -16,6 +16,7 @@ from soprc_jax.data import tabular
 from soprc_jax.training import plots, workdir
 
 TABLE, PR_CURVES, CONVERGENCE = "table.md", "pr_curves.png", "convergence.png"
+_RESAMPLES = 200
 
 
 def write(
@@ -35,11 +36,16 @@ def write(
     about: further content of ``results.json``. ``machine`` is also printed below the table.
   """
   values = {row.method: _test_values(row) for row in rows}
-  table = markdown(config, rows, values, costs, about)
+  errors = example_errors(rows)
+  table = markdown(config, rows, values, errors, costs, about)
   results = {
     "config": config.to_dict(),
     **about,
-    "methods": [_entry(row, values[row.method], costs) for row in rows],
+    "methods": [
+      _entry(row, values[row.method], costs)
+      | {"difference_error_over_examples": tables.or_none(errors[row.method])}
+      for row in rows
+    ],
   }
   workdir.write_results(folder, results)
   workdir.write_atomically(folder / TABLE, table)
@@ -65,12 +71,14 @@ def markdown(
   config: Any,
   rows: Sequence[binary_runs.Row],
   values: Mapping[str, Mapping[str, np.ndarray]],
+  errors: Mapping[str, float],
   costs: Mapping[str, float],
   about: Mapping[str, Any],
 ) -> str:
   """Returns a table of the methods, best test AUPRC first.
 
-  It has the paired difference of the first method to each other one.
+  It has the paired difference of the first method to each other one, with its standard error over
+  the seeds and that over the test examples (``errors``, see `example_errors`).
   """
   first = rows[0].method
   header = [
@@ -88,7 +96,9 @@ def markdown(
       binary_losses.LABELS[row.method],
       f"{row.rate:g}{'*' if row.at_edge() else ''}",
       *(tables.mean_and_deviation(own[key]) for key in ("AUPRC", "AUROC")),
-      "" if row.method == first else tables.difference(values[first]["AUPRC"], own["AUPRC"]),
+      ""
+      if row.method == first
+      else f"{tables.difference(values[first]['AUPRC'], own['AUPRC'])} ± {errors[row.method]:.4f}",
       f"{1e3 * costs[row.method]:.2f}",
     ]
     lines.append(cells)
@@ -99,7 +109,8 @@ def markdown(
     f"standard deviation over {count} seed{'s' if count > 1 else ''} (division into train and "
     "val, weights, batches; one test split for all); learning rate chosen by the mean validation "
     "AUPRC (* at the edge of the grid); the model with the best validation AUPRC is tested. "
-    "Difference paired by seed, ± standard error over the seeds.",
+    "Difference paired by seed, ± standard error over the seeds, ± standard error over the test "
+    f"examples (of each class, {_RESAMPLES} bootstrap resamples).",
     f"Step: {config.data.batch_size} examples; the methods take turns (LibAUC in its own process, "
     f"after them). {about['machine']}",
   ]
@@ -126,6 +137,54 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
     negatives, positives, side="right"
   )
   return float(np.mean(below) / (2 * len(negatives)))
+
+
+def example_errors(rows: Sequence[binary_runs.Row]) -> dict[str, float]:
+  """Computes how the difference of the first method to each other one varies with the test set.
+
+  The models stay, and the test examples of each class are resampled with replacement. All seeds
+  have the same test examples.
+
+  Returns:
+    method -> bootstrap standard error of the mean difference over the seeds, in AUPRC. It is NaN if
+    a training diverged, and 0 for the first method.
+  """
+  labels = rows[0].labels[0]
+  weights = _bootstrap(np.random.default_rng(0), labels)
+  means = {
+    row.method: np.mean([weighted_auprc(scores, labels, weights) for scores in row.scores], axis=0)
+    if np.isfinite(row.val).all()
+    else np.full(len(weights), np.nan)
+    for row in rows
+  }
+  first = means[rows[0].method]
+  return {method: float(np.std(first - own, ddof=1)) for method, own in means.items()}
+
+
+def weighted_auprc(scores: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> np.ndarray:
+  """Computes the AUPRC for each row of weights ``[W, n]``, as if example i came ``w_i`` times."""
+  order = np.argsort(-scores)
+  ends = np.flatnonzero(np.r_[np.diff(scores[order]) != 0, True])
+  positive = np.flatnonzero(labels[order] > 0)
+  # Equal scores share the precision at the last of them.
+  at = ends[np.searchsorted(ends, positive)]
+  found = []
+  for own in weights:
+    own = own[order].astype(np.float64)
+    hits = np.zeros(len(own))
+    hits[positive] = own[positive]
+    precision = np.cumsum(hits)[at] / np.maximum(np.cumsum(own)[at], 1)
+    found.append(np.average(precision, weights=own[positive]))
+  return np.array(found)
+
+
+def _bootstrap(rng: np.random.Generator, labels: np.ndarray) -> np.ndarray:
+  """Draws how often each example is in a resample, ``[W, n]``; each class keeps its number."""
+  weights = np.zeros((_RESAMPLES, len(labels)), np.int32)
+  for rows in (np.flatnonzero(labels > 0), np.flatnonzero(labels <= 0)):
+    for own in weights:
+      own[rows] = np.bincount(rng.integers(len(rows), size=len(rows)), minlength=len(rows))
+  return weights
 
 
 def pr_curve(scores: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

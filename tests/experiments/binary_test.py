@@ -226,6 +226,42 @@ class TestReport:
     np.testing.assert_allclose(found[0], recall[:-1][::-1])
     np.testing.assert_allclose(found[1], precision[:-1][::-1])
 
+  def test_weighted_auprc_is_that_of_repeated_examples(self):
+    rng = np.random.default_rng(0)
+    labels = (np.arange(60) < 12).astype(np.int32)
+    scores = np.round(rng.normal(size=60) + labels, 1).astype(np.float32)  # with ties
+    weights = np.stack([np.ones(60, np.int32), rng.integers(0, 3, 60)])
+    expected = [float(binary.auprc(np.repeat(scores, w), np.repeat(labels, w))) for w in weights]
+    np.testing.assert_allclose(
+      binary_report.weighted_auprc(scores, labels, weights), expected, rtol=1e-5
+    )
+
+  def test_error_over_test_examples_is_that_of_new_test_sets(self):
+    rng = np.random.default_rng(0)
+    labels = np.arange(600) < 100
+
+    def scores(methods=2, seeds=3):
+      """Returns scores whose noise is mostly the example's own."""
+      shared = rng.normal(size=600)
+      return shared + 0.3 * rng.normal(size=(methods, seeds, 600)) + [[[2.0]], [[1.8]]] * labels
+
+    def row(method, scores):
+      none = np.ones(len(scores))
+      return binary_runs.Row(method, 0.1, {}, none, none, scores, np.stack([labels] * len(scores)))
+
+    def difference(scores):
+      ones = np.ones((1, 600))
+      found = [[binary_report.weighted_auprc(s, labels, ones) for s in own] for own in scores]
+      return np.mean(found[0]) - np.mean(found[1])
+
+    expected = np.std([difference(scores()) for _ in range(200)])
+    found = [
+      binary_report.example_errors([row("soprc", own[0]), row("ap", own[1])])
+      for own in (scores() for _ in range(10))
+    ]
+    assert np.mean([one["ap"] for one in found]) == pytest.approx(expected, rel=0.2)
+    assert found[0]["soprc"] == 0
+
 
 class TestConfig:
   def test_arguments(self):
