@@ -142,7 +142,7 @@ class Found(NamedTuple):
     return [one.key for one in self.spaces[-1] if one.edge(self.best[one.key])]
 
   def expected_best(self) -> dict[int, float]:
-    """Returns number of trials -> expected best validation mAUPRC of so many random trials.
+    """Returns N -> expected best validation mAUPRC of N random trials.
 
     The trials are drawn with replacement from those that were made (Dodge et al., 2019). One that
     diverged counts 0. The numbers are 1, 2, 4, ... and that of all trials.

@@ -177,7 +177,7 @@ def search_markdown(rows: Sequence[comparison.Row]) -> str:
 SEARCH_NOTE = (
   "Random trials with one seed on one split, which are not those of the test: the same number for "
   "each method. The second half is drawn from a larger space if the best trial of the first half "
-  "lies in the outer tenth of a range. Expected: mean best validation mAUPRC of so many trials."
+  "lies in the outer tenth of a range. Expected: mean best validation mAUPRC of this many trials."
 )
 
 
