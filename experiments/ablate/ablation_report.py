@@ -40,11 +40,11 @@ def write(
     found = results[stage.name]
     if not found:
       continue
+    gaps = differences(folder, stage, found)
     workdir_lib.write_atomically(
-      folder / f"{stage.name}.md", table(folder, stage, found, plan.seeds)
+      folder / f"{stage.name}.md", table(folder, stage, found, gaps, plan.seeds)
     )
     plot(folder / f"{stage.name}.png", folder, stage, found)
-    gaps = _gaps(folder, stage, found)
     entries = [_entry(folder, result, gaps.get(result.variant.label)) for result in found]
     content[stage.name] = {"title": stage.title, "seeds": plan.seeds, "variants": entries}
     names += [f"{stage.name}.md", f"{stage.name}.png"]
@@ -54,13 +54,18 @@ def write(
 
 
 def table(
-  folder: Path, stage: Stage, results: Sequence[ablation.Result], seeds: Sequence[int]
+  folder: Path,
+  stage: Stage,
+  results: Sequence[ablation.Result],
+  gaps: Mapping[str, per_query.Difference | None],
+  seeds: Sequence[int],
 ) -> str:
   """Returns a Markdown table of a stage.
 
-  It has the test metrics over the seeds, paired differences, and the gradient's signals.
+  It has the test metrics over the seeds, the paired differences of `differences`, and the
+  gradient's signals.
   """
-  paper, gaps = stage.name == "table2", _gaps(folder, stage, results)
+  paper = stage.name == "table2"
   header = [
     stage.axis or "variant",
     "option",
@@ -107,7 +112,7 @@ def table(
   return "\n".join([text_table.markdown(header, rows), "", *notes]) + "\n"
 
 
-def _gaps(
+def differences(
   folder: Path, stage: Stage, results: Sequence[ablation.Result]
 ) -> dict[str, per_query.Difference | None]:
   """Returns variant -> its mAUPRC minus that of the stage's reference."""

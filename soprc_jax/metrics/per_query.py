@@ -158,7 +158,7 @@ class Difference(NamedTuple):
   @property
   def resolved(self) -> bool:
     """Whether the interval excludes 0."""
-    return self.low > 0 or self.high < 0
+    return statistics.Interval(*self[:3]).excludes_zero
 
   def __str__(self) -> str:
     return f"{self.mean:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"

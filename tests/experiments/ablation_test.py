@@ -242,6 +242,11 @@ class TestRuns:
       ablation.check(_PLAN, without_val, tmp_path)
 
 
+def _table(folder, stage, results):
+  gaps = ablation_report.differences(folder, stage, results)
+  return ablation_report.table(folder, stage, results, gaps, _PLAN.seeds)
+
+
 class TestReport:
   def test_tables_and_pictures(self, trainer, tmp_path):
     _run(tmp_path)
@@ -281,7 +286,7 @@ class TestReport:
   def test_what_has_not_finished_is_said(self, trainer, tmp_path):
     _run(tmp_path, minutes=5.5)
     results = ablation.results(_PLAN, tmp_path)
-    table = ablation_report.table(tmp_path, _STAGE, results["first"], _PLAN.seeds)
+    table = _table(tmp_path, _STAGE, results["first"])
     assert "1 of 2 variants have not finished." in table
 
   def test_paper_beside_table_2(self, monkeypatch, trainer, tmp_path):
@@ -290,9 +295,9 @@ class TestReport:
     found = ablation.results(_PLAN._replace(stages=(stage,)), tmp_path)["table2"]
     label = next(iter(ablation_stages.PAPER_TABLE_2))
     found = [found[0]._replace(variant=found[0].variant._replace(label=label))]
-    assert "| 34.58 | 66.35 |" in ablation_report.table(tmp_path, stage, found, _PLAN.seeds)
+    assert "| 34.58 | 66.35 |" in _table(tmp_path, stage, found)
     own = [found[0]._replace(variant=found[0].variant._replace(label="2t: not in the paper"))]
-    rows = ablation_report.table(tmp_path, stage, own, _PLAN.seeds).splitlines()
+    rows = _table(tmp_path, stage, own).splitlines()
     assert rows[2].endswith("|  |  |")
     assert rows[2].count("|") == rows[0].count("|")
 
