@@ -8,9 +8,9 @@ A small model is trained on S, and on S with one positive (or one negative) repl
 Start and batches are the same. Epsilon is the mean distance of the parameters. It is measured
 against T, n+, n-, N+, N-, beta and the learning rate, at a constant learning rate and under the
 conditions of Theorem 2. The algorithms are SOPRC, SOPRC without v, the AP loss and two variants of
-SOPRC. There are 142 settings with 128 repetitions, and 8 positives and 8 negatives are replaced in
-each. This takes 13 minutes of CPU time in two threads: 7 to 13 minutes on two idle cores, 28 on
-busy ones.
+SOPRC. There are 226 settings with 128 repetitions, and 8 positives and 8 negatives are replaced in
+each. With 142 settings this took 13 minutes of CPU time in two threads: 7 to 13 minutes on two idle
+cores, 28 on busy ones.
 
 WORKDIR receives stability.json with each setting as soon as it is measured, so that the same
 command resumes after a kill. It also receives table.md (slopes, a comparison of the algorithms, and

@@ -50,8 +50,8 @@ _BATCHES = {
 # Dense where epsilon rises fast: SOPRC's epsilon- rises eightfold from eta = 0.035 to 0.05. It must
 # not change by more than `stability_slopes.LARGEST_STEP` where algorithms are compared.
 _CONSTANT_RATES = (
-  *(0.0125, 0.018, 0.025, 0.03, 0.035, 0.0385, 0.042, 0.046),
-  *(0.05, 0.055, 0.06, 0.07, 0.078, 0.085, 0.1),
+  *(0.0125, 0.018, 0.021, 0.025, 0.03, 0.035, 0.0385, 0.042, 0.044, 0.046),
+  *(0.05, 0.055, 0.06, 0.065, 0.07, 0.078, 0.085, 0.1),
 )
 _THEOREM_RATES = (0.75, 1.0, 1.25, 1.5, 1.8, 2.1, 2.5, 3.0, 3.5, 4.2, 6.0)
 _VALUES: dict[str, dict[str, tuple[float, ...]]] = {
