@@ -14,7 +14,9 @@ Arguments, joined by commas:
 * ``smoke``: a few steps at two seeds, to check that everything works.
 
 docs/config.md describes all keys. The values here were chosen on the validation split, at seeds
-that are not among config.seeds. The hyperparameters of each method were chosen in turn.
+that are not among config.seeds. Those of digits and breast_cancer were chosen before
+``data.split_seed`` fixed the test split, so examples that are test now had a part in the choice.
+For flights, two settings of the loss of each method were compared with the test split fixed.
 """
 
 from collections.abc import Callable
@@ -50,7 +52,8 @@ def _flights(config: Any) -> None:
   config.data.update({"name": "flights", "share": 0.0, "batch_size": 256, "positive_share": 0.1})
   config.loss.weighted_cross_entropy.share = 0.0
   config.loss.libauc.margin = 0.3
-  config.rates = (0.0003, 0.001, 0.003)
+  config.loss.focal.gamma = 0.5
+  config.rates = (0.001, 0.003, 0.01)
   config.train.steps, config.eval.every = 1500, 150
 
 
