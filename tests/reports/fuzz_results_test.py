@@ -150,7 +150,7 @@ class TestStability:
   EFFORT = stability_sweeps.Effort(4, 1, 0)
 
   def _content(self):
-    shapes = ((1, 4), (1, 4), (1, 1), (1, 4), (4,), (4,), (4,))
+    shapes = ((1, 4), (1, 4), (1, 1), (1, 1), (1, 4), (4,), (4,), (4,))
     values = {
       key: np.zeros(shape).tolist()
       for key, shape in zip(stability.Measured._fields, shapes, strict=True)
@@ -190,6 +190,13 @@ class TestStability:
     content["measured"][stability_sweeps.name(self.SETTING)][key] = value
     (tmp_path / "stability.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=rf"stability.json is corrupt \(.*{key}.*\): remove it"):
+      self._run(tmp_path)
+
+  def test_a_file_of_an_older_version(self, tmp_path):
+    content = self._content()
+    del content["measured"][stability_sweeps.name(self.SETTING)]["batch_gap"]
+    (tmp_path / "stability.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"batch_gap.*: remove it, and it is computed again"):
       self._run(tmp_path)
 
 
