@@ -1,6 +1,7 @@
 """Tests that each module's tests are found by its name, or by the README's second table."""
 
 import ast
+import collections
 import importlib
 import pathlib
 import re
@@ -55,3 +56,9 @@ def test_every_module_is_tested_where_its_name_or_the_table_says():
         f"{module}: tests/{row} does not name it: import it, or put its path in the docstring"
       )
   assert wrong == []
+
+
+def test_no_two_test_files_share_a_name():
+  """Checks what pytest needs: it imports test files by their names, without folders."""
+  counts = collections.Counter(path.name for path in _TESTS.rglob("*_test.py"))
+  assert [name for name, count in counts.items() if count > 1] == []

@@ -112,7 +112,7 @@ def _print_plan(plan: Any, first: Any, run: flags.Run) -> None:
 
   The estimate is from a few steps of the first method.
   """
-  from experiments.compare import comparison, plans, search, step_cost
+  from experiments.compare import comparison, plans, random_search, step_cost
   from soprc_jax._internal import text_table
   from soprc_jax.training import parallel, progress
 
@@ -123,7 +123,7 @@ def _print_plan(plan: Any, first: Any, run: flags.Run) -> None:
     ended = min(comparison.num_finished(run.workdir, plan, method), total)
     left += total - ended
     if plan.trials:
-      tried = "; ".join(map(str, search.space(method, plan.rates)))
+      tried = "; ".join(map(str, random_search.space(method, plan.rates)))
     else:
       tried = ", ".join(f"{rate:g}" for rate in plans.rates_of(plan, method))
     rows.append([method, tried, str(total), str(ended)])

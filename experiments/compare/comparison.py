@@ -12,7 +12,7 @@ from pathlib import Path
 import time
 from typing import Any, NamedTuple
 
-from experiments.compare import plans, search
+from experiments.compare import plans, random_search
 from soprc_jax._internal import file_io, stored
 from soprc_jax.data import datasets
 from soprc_jax.training import (
@@ -65,7 +65,7 @@ class Row(NamedTuple):
   rate: float
   val: dict[float, float]
   runs: tuple[plans.RunName, ...]
-  trials: search.Found | None = None
+  trials: random_search.Found | None = None
 
   def at_edge(self) -> bool:
     """Returns whether a value outside the grid, or outside the searched space, may be better."""
@@ -125,7 +125,7 @@ def check(
 def _check_tuning(plan: plans.Plan, make_config: plans.MakeConfig, first: Any) -> None:
   """Raises a ValueError if the trials would be made on a reported split, or have no space."""
   for method in plan.methods:
-    search.space(method, plan.rates)
+    random_search.space(method, plan.rates)
   if first.data.split_seed == plans.TUNING_SEED:
     raise ValueError(
       f"data.split_seed={plans.TUNING_SEED} is the split of the trials, which is never reported: "
@@ -327,13 +327,13 @@ def _searched(
   """Makes the random trials of a method, and then the runs of the best one."""
 
   def validate(trial: dict[str, Any]) -> float:
-    name = run(trial[search.RATE], plans.TUNING_SEED, search.config_values(trial))
+    name = run(trial[random_search.RATE], plans.TUNING_SEED, random_search.config_values(trial))
     return metric(folder, name, "val", "mAUPRC")
 
-  space = search.space(method, plan.rates)
-  found = search.run(space, plan.trials, plans.TUNING_SEED, validate)
-  best, rate = found.values, found.best[search.RATE]
-  val = dict(zip((trial[search.RATE] for trial in found.trials), found.val, strict=True))
+  space = random_search.space(method, plan.rates)
+  found = random_search.run(space, plan.trials, plans.TUNING_SEED, validate)
+  best, rate = found.values, found.best[random_search.RATE]
+  val = dict(zip((trial[random_search.RATE] for trial in found.trials), found.val, strict=True))
   return Row(method, rate, val, tuple(run(rate, seed, best) for seed in plan.seeds), found)
 
 

@@ -58,8 +58,8 @@ class Plan(NamedTuple):
   """The runs of a comparison.
 
   Every method runs each learning rate with the first seed, and its best one with the other seeds.
-  With trials, every method makes as many with a tuning seed on a tuning split, see `search.run`.
-  Its best one runs with all seeds on the split of the config.
+  With trials, every method makes as many with a tuning seed on a tuning split, see
+  `random_search.run`. Its best one runs with all seeds on the split of the config.
 
   Attributes:
     methods: names that the config file, or `methods.choose`, accepts. The first one is compared
@@ -195,7 +195,7 @@ def run_config(
     plan: the comparison.
     make_config: returns the config of a method.
     name: name of the run. With `TUNING_SEED` it has the tuning split too.
-    trial: searched values of the run, see `search.config_values`.
+    trial: searched values of the run, see `random_search.config_values`.
   """
   config = make_config(name.method)
   config.update_from_flattened_dict(trial or {})

@@ -17,7 +17,7 @@ import pytest
 import runs
 import trees
 
-from experiments.compare import comparison, plans, search, step_cost, tables
+from experiments.compare import comparison, plans, random_search, step_cost, tables
 from soprc_jax import statistics
 from soprc_jax.data import datasets
 from soprc_jax.metrics import per_query
@@ -463,8 +463,8 @@ class TestTrials:
       for run in row.runs:
         config = made[tmp_path / run.folder()]
         assert config.data.split_seed == 0
-        assert config.optim.learning_rate == row.rate == best[search.RATE]
-        group = best[search.SAMPLER]
+        assert config.optim.learning_rate == row.rate == best[random_search.RATE]
+        group = best[random_search.SAMPLER]
         assert config.data.sampler == ("random" if group == "random" else "confusable")
         assert group in ("random", config.data.confusable.group)
     assert made[tmp_path / rows[0].runs[0].folder()].loss.tau1 == rows[0].trials.best["loss.tau1"]

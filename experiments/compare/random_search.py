@@ -94,7 +94,7 @@ def space(method: str, rates: Sequence[float]) -> Space:
     known = ", ".join(methods.METHODS)
     raise ValueError(
       f"--trials needs a search space, and method {method!r} has none in "
-      f"experiments/compare/search.py: choose from {known}, or leave --trials out"
+      f"experiments/compare/random_search.py: choose from {known}, or leave --trials out"
     )
   if min(rates) == max(rates):
     raise ValueError(
