@@ -27,7 +27,7 @@ absl_flags.declare_key_flag("workdir")
 _REPETITIONS = absl_flags.DEFINE_integer(
   "repetitions",
   500,
-  "Number of batches of each kind. There are 40 times as many draws of interpolated scores.",
+  "Number of batches of each kind, and of draws of interpolated scores.",
   lower_bound=2,
 )
 _POPULATION = absl_flags.DEFINE_integer(
@@ -83,9 +83,7 @@ def _settings(defaults: "simulation.Settings") -> "simulation.Settings":  # type
     )
   return defaults._replace(
     repetitions=_REPETITIONS.value,
-    interpolation_repetitions=40 * _REPETITIONS.value,
     population=_POPULATION.value,
-    smooth_positives=10 * _POPULATION.value,
     batch_sizes=tuple(sorted(sizes)),
     seed=_SEED.value,
   )
@@ -98,14 +96,14 @@ def _summary(results: dict, settings: "simulation.Settings") -> str:  # type: ig
     f"mean error (estimate minus risk, l01) at batch size {largest}, by the share of positives in "
     "the batch:"
   ]
-  lines.append(f"{'':>10} {'':>6} " + " ".join(f"{share:>8g}" for share in settings.shares))
+  lines.append(f"{'':>10} {'':>13} " + " ".join(f"{share:>8g}" for share in settings.shares))
   for name in results:
     if name == "tracking":
       continue
     entries = [entry for entry in results[name]["estimation"] if entry["batch_size"] == largest]
-    for estimator in ("SOPRC", "AP"):
+    for estimator in entries[0]["zero_one"]:
       means = " ".join(f"{entry['zero_one'][estimator]['mean']:+8.4f}" for entry in entries)
-      lines.append(f"{name:>10} {estimator:>6} {means}")
+      lines.append(f"{name:>10} {estimator:>13} {means}")
   return "\n".join(lines)
 
 

@@ -12,12 +12,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.special
 
-from soprc_jax import estimators, interpolation, metrics, tracking
-from soprc_jax._internal import blockwise
+from soprc_jax import estimators, interpolation, metrics, surrogates, tracking
+from soprc_jax._internal import blockwise, masks
 
 # M, except in the study of v itself.
 _POINTS = 100
+
+# SOPRC with the v of Eq. 10, SOPRC with T from all positives, which no algorithm has, and the AP
+# loss, whose T and prior are those of the batch.
+ESTIMATORS = ("SOPRC", "all positives", "AP")
 
 
 class Distribution(NamedTuple):
@@ -27,6 +32,7 @@ class Distribution(NamedTuple):
     title: title in plots.
     positive: ``(key, shape) -> scores``.
     negative: ``(key, shape) -> scores``.
+    quantiles: ``shares in (0, 1) -> scores``, the quantiles of the positives.
     densities: ``x -> (density of positives, density of negatives)``.
     support: interval that plots show.
   """
@@ -34,6 +40,7 @@ class Distribution(NamedTuple):
   title: str
   positive: Callable[[jax.Array, tuple[int, ...]], jax.Array]
   negative: Callable[[jax.Array, tuple[int, ...]], jax.Array]
+  quantiles: Callable[[np.ndarray], np.ndarray]
   densities: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
   support: tuple[float, float]
 
@@ -56,6 +63,7 @@ DISTRIBUTIONS = {
     "binormal: N(1, 1) and N(0, 1)",
     lambda key, shape: 1 + jax.random.normal(key, shape),
     lambda key, shape: jax.random.normal(key, shape),
+    lambda shares: 1 + scipy.special.ndtri(shares),
     lambda x: (_normal_density(x, 1), _normal_density(x, 0)),
     (-4, 5),
   ),
@@ -63,6 +71,7 @@ DISTRIBUTIONS = {
     "bibeta: B(5, 2) and B(2, 5)",
     lambda key, shape: jax.random.beta(key, 5, 2, shape),
     lambda key, shape: jax.random.beta(key, 2, 5, shape),
+    lambda shares: scipy.special.betaincinv(5, 2, shares),
     lambda x: (_beta_density(x, 5, 2), _beta_density(x, 2, 5)),
     (-0.1, 1.1),
   ),
@@ -70,6 +79,7 @@ DISTRIBUTIONS = {
     "offset uniform: U(0.5, 1.5) and U(0, 1)",
     lambda key, shape: jax.random.uniform(key, shape, minval=0.5, maxval=1.5),
     lambda key, shape: jax.random.uniform(key, shape),
+    lambda shares: 0.5 + shares,
     lambda x: (_uniform_density(x, 0.5, 1.5), _uniform_density(x, 0, 1)),
     (-0.1, 1.6),
   ),
@@ -133,134 +143,182 @@ def zero_one_risk(population: Population) -> float:
   return 1 - float(metrics.auprc(scores, labels.astype(np.int32)))
 
 
-def zero_one_errors(
-  population: Population, sizes: Batch, *, risk: float, repetitions: int, seed: int
-) -> dict[str, np.ndarray]:
-  """Computes the errors against ``risk`` of the estimators with l_{0,1}.
+class Batches(NamedTuple):
+  """Batches of the scores of a fixed model.
 
-  l_{0,1} replaces the surrogates. The result is ``{"SOPRC": [R], "AP": [R]}``.
-
-  SOPRC uses the population's prior, and its v has the scores of all positives. The AP loss uses the
-  batch's share and the batch's positives.
+  Attributes:
+    rows: ``[R, n+]`` positions of the positives in the population.
+    positive: ``[R, n+]``.
+    negative: ``[R, n-]``.
+    v: ``[R, M]``, v of Eq. 10 after each batch.
   """
-  keys = jax.random.split(jax.random.key(seed), repetitions)
-  found = _zero_one_estimates(keys, *_arrays_of(population), sizes)
-  return {name: np.asarray(values, np.float64) - risk for name, values in found.items()}
+
+  rows: jax.Array
+  positive: jax.Array
+  negative: jax.Array
+  v: jax.Array
 
 
-@functools.partial(jax.jit, static_argnames="sizes")
+def draw_batches(
+  population: Population, sizes: Batch, *, repetitions: int, beta: float, visits: int, seed: int
+) -> Batches:
+  """Draws independent batches, each the last of ``visits`` batches that v has followed.
+
+  By Prop. 1 v is a mean of the phi of all visits, with weights ``beta (1 - beta)^age``, which the
+  debiased start scales to a sum of 1. phi is linear in the sorted scores, so these are averaged.
+  """
+  rng = np.random.default_rng(seed)
+  weights = beta * (1 - beta) ** np.arange(visits)
+  rows = rng.integers(len(population.positive), size=(repetitions, sizes.positives))
+  negative = rng.choice(population.negative, (repetitions, sizes.negatives))
+  positive = population.positive[rows]
+  average = np.zeros(rows.shape)
+  for weight, age in zip(weights / weights.sum(), range(visits), strict=True):
+    drawn = positive if age == 0 else rng.choice(population.positive, rows.shape)
+    average += weight * np.sort(drawn, axis=-1)
+  v = interpolation.interpolate_scores(average, num_points=_POINTS)
+  return Batches(jnp.asarray(rows), jnp.asarray(positive), jnp.asarray(negative), v)
+
+
+def zero_one_errors(
+  population: Population, batches: Batches, *, risk: float
+) -> dict[str, np.ndarray]:
+  """Computes the errors against ``risk`` of the estimators with l_{0,1} in place of surrogates.
+
+  Returns:
+    ``[R]`` for each of `ESTIMATORS`.
+  """
+  whole = jnp.asarray(population.positive)
+  found = _zero_one_estimates(batches, whole, jnp.asarray(population.prior))
+  return {name: np.asarray(found[name], np.float64) - risk for name in ESTIMATORS}
+
+
+@jax.jit
 def _zero_one_estimates(
-  keys: jax.Array, positives: jax.Array, negatives: jax.Array, sizes: Batch
+  batches: Batches, positives: jax.Array, prior: jax.Array
 ) -> dict[str, jax.Array]:
-  prior = len(positives) / (len(positives) + len(negatives))
+  own_prior = batches.positive.shape[1] / (batches.positive.shape[1] + batches.negative.shape[1])
 
-  def estimate(key: jax.Array) -> dict[str, jax.Array]:
-    positive, negative = _draw(key, positives, negatives, sizes)
+  def estimate(positive: jax.Array, negative: jax.Array, v: jax.Array) -> dict[str, jax.Array]:
     fpr = _share_at_least(jnp.sort(negative), positive)
     own_tpr = _share_at_least(jnp.sort(positive), positive)
     return {
-      "SOPRC": _mean_risk((1 - prior) * fpr, prior * _share_at_least(positives, positive)),
-      "AP": _mean_risk(sizes.negatives * fpr, sizes.positives * own_tpr),
+      "SOPRC": _mean_risk(fpr, _share_at_least(v, positive), prior),
+      "all positives": _mean_risk(fpr, _share_at_least(positives, positive), prior),
+      "AP": _mean_risk(fpr, own_tpr, own_prior),
     }
 
-  return jax.vmap(estimate)(keys)
+  return jax.vmap(estimate)(batches.positive, batches.negative, batches.v)
 
 
 def surrogate_risk(population: Population, *, tau1: float, tau2: float) -> float:
-  """Computes the risk f that the surrogate estimators estimate: Eq. 8 on the population."""
-  v = _whole_v(population, _POINTS)
+  """Computes the risk f of Eq. 4, which the estimators with surrogates estimate."""
   loss = jax.jit(
     functools.partial(
       estimators.soprc_loss, prior=population.prior, self_weight=0.0, tau1=tau1, tau2=tau2
     )
   )
-  return float(loss(population.positive, population.negative, v))
+  return float(loss(population.positive, population.negative, population.positive))
 
 
 def surrogate_errors(
-  population: Population,
-  sizes: Batch,
-  *,
-  risk: float,
-  repetitions: int,
-  seed: int,
-  tau1: float,
-  tau2: float,
+  population: Population, batches: Batches, *, risk: float, tau1: float, tau2: float
 ) -> dict[str, np.ndarray]:
   """Computes the errors like `zero_one_errors`, with l1 and l2 of Eq. 7.
 
   ``risk`` is the `surrogate_risk`.
   """
-  keys = jax.random.split(jax.random.key(seed), repetitions)
-  found = _surrogate_estimates(
-    keys, *_arrays_of(population), _whole_v(population, _POINTS), tau1, tau2, sizes
-  )
-  return {name: np.asarray(values, np.float64) - risk for name, values in found.items()}
+  tpr = _surrogate_tpr(jnp.asarray(population.positive), tau2)[batches.rows]
+  found = _surrogate_estimates(batches, tpr, population.prior, tau1, tau2)
+  return {name: np.asarray(found[name], np.float64) - risk for name in ESTIMATORS}
 
 
-@functools.partial(jax.jit, static_argnames="sizes")
+@jax.jit
+def _surrogate_tpr(positives: jax.Array, tau2: Any) -> jax.Array:
+  """Returns T of each positive, from all of them."""
+
+  def share(score: jax.Array) -> jax.Array:
+    return jnp.mean(surrogates.one_sided_sigmoid(score - positives, tau=tau2))
+
+  return blockwise.map_rows(share, (positives,), len(positives))
+
+
+@jax.jit
 def _surrogate_estimates(
-  keys: jax.Array,
-  positives: jax.Array,
-  negatives: jax.Array,
-  v: jax.Array,
-  tau1: Any,
-  tau2: Any,
-  sizes: Batch,
+  batches: Batches, tpr: jax.Array, prior: Any, tau1: Any, tau2: Any
 ) -> dict[str, jax.Array]:
   options = {"tau1": tau1, "tau2": tau2, "self_weight": 0.0}
-  prior = len(positives) / (len(positives) + len(negatives))
 
-  def estimate(key: jax.Array) -> dict[str, jax.Array]:
-    positive, negative = _draw(key, positives, negatives, sizes)
+  def estimate(
+    positive: jax.Array, negative: jax.Array, v: jax.Array, tpr: jax.Array
+  ) -> dict[str, jax.Array]:
+    margins = positive[:, None] - negative[None]
+    fpr = jnp.mean(surrogates.one_sided_huber(margins, tau=tau1), axis=1)
     return {
       "SOPRC": estimators.soprc_loss(positive, negative, v, prior=prior, **options),
+      "all positives": _mean_risk(fpr, tpr, prior),
       "AP": estimators.ap_loss(positive, negative, **options),
     }
 
-  return blockwise.map_rows(estimate, (keys,), sizes.positives * sizes.negatives)
+  rows = batches.positive, batches.negative, batches.v, tpr
+  return blockwise.map_rows(estimate, rows, rows[0].shape[1] * rows[1].shape[1])
 
 
 class InterpolationErrors(NamedTuple):
-  """Errors of interpolated scores phi against the quantiles of all positives.
-
-  They are averaged over the positions.
+  """Absolute errors of interpolated scores phi against the quantiles of the distribution.
 
   Attributes:
-    of_mean: mean absolute error of the mean of phi over the repetitions: the systematic error.
-    of_one: mean absolute error of a single phi: the error of one batch.
-    spread: standard deviation of the error of a single phi over the repetitions.
+    of_mean: error of the mean of phi over all draws, averaged over the positions. It is exact.
+    of_one: error of one draw of phi, averaged over the positions and over random draws.
+    at_quantiles: largest error between the 10% and the 90% quantile (at 10,000 positions) if the
+      scores lie at the quantiles (i - 1/2) / n+, as Prop. 3 assumes.
   """
 
   of_mean: float
   of_one: float
-  spread: float
+  at_quantiles: float
 
 
 def interpolation_errors(
-  population: Population, num_positives: int, *, repetitions: int, seed: int
+  name: str, num_positives: int, *, repetitions: int, seed: int
 ) -> InterpolationErrors:
-  """Computes errors of phi from ``num_positives`` scores (Alg. 2), by random draws."""
-  keys = jax.random.split(jax.random.key(seed), repetitions)
-  quantiles = _whole_v(population, _POINTS)
-  mean, single = _interpolated(keys, _arrays_of(population)[0], quantiles, num_positives)
+  """Computes errors of phi from ``num_positives`` scores (Alg. 2) of a distribution."""
+  distribution = DISTRIBUTIONS[name]
+  positions, fine = ((np.arange(count) + 0.5) / count for count in (_POINTS, 100 * _POINTS))
+
+  def errors(scores: Any, positions: np.ndarray) -> jax.Array:
+    phi = interpolation.interpolate_scores(scores, num_points=len(positions))
+    return jnp.abs(phi - distribution.quantiles(positions).astype(np.float32))
+
+  # phi is linear in the sorted scores, so its mean is phi of their means.
+  mean = expected_order_statistics(distribution.quantiles, num_positives)
+  drawn = distribution.positive(jax.random.key(seed), (repetitions, num_positives))
+  ideal = distribution.quantiles((np.arange(num_positives) + 0.5) / num_positives)
   return InterpolationErrors(
-    float(jnp.mean(jnp.abs(mean - quantiles))), float(jnp.mean(single)), float(jnp.std(single))
+    float(jnp.mean(errors(mean, positions))),
+    float(jnp.mean(jax.lax.map(lambda row: jnp.mean(errors(row, positions)), drawn))),
+    float(jnp.max(errors(ideal, fine)[(fine >= 0.1) & (fine <= 0.9)])),
   )
 
 
-@functools.partial(jax.jit, static_argnames="num_positives")
-def _interpolated(
-  keys: jax.Array, positives: jax.Array, quantiles: jax.Array, num_positives: int
-) -> tuple[jax.Array, jax.Array]:
-  """Returns the mean of phi over the draws, and the mean error of each draw."""
+def expected_order_statistics(
+  quantiles: Callable[[np.ndarray], np.ndarray], count: int
+) -> np.ndarray:
+  """Computes the means ``[n]`` of n sorted draws from a distribution, given by its quantiles.
 
-  def phi(key: jax.Array) -> jax.Array:
-    drawn = positives[jax.random.randint(key, (num_positives,), 0, len(positives))]
-    return interpolation.interpolate_scores(drawn, num_points=_POINTS)
+  The k-th is the integral of the quantiles over the density of Beta(k, n + 1 - k). The variable
+  of integration is the normal score, where the trapezoidal rule is accurate.
 
-  rows = blockwise.map_rows(phi, (keys,), num_positives + _POINTS)
-  return jnp.mean(rows, axis=0), jnp.mean(jnp.abs(rows - quantiles[None]), axis=1)
+  >>> print(expected_order_statistics(lambda shares: shares, 3).round(6))
+  [0.25 0.5  0.75]
+  """
+  score = np.linspace(-8, 8, 4001)
+  below, above = scipy.special.log_ndtr(score), scipy.special.log_ndtr(-score)
+  log_density = -(score**2) / 2 - np.log(2 * np.pi) / 2
+  k = np.arange(1, count + 1)[:, None]
+  log_beta = scipy.special.betaln(k, count + 1 - k)
+  weights = np.exp((k - 1) * below + (count - k) * above + log_density - log_beta)
+  return weights @ quantiles(np.exp(below)) * (score[1] - score[0])
 
 
 class Tracked(NamedTuple):
@@ -310,7 +368,7 @@ def tracked(
   start = None if initial_v is None else np.full(num_points, initial_v)
   state = tracking.score_ema(chains, num_points, beta, initial_v=start).init(None)
   v, phis = _track(
-    jax.random.key(seed), _arrays_of(population)[0], state, beta, num_positives, steps
+    jax.random.key(seed), jnp.asarray(population.positive), state, beta, num_positives, steps
   )
   phi_mean, phi_variance = jnp.mean(phis, axis=(0, 1)), jnp.var(phis, axis=(0, 1))
   q, limit = (1 - beta) ** steps, beta / (2 - beta)
@@ -360,12 +418,11 @@ class Settings(NamedTuple):
     prior: share pi of positives in it.
     shares: shares pi_0 of positives in the batches.
     batch_sizes: values of n+ + n-.
-    repetitions: number of batches of each kind.
-    interpolation_repetitions: number of draws of phi. There are more of them, since the error of
-      their mean is far below that of one draw.
-    smooth_positives: number of positives of the data set that phi is drawn from.
+    repetitions: number of batches of each kind, and of draws of phi.
     tau1, tau2: widths of the surrogates.
-    betas: values of beta in Eq. 10.
+    beta: beta of Eq. 10 for the v of the estimator.
+    visits: number of batches that this v has followed.
+    betas: values of beta in the test of Prop. 1.
     steps: values of T, the number of steps of Eq. 10.
     chains: number of independent trackers.
     seed: seed of all draws.
@@ -376,10 +433,10 @@ class Settings(NamedTuple):
   shares: tuple[float, ...] = (0.01, 0.02, 0.03, 0.1, 0.2)
   batch_sizes: tuple[int, ...] = (100, 200, 500, 1000, 2000, 5000)
   repetitions: int = 500
-  interpolation_repetitions: int = 20_000
-  smooth_positives: int = 1_000_000
   tau1: float = 0.5
   tau2: float = 0.01
+  beta: float = 0.1
+  visits: int = 100
   betas: tuple[float, ...] = (0.02, 0.1, 0.5)
   steps: tuple[int, ...] = (1, 3, 10, 30, 100)
   chains: int = 2000
@@ -387,7 +444,7 @@ class Settings(NamedTuple):
 
 
 def _errors() -> dict[str, Any]:
-  return {estimator: {"mean": float, "std": float} for estimator in ("SOPRC", "AP")}
+  return {estimator: {"mean": float, "std": float} for estimator in ESTIMATORS}
 
 
 # Schema of what `run` returns, in the form of `soprc_jax._internal.stored`.
@@ -397,7 +454,9 @@ RESULTS: dict[str, Any] = {
       "estimation": [
         {"share": float, "batch_size": int, "zero_one": _errors(), "surrogate": _errors()}
       ],
-      "interpolation": [{"num_positives": int, "of_mean": float, "of_one": float}],
+      "interpolation": [
+        {"num_positives": int, **dict.fromkeys(InterpolationErrors._fields, float)}
+      ],
     }
     for name in DISTRIBUTIONS
   },
@@ -420,11 +479,6 @@ def run(settings: Settings, *, told: Callable[[str], None] = lambda line: None) 
     population = draw_population(
       name, size=settings.population, prior=settings.prior, seed=settings.seed
     )
-    # The population's quantiles have errors of about 1 / sqrt(its size), which would hide the error
-    # of many positives. So this population is larger.
-    smooth = draw_population(
-      name, size=2 * settings.smooth_positives, prior=0.5, seed=settings.seed
-    )
     risks = {
       "zero_one": zero_one_risk(population),
       "surrogate": surrogate_risk(population, tau1=settings.tau1, tau2=settings.tau2),
@@ -441,7 +495,12 @@ def run(settings: Settings, *, told: Callable[[str], None] = lambda line: None) 
         for size in settings.batch_sizes
       ],
       "interpolation": [
-        {"num_positives": count, **_interpolation(smooth, count, settings)}
+        {
+          "num_positives": count,
+          **interpolation_errors(
+            name, count, repetitions=settings.repetitions, seed=settings.seed + 2
+          )._asdict(),
+        }
         for count in _positives(settings)
       ],
     }
@@ -484,11 +543,18 @@ def _estimation(
   population: Population, sizes: Batch, risks: dict[str, float], settings: Settings
 ) -> dict[str, Any]:
   """Returns mean and standard deviation of the errors of one kind of batch."""
-  shared = {"repetitions": settings.repetitions, "seed": settings.seed + 1}
+  batches = draw_batches(
+    population,
+    sizes,
+    repetitions=settings.repetitions,
+    beta=settings.beta,
+    visits=settings.visits,
+    seed=settings.seed + 1,
+  )
   errors = {
-    "zero_one": zero_one_errors(population, sizes, risk=risks["zero_one"], **shared),
+    "zero_one": zero_one_errors(population, batches, risk=risks["zero_one"]),
     "surrogate": surrogate_errors(
-      population, sizes, risk=risks["surrogate"], tau1=settings.tau1, tau2=settings.tau2, **shared
+      population, batches, risk=risks["surrogate"], tau1=settings.tau1, tau2=settings.tau2
     ),
   }
   return {
@@ -500,33 +566,11 @@ def _estimation(
   }
 
 
-def _interpolation(population: Population, count: int, settings: Settings) -> dict[str, float]:
-  return interpolation_errors(
-    population, count, repetitions=settings.interpolation_repetitions, seed=settings.seed + 2
-  )._asdict()
-
-
-def _arrays_of(population: Population) -> tuple[jax.Array, jax.Array]:
-  return jnp.asarray(population.positive), jnp.asarray(population.negative)
-
-
-def _draw(
-  key: jax.Array, positive: jax.Array, negative: jax.Array, sizes: Batch
-) -> tuple[jax.Array, jax.Array]:
-  keys = jax.random.split(key)
-  chosen_positive = jax.random.randint(keys[0], (sizes.positives,), 0, len(positive))
-  chosen_negative = jax.random.randint(keys[1], (sizes.negatives,), 0, len(negative))
-  return positive[chosen_positive], negative[chosen_negative]
-
-
 def _share_at_least(ascending: jax.Array, thresholds: jax.Array) -> jax.Array:
-  return 1 - jnp.searchsorted(ascending, thresholds, side="left") / len(ascending)
+  # The subtraction of integers is exact: 1 - index / length may round to a number below 0.
+  index = jnp.searchsorted(ascending, thresholds, side="left")
+  return (len(ascending) - index) / len(ascending)
 
 
-def _mean_risk(part: jax.Array, rest: jax.Array) -> jax.Array:
-  return jnp.mean(part / jnp.maximum(part + rest, jnp.finfo(part.dtype).tiny))
-
-
-def _whole_v(population: Population, num_points: int) -> jax.Array:
-  """Returns the interpolated scores of all positives, which v tracks."""
-  return interpolation.interpolate_scores(population.positive, num_points=num_points)
+def _mean_risk(fpr: jax.Array, tpr: jax.Array, prior: Any) -> jax.Array:
+  return jnp.mean(masks.share((1 - prior) * fpr, prior * tpr))

@@ -9,7 +9,11 @@ import numpy as np
 from experiments.simulate import simulation
 from soprc_jax.training import plots
 
-_COLOURS = {"SOPRC": "tab:blue", "AP": "tab:orange"}
+_STYLES = {
+  "SOPRC": ("tab:blue", "SOPRC, v of Eq. 10"),
+  "all positives": ("tab:green", "SOPRC, T of all positives"),
+  "AP": ("tab:orange", "AP"),
+}
 
 
 def plot_all(folder: Path, results: Mapping[str, Any], settings: simulation.Settings) -> list[str]:
@@ -55,11 +59,11 @@ def _estimation(
     for axis, share in zip(row, settings.shares, strict=True):
       entries = [entry for entry in results[name]["estimation"] if entry["share"] == share]
       sizes = np.array([entry["batch_size"] for entry in entries])
-      for estimator, colour in _COLOURS.items():
+      for estimator, (colour, label) in _STYLES.items():
         mean, std = (
           np.array([entry[kind][estimator][key] for entry in entries]) for key in ("mean", "std")
         )
-        axis.plot(sizes, mean, "o-", color=colour, label=estimator, markersize=3)
+        axis.plot(sizes, mean, "o-", color=colour, label=label, markersize=3)
         axis.fill_between(sizes, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
       axis.axhline(0, color="black", linewidth=0.8)
       axis.set(xscale="log", title=f"{name}, pi_0 = {share:g}", xlabel="batch size")
@@ -77,20 +81,25 @@ def _interpolation(results: Mapping[str, Any]) -> Any:
   for axis, name in zip(axes[0], simulation.DISTRIBUTIONS, strict=True):
     entries = results[name]["interpolation"]
     count = np.array([entry["num_positives"] for entry in entries])
-    mean, one = (np.array([entry[key] for entry in entries]) for key in ("of_mean", "of_one"))
+    one, mean, ideal = (
+      np.array([entry[key] for entry in entries]) for key in ("of_one", "of_mean", "at_quantiles")
+    )
     axis.plot(count, one, "s-", color="tab:green", label="one draw", markersize=3)
-    axis.plot(count, mean, "o-", color="tab:blue", label="mean of the draws", markersize=3)
+    axis.plot(count, mean, "o-", color="tab:blue", label="mean of all draws", markersize=3)
+    if name != "uniform":  # which has no error but that of float32
+      axis.plot(
+        count, ideal, "^-", color="tab:red", label="scores at quantiles, largest", markersize=3
+      )
+      axis.plot(count, ideal[-1] * (count[-1] / count) ** 2, ":", color="tab:red", label="slope -2")
     axis.plot(
       count, one[-1] * (count[-1] / count) ** 0.5, ":", color="tab:green", label="slope -1/2"
     )
     at = min(2, len(count) - 1)
     axis.plot(count, mean[at] * count[at] / count, ":", color="tab:blue", label="slope -1")
     axis.set(xscale="log", yscale="log", title=name, xlabel="positives in the batch")
-  axes[0, 0].set_ylabel("mean absolute error of phi")
+  axes[0, 0].set_ylabel("absolute error of phi")
   axes[0, 0].legend()
-  figure.suptitle(
-    "Interpolated scores against the quantiles of all positives, averaged over the positions"
-  )
+  figure.suptitle("Interpolated scores against the quantiles of the distribution")
   return figure
 
 

@@ -13,7 +13,8 @@ import scipy.stats
 
 from experiments import flags as flags_lib
 from experiments.simulate import simulation
-from soprc_jax import metrics
+import soprc_jax
+from soprc_jax import metrics, surrogates
 
 _NAMES = tuple(simulation.DISTRIBUTIONS)
 _SHARES = (0.02, 0.1, 0.2)
@@ -51,6 +52,37 @@ class TestPopulation:
     assert labels.sum() == 2000
 
 
+def _batches(population, sizes, *, repetitions=500, visits=30, seed=1):
+  return simulation.draw_batches(
+    population, sizes, repetitions=repetitions, beta=0.1, visits=visits, seed=seed
+  )
+
+
+class TestBatches:
+  def test_v_is_phi_of_the_batch_at_its_first_visit(self, population):
+    batches = _batches(population, simulation.Batch(7, 3), repetitions=5, visits=1)
+    assert batches.negative.shape == (5, 3)
+    np.testing.assert_array_equal(batches.positive, population.positive[batches.rows])
+    phi = soprc_jax.interpolate_scores(batches.positive, num_points=100)
+    np.testing.assert_allclose(batches.v, phi, rtol=1e-6)
+
+  def test_mean_and_variance_of_v_are_those_of_prop_1(self, population):
+    sizes, visits = simulation.Batch(20, 1), 10
+    first, last = (
+      _batches(population, sizes, repetitions=4000, visits=count).v for count in (1, visits)
+    )
+    spread = first.std(axis=0)
+    assert np.all(abs(last.mean(axis=0) - first.mean(axis=0)) < 6 * spread / np.sqrt(4000))
+    q = 0.9**visits
+    factor = 0.1 / 1.9 * (1 + q) / (1 - q)  # of the debiased start
+    assert last.var(axis=0).sum() / first.var(axis=0).sum() == pytest.approx(factor, rel=0.1)
+
+  def test_the_batch_is_a_tenth_of_its_v(self, population):
+    batches = _batches(population, simulation.Batch(1, 1), repetitions=4000)
+    slope = np.polyfit(batches.positive[:, 0], batches.v[:, 0], 1)[0]
+    assert slope == pytest.approx(0.1 / (1 - 0.9**30), abs=0.03)
+
+
 class TestEstimation:
   """Tests Prop. 2."""
 
@@ -70,14 +102,15 @@ class TestEstimation:
     for share in _SHARES if kind == "zero_one" else _SHARES[::2]:
       small, large = (
         function(
-          population, simulation.batch(size, share), risk=risk, repetitions=500, seed=1, **options
+          population, _batches(population, simulation.batch(size, share)), risk=risk, **options
         )
         for size in (100, 1000)
       )
-      error = large["SOPRC"].std(ddof=1) / np.sqrt(500)
-      # The rest at n = 1000 is the curvature of the risk, of order 1 / n.
-      assert abs(large["SOPRC"].mean()) < _ERRORS * error + 0.01
-      assert large["SOPRC"].std() < 0.5 * small["SOPRC"].std()
+      for name in ("SOPRC", "all positives"):
+        error = large[name].std(ddof=1) / np.sqrt(500)
+        # The rest at n = 1000 is the curvature of the risk, of order 1 / n.
+        assert abs(large[name].mean()) < _ERRORS * error + 0.01
+        assert large[name].std() < 0.5 * small[name].std()
       ap = large["AP"].mean()
       if share == population.prior:
         assert abs(ap) < 0.03
@@ -86,13 +119,29 @@ class TestEstimation:
         assert abs(ap) > 0.05
         assert abs(ap) > 5 * abs(large["SOPRC"].mean())
 
+  def test_with_one_positive_v_is_biased_and_all_positives_are_not(self, population):
+    risk = simulation.surrogate_risk(population, **_TAUS)
+    batches = _batches(population, simulation.Batch(1, 1999), visits=100)
+    errors = simulation.surrogate_errors(population, batches, risk=risk, **_TAUS)
+    own, whole = (errors[name] for name in ("SOPRC", "all positives"))
+    assert own.mean() - whole.mean() > 0.05
+    assert abs(whole.mean()) < _ERRORS * whole.std(ddof=1) / np.sqrt(500) + 0.002
+
+  def test_the_target_of_surrogates_is_eq_4(self):
+    population = simulation.draw_population("binormal", size=2000)
+    positive, negative = (np.float64(scores) for scores in population)
+    fpr = np.float64(surrogates.one_sided_huber(positive[:, None] - negative, tau=0.5)).mean(axis=1)
+    tpr = np.float64(surrogates.one_sided_sigmoid(positive[:, None] - positive, tau=0.01))
+    part, rest = 0.9 * fpr, 0.1 * tpr.mean(axis=1)
+    expected = np.mean(part / (part + rest))
+    assert simulation.surrogate_risk(population, **_TAUS) == pytest.approx(expected, abs=1e-6)
+
   def test_ap_is_the_batchs_own(self, population):
     # A batch with the whole population's share and size: both estimators are near the risk. For one
     # positive and one negative their values are known.
     risk = simulation.zero_one_risk(population)
-    errors = simulation.zero_one_errors(
-      population, simulation.Batch(1, 1), risk=risk, repetitions=300, seed=2
-    )
+    batches = _batches(population, simulation.Batch(1, 1), repetitions=300, seed=2)
+    errors = simulation.zero_one_errors(population, batches, risk=risk)
     assert set(np.round(errors["AP"] + risk, 5)) == {0.0, 0.5}  # 1 - AP of two scores
     scores = np.concatenate(population)
     assert float(
@@ -101,17 +150,28 @@ class TestEstimation:
 
 
 class TestInterpolation:
+  def test_means_of_sorted_draws(self):
+    normal = simulation.expected_order_statistics(scipy.stats.norm.ppf, 5)
+    # From tables of normal order statistics.
+    np.testing.assert_allclose(normal, [-1.16296, -0.49502, 0, 0.49502, 1.16296], atol=1e-5)
+    uniform = simulation.expected_order_statistics(lambda shares: shares, 1000)
+    np.testing.assert_allclose(uniform, np.arange(1, 1001) / 1001, rtol=1e-9)
+
   @pytest.mark.parametrize("name", _NAMES)
-  def test_mean_shrinks_as_one_over_n_a_draw_as_its_root(self, name):
-    smooth = simulation.draw_population(name, size=1_000_000, prior=0.5)
-    counts = np.array([4, 16, 64])
-    found = [
-      simulation.interpolation_errors(smooth, int(n), repetitions=20_000, seed=0) for n in counts
-    ]
-    slope = np.polyfit(np.log(counts), np.log([errors.of_mean for errors in found]), 1)[0]
-    assert slope < -0.9
-    slope = np.polyfit(np.log(counts), np.log([errors.of_one for errors in found]), 1)[0]
-    assert -0.6 < slope < -0.4
+  def test_rates(self, name):
+    counts = np.array([32, 64, 256])
+    found = [simulation.interpolation_errors(name, int(n), repetitions=100, seed=0) for n in counts]
+
+    def slope(key):
+      errors = [getattr(one, key) for one in found]
+      return np.polyfit(np.log(counts), np.log(errors), 1)[0]
+
+    assert -1.2 < slope("of_mean") < -0.9
+    assert -0.6 < slope("of_one") < -0.4
+    if name == "uniform":  # interpolation by lines is exact, up to float32
+      assert max(one.at_quantiles for one in found) < 1e-6
+    else:
+      assert -2.1 < slope("at_quantiles") < -1.8
 
 
 class TestTracking:
