@@ -153,6 +153,8 @@ def test_the_command_runs_from_another_folder(environment, tmp_path):
   settings += [
     "--config.train.steps=1",
     "--config.train.batch_size=8",
+    "--config.data.train_share=0.96",
+    "--config.data.val_share=0.02",
     "--config.log.progress=false",
   ]
   for command in ("train", "evaluate"):

@@ -59,6 +59,7 @@ def test_f51_two_devices_equal_one(name):
   _assert_equal(shard_map_cases.on_devices(name, 2), want)
 
 
+@pytest.mark.slow  # tests/training/devices_test.py has the losses on four devices
 def test_f51_four_devices_equal_one(on_four_devices, subtests):
   for name in shard_map_cases.CASES:
     with subtests.test(name):

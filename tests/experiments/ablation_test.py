@@ -382,7 +382,7 @@ class TestCommand:
   )
   def test_mistakes(self, tmp_path, flag, message):
     folder = f"--workdir={tmp_path / 'new'}"
-    done = runs.forked("experiments.ablate", *self._FLAGS, folder, *flag.split())
+    done = runs.call("experiments.ablate", *self._FLAGS, folder, *flag.split())
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -108,7 +108,7 @@ def test_exponent_and_plots(tmp_path):
   ],
 )
 def test_mistakes_are_told(arguments, hint):
-  done = runs.forked("experiments.benchmark", *arguments)
+  done = runs.call("experiments.benchmark", *arguments)
   assert done.returncode == 1
   assert hint in done.stderr
   assert "Traceback" not in done.stderr

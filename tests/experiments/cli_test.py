@@ -32,7 +32,7 @@ _TRAIN, _EVALUATE = "experiments.train", "experiments.evaluate"
 
 def _fails(module, *flags, cwd=runs.ROOT):
   """Returns the message of a command that must end with one: no traceback, exit status 1."""
-  done = runs.forked(module, *flags, cwd=cwd)
+  done = runs.call(module, *flags, cwd=cwd)
   assert done.returncode == 1, done.stdout + done.stderr
   assert "Traceback" not in done.stderr
   assert done.stderr.startswith("Error: ")
@@ -80,7 +80,7 @@ class TestMistakes:
     ],
   )
   def test_f67_help_is_a_success(self, tmp_path, module, flags):
-    done = runs.forked(module, *flags)
+    done = runs.call(module, *flags)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--workdir" in done.stdout
     assert f"soprc {module.removeprefix('experiments.')}" in done.stdout
@@ -95,14 +95,14 @@ class TestMistakes:
     ids=["train", "binary"],
   )
   def test_help_lists_the_config_keys(self, module, table):
-    short, full = (runs.forked(module, flag).stdout for flag in ("--help", "--helpfull"))
+    short, full = (runs.call(module, flag).stdout for flag in ("--help", "--helpfull"))
     for key in table.KEYS:
       line = (
         f"  --config.{key.name}: {key.meaning}\n    ({key.allowed}; default: {key.default!r})\n"
       )
       assert line in full
       assert (line in short) == key.often
-    assert "--config." not in runs.forked("experiments.simulate", "--help").stdout
+    assert "--config." not in runs.call("experiments.simulate", "--help").stdout
 
   def test_f67_text_after_two_dashes_is_no_call_for_help(self):
     assert "unexpected argument '--help'" in _fails(_TRAIN, "--", "--help")
@@ -196,8 +196,8 @@ class TestMistakes:
     assert list(tmp_path.iterdir()) == []
 
   def test_batch_that_needs_more_classes_than_there_are(self, tmp_path):
-    message = _fails(_TRAIN, *runs.tiny_flags(tmp_path / "new", **{"train.batch_size": 8000}))
-    assert "needs 2000 training classes" in message
+    message = _fails(_TRAIN, *runs.tiny_flags(tmp_path / "new", **{"train.batch_size": 9000}))
+    assert "needs 2250 training classes" in message
     assert "set train.batch_size=" in message
     # The corrected command must not report that the folder belongs to another config.
     workdir.claim(tmp_path / "new", runs.tiny_config())
@@ -253,7 +253,7 @@ class TestMistakes:
     flags = runs.tiny_flags(
       tmp_path / "new", **{"model.init_from": runs.finished().workdir, "model.width": 8}
     )
-    done = runs.call(_TRAIN, *flags, env=_without_cache())
+    done = runs.call(_TRAIN, *flags)
     assert done.returncode == 1
     assert "does not fit model.* of this config" in done.stderr
     assert not (tmp_path / "new").exists()
@@ -369,14 +369,6 @@ class TestMistakes:
     assert done.returncode == 0, (tmp_path / "run" / "log").read_text()
     assert "test: mAUPRC" in (tmp_path / "run" / "log").read_text()
     assert (tmp_path / "run" / "results.json").exists()
-
-
-def _without_cache():
-  """Returns the environment of a user whose compiled functions are kept in the workdir."""
-  kept = runs.environment()
-  return {
-    name: value for name, value in kept.items() if not name.startswith("JAX_COMPILATION_CACHE")
-  }
 
 
 _PRINTS = r"""

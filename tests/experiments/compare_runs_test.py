@@ -29,7 +29,7 @@ def _run(folder, seed, gain=0.0, *, file="per_query.npz", **values):
 
 
 def _call(*flags):
-  done = runs.forked(_PROGRAM, *flags)
+  done = runs.call(_PROGRAM, *flags)
   return done, done.stdout.splitlines()
 
 
@@ -99,7 +99,7 @@ def test_mistakes(tmp_path, arguments, message):
     queries = _run(tmp_path / name, i)
   (tmp_path / "cut" / "per_query.npz").write_bytes(b"PK")
   per_query.write(tmp_path / "fewer" / "per_query.npz", queries.take(np.arange(50)))
-  done = runs.forked(_PROGRAM, *arguments, cwd=tmp_path)
+  done = runs.call(_PROGRAM, *arguments, cwd=tmp_path)
   assert done.returncode == 1
   assert done.stderr.startswith("Error: ")
   assert message in done.stderr

@@ -693,7 +693,7 @@ class TestCommand:
     ],
   )
   def test_mistakes_end_with_a_message(self, tmp_path, flag, message):
-    done = runs.forked(_COMPARE, *_flags(tmp_path / "new"), flag)
+    done = runs.call(_COMPARE, *_flags(tmp_path / "new"), flag)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr.startswith("Error: ")
     assert message in done.stderr

@@ -223,7 +223,7 @@ def test_command(tmp_path):
   again = runs.call("experiments.simulate", *flags)
   assert again.stdout == done.stdout
   assert (tmp_path / "run" / "tracking.png").exists()
-  other = runs.forked("experiments.simulate", *flags, "--seed=1")
+  other = runs.call("experiments.simulate", *flags, "--seed=1")
   assert other.returncode == 1
   assert "has results of other settings: choose another --workdir" in other.stderr
 
@@ -231,7 +231,7 @@ def test_command(tmp_path):
 def test_a_link_in_the_folder_is_refused(tmp_path):
   (tmp_path / "simulation.json").write_text("{}")
   (tmp_path / "tracking.png").symlink_to(tmp_path / "elsewhere")
-  done = runs.forked("experiments.simulate", f"--workdir={tmp_path}")
+  done = runs.call("experiments.simulate", f"--workdir={tmp_path}")
   assert done.returncode == 1
   assert "tracking.png is a link, and a run does not write through links" in done.stderr
   assert "Traceback" not in done.stderr
@@ -241,7 +241,7 @@ def test_a_link_in_the_folder_is_refused(tmp_path):
 def test_f66_what_it_would_overwrite_is_an_error(tmp_path, name):
   (tmp_path / name).write_text("of another study")
   (tmp_path / "log").write_text("")
-  done = runs.forked("experiments.simulate", f"--workdir={tmp_path}")
+  done = runs.call("experiments.simulate", f"--workdir={tmp_path}")
   assert done.returncode == 1
   assert f"holds {name}, which this program would overwrite" in done.stderr
   assert {path.name for path in tmp_path.iterdir()} == {name, "log"}
@@ -259,7 +259,7 @@ def test_f66_what_it_would_overwrite_is_an_error(tmp_path, name):
   ],
 )
 def test_mistakes(tmp_path, flags, message):
-  done = runs.forked(
+  done = runs.call(
     "experiments.simulate", *([f"--workdir={tmp_path / 'run'}"] if flags else []), *flags
   )
   assert done.returncode == 1

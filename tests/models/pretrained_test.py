@@ -119,7 +119,7 @@ def test_every_form_gives_the_same_network(weights, tmp_path, kind):
     )
     assert "absl" not in done.stderr
     source = tmp_path / "converted"
-    again = runs.forked("experiments.convert_weights", "--input=x.pth", f"--output={source}")
+    again = runs.call("experiments.convert_weights", "--input=x.pth", f"--output={source}")
     assert again.returncode == 1
     assert (
       "holds variables, which this program would overwrite or take for its own: choose a new"
@@ -243,7 +243,7 @@ def test_weights_of_another_network_are_not_converted(weights, tmp_path):
     ("part", {"conv1.weight": weights["conv1.weight"]}),
   ):
     source = _save(content, tmp_path / f"{name}.safetensors")
-    done = runs.forked(
+    done = runs.call(
       "experiments.convert_weights", f"--input={source}", f"--output={tmp_path / name}"
     )
     assert done.returncode == 1
@@ -251,7 +251,7 @@ def test_weights_of_another_network_are_not_converted(weights, tmp_path):
       f"Error: {source} contains the weights of none of resnet8, resnet18,"
     )
     assert not (tmp_path / name).exists()
-  done = runs.forked("experiments.convert_weights", f"--input={source}")
+  done = runs.call("experiments.convert_weights", f"--input={source}")
   assert done.stderr.startswith("Error: missing --output. For example:")
 
 

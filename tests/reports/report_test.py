@@ -509,7 +509,7 @@ class TestRefusals:
     assert "Results" in writing.write(folder).read_text()
 
   def test_command(self, folder):
-    done = runs.forked("experiments.report", f"--workdir={folder / 'none'}")
+    done = runs.call("experiments.report", f"--workdir={folder / 'none'}")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("Error: ")
     assert "give the folder of a run" in done.stderr

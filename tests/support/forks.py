@@ -1,4 +1,4 @@
-"""Runs programs in forks of a process that has imported their libraries; see `runs.forked`.
+"""Runs programs in forks of a process that has imported their libraries; see `runs.call`.
 
 Each line of standard input is a request: the JSON of module, flags, working directory, and the
 files of standard output and standard error. The answer is a line with the exit status.

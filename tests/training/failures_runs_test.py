@@ -321,9 +321,9 @@ class TestStartFromSeenClasses:
 
   @pytest.mark.parametrize("module", ["train", "evaluate", "search", "compare", "ablate"])
   def test_f40_the_flag_of_the_commands(self, module):
-    done = runs.forked(f"experiments.{module}", "--allow_seen_classes")
+    done = runs.call(f"experiments.{module}", "--allow_seen_classes")
     assert done.stderr.startswith("Error: missing --"), done.stderr
-    other = runs.forked(f"experiments.{module}", "--allow_seen")
+    other = runs.call(f"experiments.{module}", "--allow_seen")
     assert "Unknown command line flag" in other.stderr
 
   def test_f40_the_command_without_the_flag(self, finished, tmp_path):

@@ -74,6 +74,6 @@ def test_a_mistake_of_search(tmp_path):
     f"--config={_ROOT / 'configs' / 'folder.py'}",
     f"--workdir={tmp_path}",
   ]
-  done = runs.forked("experiments.search", *flags)
+  done = runs.call("experiments.search", *flags)
   assert done.returncode == 1
   assert done.stderr == "Error: --query=missing.png: there is no such file\n"

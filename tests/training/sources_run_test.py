@@ -290,11 +290,11 @@ def test_trainval_has_no_val_and_tests_the_last_network(tmp_path):
 def test_mistakes_in_the_data_end_with_a_message(tmp_path):
   trees.sop(tmp_path / "data", 12, 3)
   (tmp_path / "data" / "Ebay_test.txt").unlink()
-  done = runs.forked("experiments.train", *_flags("sop.py", tmp_path / "data", tmp_path / "run"))
+  done = runs.call("experiments.train", *_flags("sop.py", tmp_path / "data", tmp_path / "run"))
   assert done.returncode == 1
   assert done.stderr.startswith("Error: ")
   assert "Ebay_test.txt is missing" in done.stderr
   assert not (tmp_path / "run").exists()
-  done = runs.forked("experiments.evaluate", *_flags("sop.py", tmp_path / "data", tmp_path / "run"))
+  done = runs.call("experiments.evaluate", *_flags("sop.py", tmp_path / "data", tmp_path / "run"))
   assert done.returncode == 1
   assert "holds no run" in done.stderr
