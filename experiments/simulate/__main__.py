@@ -5,7 +5,7 @@ It reproduces Fig. 1, Appendix B.2 and Props. 1 to 3 of the paper.
 soprc simulate --workdir=runs/simulation
 
 There are three distributions of scores (binormal, bibeta, offset uniform) and 100,000 scores with a
-share pi = 0.1 of positives. Batches have other shares, with 500 repetitions. The time is under 3
+share pi = 0.1 of positives. Batches have other shares, with 500 repetitions. The time is about 3
 minutes on two CPU cores.
 
 WORKDIR receives simulation.json (means and standard deviations) and plots as PNG files: densities,

@@ -98,7 +98,7 @@ def _interpolation(results: Mapping[str, Any]) -> Any:
     axis.plot(count, mean[at] * count[at] / count, ":", color="tab:blue", label="slope -1")
     axis.set(xscale="log", yscale="log", title=name, xlabel="positives in the batch")
   axes[0, 0].set_ylabel("absolute error of phi")
-  axes[0, 0].legend()
+  axes[0, 0].legend(fontsize=7)
   figure.suptitle("Interpolated scores against the quantiles of the distribution")
   return figure
 

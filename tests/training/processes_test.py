@@ -13,9 +13,9 @@ import runs
 
 from soprc_jax.training import checkpoints
 
-# SGD, since Adam turns the rounding of tiny gradients into full-size steps. Eight images a device,
-# since for four jax 0.10.2 miscompiles the gradient of this run without most optimizations: its norm
-# is 25.28 instead of 25.21.
+# SGD, since Adam turns the rounding of tiny gradients into full-size steps. A device has eight
+# images: for four, jax 0.10.2 miscompiles the gradient of this run without most optimizations. Its
+# norm is then 25.28 instead of 25.21.
 _FLAGS = {
   "optim.name": "sgd",
   "optim.learning_rate": 0.01,
