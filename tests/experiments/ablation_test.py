@@ -224,11 +224,11 @@ class TestRuns:
       ablation.claim(_PLAN, other, tmp_path)
 
   def test_a_batch_with_too_few_classes_is_refused_before_any_run(self, trainer, tmp_path):
-    big = Variant("big", (Option("batch_size=8000", {"train.batch_size": 8000}),), (1.0,))
+    big = Variant("big", (Option("batch_size=9000", {"train.batch_size": 9000}),), (1.0,))
     plan = _PLAN._replace(stages=(_STAGE, Stage("batch_size", "Sizes", (big,), "big")))
     with pytest.raises(
       ValueError,
-      match=r"stage batch_size, batch_size=8000: .*train\.batch_size=8000 .*or leave the stage out",
+      match=r"stage batch_size, batch_size=9000: .*train\.batch_size=9000 .*or leave the stage out",
     ):
       ablation.check(plan, _config, tmp_path)
 

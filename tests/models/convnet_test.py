@@ -57,10 +57,9 @@ def test_a_map_smaller_than_the_grid_raises():
 def test_embeddings_have_a_gradient():
   net = EmbeddingNet(ConvNet(width=4), embedding_dim=8)
   images = jax.random.randint(jax.random.key(1), (4, 32, 32, 3), 0, 255).astype(jnp.uint8)
-  variables = net.init(jax.random.key(0), images)
-  grads = jax.grad(lambda params: net.apply({"params": params}, images)[:, 0].sum())(
-    variables["params"]
-  )
+  variables = jax.jit(net.init)(jax.random.key(0), images)
+  gradient = jax.jit(jax.grad(lambda params: net.apply({"params": params}, images)[:, 0].sum()))
+  grads = gradient(variables["params"])
   assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(grads))
 
 
