@@ -68,15 +68,17 @@ def intervals(queries: PerQuery, metrics: Iterable[str]) -> dict[str, Any]:
 
   Returns:
     ``"confidence"``, and the limits ``[low, high]`` of each metric, see
-    `soprc_jax.statistics.cluster_interval`. Empty if fewer than two classes have a query with a
-    positive, since classes are what is resampled.
+    `soprc_jax.statistics.cluster_interval`. A limit beyond 0 or 1 is cut, since no metric lies
+    there. Empty if fewer than two classes have a query with a positive, since classes are what is
+    resampled.
   """
   found = queries.counted
   if len(np.unique(found.label)) < 2:
     return {}
-  limits = {
-    name: [*statistics.cluster_interval(found.values(name), found.label)[1:]] for name in metrics
-  }
+  limits = {}
+  for name in metrics:
+    interval = statistics.cluster_interval(found.values(name), found.label)
+    limits[name] = [max(interval.low, 0.0), min(interval.high, 1.0)]
   return {"confidence": CONFIDENCE, **limits}
 
 

@@ -42,6 +42,17 @@ class TestValues:
     }
     assert limits["recall@1"][0] < found["recall@1"] < limits["recall@1"][1]
 
+  def test_limits_stay_in_the_range_of_a_metric(self):
+    classes = np.repeat(np.arange(16), 6)
+    ap = np.where(classes < 2, 0.985, 1.0)
+    queries = per_query.PerQuery(
+      np.arange(96).astype(str), classes.astype(str), ap, np.ones(96, np.int64)
+    )
+    assert statistics.cluster_interval(ap, classes).high > 1
+    low, high = per_query.intervals(queries, ["mAUPRC"])["mAUPRC"]
+    assert 0.98 < low < ap.mean()
+    assert high == 1
+
   def test_one_class_has_no_interval(self):
     _, queries = _some()
     one = queries.take(queries.label == "class 3")
