@@ -35,13 +35,32 @@ def main(argv: Sequence[str]) -> None:
   with flags.errors_as_messages():
     if len(argv) < 3:
       raise ValueError(f"give two runs. For example:\n  soprc compare-runs {_EXAMPLE}")
+    if not all(part.strip() for side in argv[1:] for part in side.split(",")):
+      raise ValueError(f"a run has no name: remove a comma from {argv[1]!r} or {argv[2]!r}")
     a, b = ([Path(part) for part in side.split(",")] for side in argv[1:])
     if len(a) != len(b):
       raise ValueError(
         f"both sides need as many runs, one for each seed; got {len(a)} ({argv[1]}) and {len(b)} "
         f"({argv[2]})"
       )
+    _check_seeds(a, b)
     print(_compare(a, b))
+
+
+def _check_seeds(a: Sequence[Path], b: Sequence[Path]) -> None:
+  """Raises if a side has a seed twice, or both have it, but not at the same place."""
+  from soprc_jax.training import workdir
+
+  seeds = [[workdir.read_config(run)["seed"] for run in side] for side in (a, b)]
+  for name, side in zip("AB", seeds, strict=True):
+    if len(set(side)) < len(side):
+      raise ValueError(f"{name} has seeds {side}: give one run of each seed")
+  moved = [seed for seed, other in zip(*seeds, strict=True) if seed != other and seed in seeds[1]]
+  if moved:
+    raise ValueError(
+      f"runs at the same place must share a seed; A has seeds {seeds[0]}, B has {seeds[1]}: give "
+      "the runs of both sides in the same order of seeds"
+    )
 
 
 def _compare(a: Sequence[Path], b: Sequence[Path]) -> str:
@@ -53,11 +72,12 @@ def _compare(a: Sequence[Path], b: Sequence[Path]) -> str:
     raise ValueError("a run is given twice: compare different runs")
   per_query.check_paired(runs)
   sides = [[runs[str(path)] for path in side] for side in (a, b)]
-  rows, unresolved = [], []
+  rows, unresolved, few = [], [], False
   for name, where in _parts(a[0], sides[0][0]).items():
     one, other = ([run.take(where).counted for run in side] for side in sides)
     if not len(one[0].id):
       continue
+    few |= len(set(one[0].label)) < 20
     for metric in ("mAUPRC", "recall@1"):
       found = per_query.difference(one, other, metric)
       means = [
@@ -72,6 +92,7 @@ def _compare(a: Sequence[Path], b: Sequence[Path]) -> str:
     f"{len(counted.id):,} queries of {len(set(counted.label)):,} classes, runs a side: {len(a)}. "
     f"Differences are paired by query. Their 95 % intervals are for new classes {seeds}",
     *([f"These data do not resolve: {'; '.join(unresolved)}."] if unresolved else []),
+    *(["Intervals from fewer than 20 classes are too narrow (docs/statistics.md)."] if few else []),
   ]
   header = [_SPLIT.value, f"A: {a[0]}", f"B: {b[0]}", "A minus B", "P(A ahead)"]
   return "\n".join([text_table.markdown(header, rows), "", *notes])
@@ -103,15 +124,24 @@ def _read(run: Path) -> Any:
 
 def _parts(run: Path, queries: Any) -> dict[str, Any]:
   """Returns displayed name -> mask of queries: all of them, and those of each group."""
+  from soprc_jax._internal import text_table
   from soprc_jax.serving import network
   from soprc_jax.training import evaluation
 
   parts = {"": np.ones(len(queries.id), bool)}
   if _GROUP_BY.value:
     values = evaluation.groups_of(network.stored_config(run), _GROUP_BY.value)
-    mine = np.array([values.get(name, "") for name in queries.id])
+    missing = [name for name in queries.id if name not in values]
+    if missing:
+      raise ValueError(
+        f"--group_by={_GROUP_BY.value}: the CSV file of {run} has no row for {len(missing)} of the "
+        f"tested images, for example {missing[0]}: restore the file that the run was tested with"
+      )
+    mine = np.array([values[name] for name in queries.id])
     for value in sorted(set(mine)):
-      parts[f", {_GROUP_BY.value} = {value or '(empty)'}"] = mine == value
+      parts[f", {text_table.cell(_GROUP_BY.value)} = {text_table.cell(value or '(empty)')}"] = (
+        mine == value
+      )
   return parts
 
 

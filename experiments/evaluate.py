@@ -86,14 +86,14 @@ def _group_table(column: str, values: Mapping[str, Any]) -> str:
   names = [name for name, value in next(iter(values.values())).items() if isinstance(value, float)]
   rows = [
     [
-      group or "(empty)",
+      text_table.cell(group or "(empty)"),
       f"{found['num_queries']:,}",
       f"{found['num_classes']:,}",
       *(f"{found[name]:.4f}{flags.interval(found['intervals'], name)}" for name in names),
     ]
     for group, found in values.items()
   ]
-  return text_table.markdown([column, "queries", "classes", *names], rows)
+  return text_table.markdown([text_table.cell(column), "queries", "classes", *names], rows)
 
 
 if __name__ == "__main__":

@@ -167,14 +167,19 @@ def probability_ahead(
 
 
 class _Clusters(NamedTuple):
-  """Values by cluster: their overall mean, and ``[seeds, C]`` sums of deviations from it."""
+  """Values by cluster: their overall mean, and ``[seeds, C]`` sums of deviations from it.
 
+  They are divided by a power of two, 2^exponent, so that no square overflows or underflows.
+  """
+
+  exponent: int
   mean: float
   deviations: np.ndarray
   sizes: np.ndarray  # [C]
 
 
 def _per_cluster(values: np.ndarray, clusters: npt.ArrayLike) -> _Clusters:
+  _check_not_masked(clusters, "clusters")
   names = np.asarray(clusters)
   if names.dtype.kind not in "iuUSO" or any(
     not isinstance(name, str) for name in names.flat if names.dtype.kind == "O"
@@ -188,10 +193,13 @@ def _per_cluster(values: np.ndarray, clusters: npt.ArrayLike) -> _Clusters:
   found, rows = np.unique(names, return_inverse=True)
   if len(found) < 2:
     raise ValueError(f"an interval needs at least two clusters, got {len(found)}")
+  exponent = int(np.frexp(np.abs(values).max())[1])
+  values = np.ldexp(values, -exponent)  # exact
   mean = math.fsum(values.mean(axis=0)) / values.shape[1]
   deviations = np.stack([np.bincount(rows, row - mean, len(found)) for row in values])
-  deviations[np.abs(deviations) < 1e-13 * np.abs(values).max(initial=0.0) * len(rows)] = 0.0
-  return _Clusters(mean, deviations, np.bincount(rows).astype(np.float64))
+  sizes = np.bincount(rows).astype(np.float64)
+  deviations[np.abs(deviations) < 1e-13 * sizes] = 0.0  # of rounding
+  return _Clusters(exponent, mean, deviations, sizes)
 
 
 def _errors(found: _Clusters, num_resamples: int, seed: int) -> np.ndarray:
@@ -229,11 +237,13 @@ def _errors(found: _Clusters, num_resamples: int, seed: int) -> np.ndarray:
 
 def _interval(found: _Clusters, confidence: float, num_resamples: int, seed: int) -> Interval:
   tail = (1 - confidence) / 2
-  low, high = np.quantile(_errors(found, num_resamples, seed), [tail, 1 - tail])
-  return Interval(found.mean, float(found.mean + low), float(found.mean + high))
+  errors = np.quantile(_errors(found, num_resamples, seed), [tail, 1 - tail])
+  limits = np.ldexp([found.mean, *(found.mean + errors)], found.exponent)
+  return Interval(*map(float, limits))
 
 
 def _values(values: npt.ArrayLike, name: str, *, dims: int) -> np.ndarray:
+  _check_not_masked(values, name)
   array = np.asarray(values)
   if array.dtype.kind not in "fiub":
     raise TypeError(f"{name} must be real numbers, got {array.dtype}")
@@ -250,10 +260,20 @@ def _values(values: npt.ArrayLike, name: str, *, dims: int) -> np.ndarray:
   return array
 
 
+def _check_not_masked(array: Any, name: str) -> None:
+  if isinstance(array, np.ma.MaskedArray):
+    raise TypeError(
+      f"{name} is a masked array: leave out the masked queries, for example by [~mask]"
+    )
+
+
 def _pair(a: Any, b: Any, *, dims: int) -> tuple[np.ndarray, np.ndarray]:
   a, b = _values(a, "a", dims=dims), _values(b, "b", dims=dims)
   if a.shape != b.shape:
     raise ValueError(f"a and b must be values of the same queries, got {a.shape} and {b.shape}")
+  with np.errstate(over="ignore"):
+    if not np.isfinite(a - b).all():
+      raise ValueError("a - b overflows: divide a and b by a common number")
   if dims == 2 and len(a) < 2:
     raise ValueError("crossed_difference needs two seeds or more: use cluster_difference for one")
   return a, b
@@ -263,4 +283,9 @@ def _check_settings(confidence: float, num_resamples: int, seed: int) -> None:
   if not (isinstance(confidence, (float, np.floating)) and 0 < confidence < 1):
     raise ValueError(f"confidence must be in (0, 1), got {confidence!r}")
   checks.check_count("num_resamples", num_resamples, low=100)
+  if num_resamples * (1 - confidence) < 4:
+    least = math.ceil(4 / (1 - confidence))
+    raise ValueError(
+      f"confidence={confidence:g} needs num_resamples of {least:,} or more, got {num_resamples:,}"
+    )
   checks.check_count("seed", seed, low=0)

@@ -62,8 +62,8 @@ _SEEDS = absl_flags.DEFINE_list(
 _TRIALS = absl_flags.DEFINE_integer(
   "trials",
   None,
-  "Random trials of each method, over learning rate, sampler and a hyperparameter of its loss, "
-  "instead of the grid of learning rates. Default: config.compare.",
+  "Random trials of each method (at least 2) over learning rate, sampler and a hyperparameter of "
+  "its loss, instead of the grid of learning rates. Default: config.compare.",
   lower_bound=0,
 )
 _INIT_FROM = absl_flags.DEFINE_string(

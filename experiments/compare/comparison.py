@@ -126,6 +126,12 @@ def _check_tuning(plan: plans.Plan, make_config: plans.MakeConfig, first: Any) -
   """Raises a ValueError if the trials would be made on a reported split, or have no space."""
   for method in plan.methods:
     random_search.space(method, plan.rates)
+  if first.data.confusable.pool < random_search.LARGEST_GROUP - 1:
+    raise ValueError(
+      f"--trials tries groups of {random_search.LARGEST_GROUP} classes, and "
+      f"data.confusable.pool={first.data.confusable.pool} has too few: set at least "
+      f"{random_search.LARGEST_GROUP - 1}"
+    )
   if first.data.split_seed == plans.TUNING_SEED:
     raise ValueError(
       f"data.split_seed={plans.TUNING_SEED} is the split of the trials, which is never reported: "

@@ -17,7 +17,8 @@ RATE = "optim.learning_rate"
 SAMPLER = "data.sampler"
 _EDGE = 0.1  # share of a range, at each of its ends, that counts as its edge
 # Random classes, or groups of this many confusable classes.
-_SAMPLERS = ("random", 2, 4, 8)
+LARGEST_GROUP = 8
+_SAMPLERS = ("random", 2, 4, LARGEST_GROUP)
 
 
 class Dimension(NamedTuple):
@@ -88,7 +89,7 @@ def space(method: str, rates: Sequence[float]) -> Space:
     rates: learning rates; the space ranges from the lowest to the highest.
 
   Raises:
-    ValueError: the method has no declared space, or there is only one learning rate.
+    ValueError: the method has no declared space, or the range of learning rates is too narrow.
   """
   if method not in methods.METHODS:
     known = ", ".join(methods.METHODS)
@@ -96,10 +97,10 @@ def space(method: str, rates: Sequence[float]) -> Space:
       f"--trials needs a search space, and method {method!r} has none in "
       f"experiments/compare/random_search.py: choose from {known}, or leave --trials out"
     )
-  if min(rates) == max(rates):
+  if max(rates) < 2 * min(rates):
     raise ValueError(
-      f"--trials draws learning rates from the lowest to the highest of --rates: give two; got "
-      f"{rates[0]:g}"
+      "--trials draws learning rates from the lowest to the highest of --rates: give two, the "
+      f"higher one at least twice the other; got {', '.join(f'{rate:g}' for rate in rates)}"
     )
   rate = Dimension(RATE, min(rates), max(rates))
   return (rate, Dimension(SAMPLER, choices=_SAMPLERS), _KNOBS[methods.METHODS[method].loss])

@@ -51,11 +51,13 @@ def main(argv: Sequence[str]) -> None:
     path = folder / "simulation.json"
     noted = json.loads(json.dumps(settings._asdict()))
     if path.exists():
-      content = stored.read_json(path, {"settings": dict, "results": simulation.RESULTS})
+      content = stored.read_json(path, {"settings": dict})
       if content["settings"] != noted:
         raise ValueError(
-          f"{path} has results of other settings: choose another --workdir, or the same flags"
+          f"{path} has results of other settings, or of another version: choose another --workdir, "
+          "or the same flags"
         )
+      content = stored.read_json(path, {"settings": dict, "results": simulation.RESULTS})
       log.info("Using the results in %s.", path)
     else:
       began = time.perf_counter()
@@ -77,9 +79,11 @@ def _settings(defaults: "simulation.Settings") -> "simulation.Settings":  # type
     sizes = tuple(int(size) for size in _BATCH_SIZES.value)
   except ValueError as error:
     raise ValueError(f"--batch_sizes: {error}") from None
-  if not sizes or min(sizes) < 2 or len(set(sizes)) < len(sizes):
+  least = round(1 / min(defaults.shares))  # with one positive at the smallest share
+  if not sizes or min(sizes) < least or len(set(sizes)) < len(sizes):
     raise ValueError(
-      f"--batch_sizes must be different numbers of at least 2, got {','.join(_BATCH_SIZES.value)}"
+      f"--batch_sizes must be different numbers of at least {least}, got "
+      f"{','.join(_BATCH_SIZES.value)}"
     )
   return defaults._replace(
     repetitions=_REPETITIONS.value,

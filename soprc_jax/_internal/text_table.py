@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from soprc_jax._internal import strings
+
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
   """Returns a Markdown table, without a trailing line end.
@@ -13,6 +15,15 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
   """
   first, *others = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
   return "\n".join([first, "|---" * len(header) + "|", *others])
+
+
+def cell(name: str) -> str:
+  r"""Formats an external name for a cell: printable, and no ``|`` that would end the cell.
+
+  >>> print(cell("a|b"))
+  a\|b
+  """
+  return strings.printable(name).replace("|", r"\|")
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -216,3 +216,9 @@ def check_paired(queries: Mapping[str, PerQuery]) -> None:
           f"{one.id[i]} of class {one.label[i]} in one and {other.id[i]} of class {other.label[i]} "
           "in the other. Test both on the same split of the same data"
         )
+    differs = np.flatnonzero((one.rank > 0) != (other.rank > 0))
+    if differs.size:
+      raise ValueError(
+        f"{first} and {name} cannot be compared query by query: test image {one.id[differs[0]]} "
+        "has a positive in only one of them. Test both on the same split of the same data"
+      )

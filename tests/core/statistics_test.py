@@ -183,3 +183,35 @@ class TestBadInput:
       statistics.crossed_difference([[0.1, 0.2]], [[0.1, 0.2]], [0, 1])
     with pytest.raises(ValueError, match=r"a must be \[seeds, n\]"):
       statistics.crossed_difference([0.1, 0.2], [0.1, 0.2], [0, 1])
+
+
+class TestScales:
+  @pytest.mark.parametrize("scale", [2.0**-600, 2.0**500, 2.0**1000])
+  def test_a_power_of_two_scales_the_interval(self, scale):
+    values, classes = np.random.default_rng(0).uniform(size=60), np.arange(60) // 3
+    one, other = (statistics.cluster_interval(v, classes) for v in (values, scale * values))
+    assert [limit * scale for limit in one] == [*other]
+    assert statistics.probability_ahead(scale * values, 0 * values, classes) == 1
+
+  def test_a_common_offset_moves_the_interval(self):
+    values, classes = np.random.default_rng(0).uniform(size=60), np.arange(60) // 3
+    one, other = (statistics.cluster_interval(v, classes) for v in (values, values + 1e9))
+    np.testing.assert_allclose(np.subtract(other, 1e9), one, atol=1e-6)
+
+  def test_an_overflow_of_the_difference_is_named(self):
+    values = np.array([1.7e308, 1.7e308])
+    with pytest.raises(ValueError, match="a - b overflows"):
+      statistics.cluster_difference(values, -values, [0, 1])
+
+
+def test_more_confidence_needs_more_resamples():
+  with pytest.raises(ValueError, match=r"confidence=0.9999 needs num_resamples of 40,00\d or more"):
+    statistics.cluster_interval([0.0, 1.0], [0, 1], confidence=0.9999)
+
+
+def test_masked_arrays_are_refused():
+  masked = np.ma.array([0.0, 1.0, 2.0], mask=[True, False, False])
+  with pytest.raises(TypeError, match="values is a masked array"):
+    statistics.cluster_interval(masked, [0, 1, 2])
+  with pytest.raises(TypeError, match="clusters is a masked array"):
+    statistics.cluster_interval([0.0, 1.0, 2.0], np.ma.array([0, 1, 2], mask=[1, 0, 0]))

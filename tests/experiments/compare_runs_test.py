@@ -13,9 +13,9 @@ _PROGRAM = "experiments.compare_runs"
 _LABELS = np.repeat(np.arange(25), 4)
 
 
-def _run(folder, seed, gain=0.0, *, file="per_query.npz", **values):
+def _run(folder, draw, gain=0.0, *, file="per_query.npz", **values):
   """Writes the folder of a run whose mean AP is about 0.5 plus ``gain``."""
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(draw)
   hard = np.random.default_rng(0).uniform(-0.2, 0.2, size=25)[_LABELS]
   ap = np.clip(0.5 + gain + hard + rng.normal(scale=0.05, size=100), 0, 1)
   config = config_lib.default_config()
@@ -45,9 +45,43 @@ def test_two_runs(tmp_path):
   assert "These data do not resolve: recall@1." in done.stdout
 
 
+def test_seeds_in_another_order_are_refused(tmp_path):
+  for side in "ab":
+    for seed in range(2):
+      _run(tmp_path / f"{side}{seed}", seed, seed=seed)
+  sides = ["a0,a1", "b1,b0"]
+  done, _ = _call(*(",".join(str(tmp_path / name) for name in side.split(",")) for side in sides))
+  assert done.returncode == 1
+  assert "A has seeds [0, 1], B has [1, 0]: give the runs of both sides in the same" in done.stderr
+
+
+def test_a_seed_twice_on_a_side_is_refused(tmp_path):
+  for name in ("a0", "a1", "b0", "b1"):
+    _run(tmp_path / name, 1)
+  done, _ = _call(*(f"{tmp_path / side}0,{tmp_path / side}1" for side in "ab"))
+  assert done.returncode == 1
+  assert "A has seeds [0, 0]: give one run of each seed" in done.stderr
+
+
+def test_an_empty_name_is_refused(tmp_path):
+  done, _ = _call(f"{tmp_path / 'a'},", tmp_path / "b")
+  assert done.returncode == 1
+  assert "a run has no name: remove a comma from" in done.stderr
+
+
+def test_few_classes_are_noted(tmp_path):
+  for name in "ab":
+    queries = _run(tmp_path / name, ord(name))
+    per_query.write(tmp_path / name / "per_query.npz", queries.take(np.arange(100) < 40))
+  assert (
+    "Intervals from fewer than 20 classes are too narrow"
+    in _call(tmp_path / "a", tmp_path / "b")[0].stdout
+  )
+
+
 def test_seeds(tmp_path):
   found = [
-    [_run(tmp_path / f"{side}{seed}", 2 * seed + i, 0.03 * i) for seed in range(3)]
+    [_run(tmp_path / f"{side}{seed}", 2 * seed + i, 0.03 * i, seed=seed) for seed in range(3)]
     for i, side in enumerate("ab")
   ]
   sides = [",".join(str(tmp_path / f"{side}{seed}") for seed in range(3)) for side in "ab"]
@@ -73,6 +107,9 @@ def test_groups_and_splits(tmp_path):
   (line,) = [line for line in lines if line.startswith("| mAUPRC, size = big |")]
   assert f"{want.mean:+.4f} [{want.low:+.4f}, {want.high:+.4f}]" in line
   assert any(line.startswith("| mAUPRC, size = (empty) |") for line in lines)
+  (tmp_path / "images.csv").write_text("\n".join(["path,label,size", *rows[:-1]]) + "\n")
+  done, _ = _call(*flags, "--group_by=size")
+  assert "has no row for 1 of the tested images, for example 99.png: restore" in done.stderr
   done, _ = _call(*flags, "--group_by=colour")
   assert "has no column 'colour': choose one of path, label, size" in done.stderr
   done, _ = _call(*flags[:2])

@@ -490,6 +490,14 @@ class TestTrials:
 
     with pytest.raises(ValueError, match=r"data.split_seed=20000 is the split of the trials"):
       comparison.check(plan, make_config, tmp_path)
+
+    def with_few_neighbours(method):
+      config = _make_config(method)
+      config.data.confusable.pool = 3
+      return config
+
+    with pytest.raises(ValueError, match=r"groups of 8 classes, and data.confusable.pool=3 has"):
+      comparison.check(plan, with_few_neighbours, tmp_path)
     with pytest.raises(ValueError, match="method 'optax:adam' has none"):
       comparison.check(plan._replace(methods=("soprc", "optax:adam")), _make_config, tmp_path)
 

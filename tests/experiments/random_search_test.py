@@ -46,7 +46,7 @@ class TestSpaces:
       ValueError, match=r"'own:loss' has none in .*random_search.py: choose from soprc,"
     ):
       random_search.space("own:loss", _RATES)
-    with pytest.raises(ValueError, match=r"of --rates: give two; got 0.01"):
+    with pytest.raises(ValueError, match=r"of --rates: give two, .* twice the other; got 0.01"):
       random_search.space("soprc", (0.01,))
 
 

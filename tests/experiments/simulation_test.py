@@ -196,7 +196,7 @@ def test_command(tmp_path):
     f"--workdir={tmp_path / 'run'}",
     "--population=5000",
     "--repetitions=20",
-    "--batch_sizes=60",
+    "--batch_sizes=100",
   ]
   done = runs.call("experiments.simulate", *flags)
   assert done.returncode == 0, done.stderr
@@ -225,7 +225,15 @@ def test_command(tmp_path):
   assert (tmp_path / "run" / "tracking.png").exists()
   other = runs.call("experiments.simulate", *flags, "--seed=1")
   assert other.returncode == 1
-  assert "has results of other settings: choose another --workdir" in other.stderr
+  assert "has results of other settings, or of another version: choose another" in other.stderr
+
+
+def test_results_of_another_version_are_not_called_corrupt(tmp_path):
+  older = {"settings": {"population": 100_000}, "results": {"binormal": {}}}
+  (tmp_path / "simulation.json").write_text(json.dumps(older))
+  done = runs.call("experiments.simulate", f"--workdir={tmp_path}")
+  assert done.returncode == 1
+  assert "has results of other settings, or of another version: choose another" in done.stderr
 
 
 def test_a_link_in_the_folder_is_refused(tmp_path):
@@ -253,8 +261,8 @@ def test_f66_what_it_would_overwrite_is_an_error(tmp_path, name):
   [
     ([], "missing --workdir. For example:\n  soprc simulate --workdir=runs/simulation"),
     (["--batch_sizes=10,x"], "--batch_sizes: invalid literal"),
-    (["--batch_sizes=10,10"], "--batch_sizes must be different numbers of at least 2, got 10,10"),
-    (["--batch_sizes=1"], "--batch_sizes must be different numbers of at least 2, got 1"),
+    (["--batch_sizes=10,10"], "--batch_sizes must be different numbers of at least 100, got 10,10"),
+    (["--batch_sizes=1"], "--batch_sizes must be different numbers of at least 100, got 1"),
     (["--repetitions=1"], "--repetitions"),
   ],
 )

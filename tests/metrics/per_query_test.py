@@ -116,6 +116,9 @@ class TestDifference:
       per_query.check_paired({"A": a, "B": a.take(np.arange(120))})
     with pytest.raises(ValueError, match=r"test image 0 is image 0 .* and image 120 of class"):
       per_query.check_paired({"A": a, "B": a.take(np.arange(120, -1, -1))})
+    alone = a._replace(rank=np.where(a.id == "image 7", 0, a.rank))
+    with pytest.raises(ValueError, match="test image image 7 has a positive in only one of them"):
+      per_query.check_paired({"A": a, "B": alone})
     changed = a._replace(label=np.where(a.label == "class 0", "class other", a.label))
     with pytest.raises(
       ValueError, match=r"A and C .* of class class 0 in one and .* of class class other"
