@@ -43,7 +43,7 @@ def _interval(difference, digits):
 
 # Column of the README's table -> folder of its comparison.
 _COLUMNS = {
-  "glyphs": "compare",
+  "glyphs, equal effort": "search_glyphs",
   "glyphs, fine-tuned": "finetune",
   "characters, equal effort": "search_characters",
 }
@@ -67,12 +67,21 @@ def test_readme_table():
       assert cell == want
 
 
-def test_searches_had_equal_effort():
-  table = json.loads((_ROOT / "results" / "search_characters" / "table.json").read_text())
+@pytest.mark.parametrize("folder", ["search_characters", "search_glyphs"])
+def test_searches_had_equal_effort(folder):
+  table = json.loads((_ROOT / "results" / folder / "table.json").read_text())
   assert {len(one["trials"]) for one in table["searches"]} == {table["plan"]["trials"]}
   assert {len(one["best"]) for one in table["searches"]} == {3}
   seeds = {int(run.rsplit("seed", 1)[1]) for one in table["methods"] for run in one["runs"]}
   assert seeds == set(table["plan"]["seeds"])
+
+
+@pytest.mark.parametrize("folder", ["search_characters", "search_glyphs"])
+def test_tables_of_searches(folder):
+  lines = (_ROOT / "results" / folder / "table.md").read_text().splitlines()
+  rows = [line for line in lines if line.startswith("| ")]
+  assert len(rows) == 10
+  assert [row for row in rows if row not in _DETAILS] == []
 
 
 @pytest.mark.parametrize("folder", ["compare", "finetune"])
