@@ -5,8 +5,8 @@ It reproduces Fig. 1, Appendix B.2 and Props. 1 to 3 of the paper.
 soprc simulate --workdir=runs/simulation
 
 There are three distributions of scores (binormal, bibeta, offset uniform) and 100,000 scores with a
-share pi = 0.1 of positives. Batches have other shares, with 500 repetitions. The time is about 3
-minutes on two CPU cores.
+share pi = 0.1 of positives. Batches have other shares, with 500 repetitions. SOPRC's v (beta 0.1, M
+= 100) has followed 100 batches. The time is about 3 minutes on two CPU cores.
 
 WORKDIR receives simulation.json (means and standard deviations) and plots as PNG files: densities,
 estimation errors with l_{0,1} and with the surrogates, interpolation errors, and v tracked by Eq.
