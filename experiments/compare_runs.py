@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _check_seeds(a: Sequence[Path], b: Sequence[Path]) -> None:
-  """Raises if a side has a seed twice, or both have it, but not at the same place."""
+  """Raises if there is no run, a side has a seed twice, or both have it at different places."""
   from soprc_jax.training import workdir
 
   seeds = [[workdir.read_config(run)["seed"] for run in side] for side in (a, b)]
@@ -102,13 +102,12 @@ def _read(run: Path) -> Any:
   """Returns the result of each query of a run.
 
   Raises:
-    ValueError: there is no run, it was not evaluated on the split, or the file is corrupt.
+    ValueError: the run was not evaluated on the split, or the file is corrupt.
   """
   from soprc_jax.metrics import per_query
   from soprc_jax.training import workdir
 
   split = _SPLIT.value
-  workdir.read_config(run)
   path = run / (workdir.per_query(split) if split.startswith("test") else f"evaluation_{split}.npz")
   try:
     return per_query.read(path)

@@ -100,9 +100,9 @@ def cluster_difference(
   >>> cluster_difference(a, 0.9 * a, np.arange(300) // 3).excludes_zero
   True
   """
-  a, b = _pair(a, b, dims=1)
+  difference = _difference(a, b, dims=1)
   return cluster_interval(
-    a - b, clusters, confidence=confidence, num_resamples=num_resamples, seed=seed
+    difference, clusters, confidence=confidence, num_resamples=num_resamples, seed=seed
   )
 
 
@@ -130,8 +130,7 @@ def crossed_difference(
     clusters: ``[n]``; see `cluster_interval`, which has the other arguments and errors too.
   """
   _check_settings(confidence, num_resamples, seed)
-  a, b = _pair(a, b, dims=2)
-  found = _per_cluster(a - b, clusters)
+  found = _per_cluster(_difference(a, b, dims=2), clusters)
   return _interval(found, confidence, num_resamples, seed)
 
 
@@ -158,9 +157,8 @@ def probability_ahead(
   1.0
   """
   _check_settings(0.95, num_resamples, seed)
-  dims = np.ndim(a)
-  a, b = _pair(a, b, dims=2 if dims == 2 else 1)
-  found = _per_cluster(np.atleast_2d(a - b), clusters)
+  difference = _difference(a, b, dims=2 if np.ndim(a) == 2 else 1)
+  found = _per_cluster(np.atleast_2d(difference), clusters)
   means = found.mean + _errors(found, num_resamples, seed)
   means = np.where(np.abs(means) < 1e-12, 0.0, means)  # rounding is no difference
   return float((means > 0).mean() + 0.5 * (means == 0).mean())
@@ -267,16 +265,17 @@ def _check_not_masked(array: Any, name: str) -> None:
     )
 
 
-def _pair(a: Any, b: Any, *, dims: int) -> tuple[np.ndarray, np.ndarray]:
+def _difference(a: Any, b: Any, *, dims: int) -> np.ndarray:
   a, b = _values(a, "a", dims=dims), _values(b, "b", dims=dims)
   if a.shape != b.shape:
     raise ValueError(f"a and b must be values of the same queries, got {a.shape} and {b.shape}")
-  with np.errstate(over="ignore"):
-    if not np.isfinite(a - b).all():
-      raise ValueError("a - b overflows: divide a and b by a common number")
   if dims == 2 and len(a) < 2:
     raise ValueError("crossed_difference needs two seeds or more: use cluster_difference for one")
-  return a, b
+  with np.errstate(over="ignore"):
+    difference = a - b
+  if not np.isfinite(difference).all():
+    raise ValueError("a - b overflows: divide a and b by a common number")
+  return difference
 
 
 def _check_settings(confidence: float, num_resamples: int, seed: int) -> None:

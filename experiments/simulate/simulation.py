@@ -173,7 +173,7 @@ def draw_batches(
   negative = rng.choice(population.negative, (repetitions, sizes.negatives))
   positive = population.positive[rows]
   average = np.zeros(rows.shape)
-  for weight, age in zip(weights / weights.sum(), range(visits), strict=True):
+  for age, weight in enumerate(weights / weights.sum()):
     drawn = positive if age == 0 else rng.choice(population.positive, rows.shape)
     average += weight * np.sort(drawn, axis=-1)
   v = interpolation.interpolate_scores(average, num_points=_POINTS)
@@ -188,15 +188,12 @@ def zero_one_errors(
   Returns:
     ``[R]`` for each of `ESTIMATORS`.
   """
-  whole = jnp.asarray(population.positive)
-  found = _zero_one_estimates(batches, whole, jnp.asarray(population.prior))
+  found = _zero_one_estimates(batches, jnp.asarray(population.positive), population.prior)
   return {name: np.asarray(found[name], np.float64) - risk for name in ESTIMATORS}
 
 
 @jax.jit
-def _zero_one_estimates(
-  batches: Batches, positives: jax.Array, prior: jax.Array
-) -> dict[str, jax.Array]:
+def _zero_one_estimates(batches: Batches, positives: jax.Array, prior: Any) -> dict[str, jax.Array]:
   own_prior = batches.positive.shape[1] / (batches.positive.shape[1] + batches.negative.shape[1])
 
   def estimate(positive: jax.Array, negative: jax.Array, v: jax.Array) -> dict[str, jax.Array]:
