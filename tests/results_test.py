@@ -120,3 +120,19 @@ def test_tables_of_binary_studies(name):
   assert len(rows) >= 6
   shown = _DETAILS.split(f"**{name}**: train")[1].split("\n\n**")[0]
   assert [row for row in rows if row.removesuffix("|").rpartition("|")[0] + "|" not in shown] == []
+
+
+def test_table_of_the_how_to_on_binary_data():
+  page = (_ROOT / "docs" / "howto" / "binary.md").read_text(encoding="utf-8")
+  header, rows = _table(page, "| | SOPRC | AP loss |")
+  for row in rows[:3]:
+    name = row[0].split(" (")[0]
+    content = json.loads((_ROOT / "results" / f"binary_{name}" / "results.json").read_text())
+    shown = dict(zip(header[1:], row[1:]))
+    found = {entry["label"].lower(): entry["test"]["AUPRC"] for entry in content["methods"]}
+    for method in header[1:-1]:
+      (values,) = [v for label, v in found.items() if label.startswith(method.lower())]
+      assert shown[method] == f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}", (
+        name,
+        method,
+      )
