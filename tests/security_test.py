@@ -24,6 +24,7 @@ import trees
 from experiments import flags, malloc
 from soprc_jax._internal import stored
 from soprc_jax.data import decoding, glyphs, image_folder, list_files, tfds_source
+from soprc_jax.data import rendered as rendered_lib
 from soprc_jax.models import pretrained
 from soprc_jax.serving import network
 from soprc_jax.training import build, checkpoints, checksums, replay, workdir
@@ -136,7 +137,9 @@ class TestArrays:
   """Tests arrays of objects, which are pickles."""
 
   def test_glyph_cache(self, tmp_path, monkeypatch, caplog):
-    small = glyphs.Glyphs(np.zeros((2, 32, 32), np.uint8), np.array([65, 66]), np.array(["a", "b"]))
+    small = rendered_lib.Rendered(
+      np.zeros((2, 32, 32), np.uint8), np.array([65, 66]), np.array(["a", "b"])
+    )
     monkeypatch.setattr(glyphs, "render", lambda: small)
     glyphs.load(tmp_path)
     (path,) = tmp_path.iterdir()

@@ -6,19 +6,12 @@ offline and in seconds.
 """
 
 from collections.abc import Callable
-import hashlib
-import json
-import logging
 import os
 from pathlib import Path
-import uuid
 
 import numpy as np
 
-from soprc_jax._internal import cache, file_io, stored
-from soprc_jax.data import sources
-
-_log = logging.getLogger(__name__)
+from soprc_jax.data import rendered
 
 IMAGE_SIZE = 32
 _FONT_SIZE = 23
@@ -35,75 +28,25 @@ _STIX = [f"STIXGeneral{style}.ttf" for style in ("", "Bol", "Italic", "BolIta")]
 _VERSION = 1  # increment it when the rendering changes, so that old caches are not used
 
 
-class Glyphs:
-  """Provides all glyph images from memory.
+def load(root: str | os.PathLike[str] | None = None) -> rendered.Rendered:
+  """Loads the data set from the cache, or renders it (a few seconds) and writes the cache.
+
+  Args:
+    root: folder of the cache; ``None`` is the user's cache. See `rendered.cached`.
+
+  Raises:
+    ValueError: if ``root`` is not a valid path.
+  """
+  return rendered.cached(f"glyphs-v{_VERSION}-{_renderer_key()}", render, root)
+
+
+def render() -> rendered.Rendered:
+  """Renders all glyphs, deterministically for given versions of Pillow and matplotlib.
 
   The classes are the characters that all 12 DejaVu faces share. Blank characters are left out, and
   so are those that look exactly like a character with a lower code point in some face. The images
   of a class are its 12 DejaVu faces and the STIX faces that contain it.
   """
-
-  def __init__(self, images: np.ndarray, labels: np.ndarray, ids: np.ndarray):
-    self.images = images
-    self._labels = labels
-    self._ids = ids
-
-  @property
-  def labels(self) -> np.ndarray:
-    return self._labels
-
-  @property
-  def ids(self) -> list[str]:
-    return [str(name) for name in self._ids]
-
-  def __len__(self) -> int:
-    return len(self._labels)
-
-  def __getitem__(self, index: int) -> sources.Example:
-    image = np.repeat(self.images[index][:, :, None], 3, axis=2)
-    return sources.Example(image, int(self._labels[index]), str(self._ids[index]))
-
-  def digest(self) -> str:
-    """Returns the SHA-256 of all pixels and labels: equal digests mean the same data set."""
-    return _digest(self.images, self._labels)
-
-
-def load(root: str | os.PathLike[str] | None = None) -> Glyphs:
-  """Loads the data set from the cache, or renders it (a few seconds) and writes the cache.
-
-  Args:
-    root: folder of the cache; ``None`` is the user's cache (`soprc_jax._internal.cache`). If it
-      cannot be written, a warning is logged and the data set is rendered at every start.
-
-  Raises:
-    ValueError: if ``root`` is not a valid path.
-  """
-  name = f"glyphs-v{_VERSION}-{_renderer_key()}.npz"
-  folder = file_io.given(root, name="data.root") if root else None
-  try:
-    path = cache.file(name) if folder is None else folder / name
-  except OSError as error:
-    _log.warning("Cannot cache the glyphs (%s): they will be rendered at every start.", error)
-    return render()
-  if path.exists():
-    try:
-      return _read(path)
-    except (OSError, ValueError) as error:
-      _log.warning("The glyph cache cannot be used (%s): rendering it again.", error)
-  glyphs = render()
-  try:
-    _write(path, glyphs)
-  except OSError as error:
-    _log.warning(
-      "Cannot cache the glyphs in %s (%s): they will be rendered at every start.",
-      path.parent,
-      error,
-    )
-  return glyphs
-
-
-def render() -> Glyphs:
-  """Renders all glyphs, deterministically for given versions of Pillow and matplotlib."""
   draw = {name: _renderer(_font_folder() / name) for name in _DEJAVU + _STIX}
   charmaps = {name: _charmap(_font_folder() / name) for name in draw}
   shared = sorted(set.intersection(*(charmaps[name] for name in _DEJAVU)))
@@ -122,7 +65,7 @@ def render() -> Glyphs:
       images.append(image)
       labels.append(code)
       ids.append(f"U+{code:04X}/{name.removesuffix('.ttf')}")
-  return Glyphs(np.stack(images), np.array(labels, np.int64), np.array(ids))
+  return rendered.Rendered(np.stack(images), np.array(labels, np.int64), np.array(ids))
 
 
 def _font_folder() -> Path:
@@ -155,39 +98,6 @@ def _renderer(path: Path) -> Callable[[str], np.ndarray]:
 
 
 def _renderer_key() -> str:
-  """Returns a hash of the versions that determine the pixels, so that each has its own cache."""
   import matplotlib
-  from PIL import features
 
-  versions = [matplotlib.__version__, features.version("pil"), features.version("freetype2")]
-  return hashlib.sha256(json.dumps(versions).encode()).hexdigest()[:12]
-
-
-def _digest(images: np.ndarray, labels: np.ndarray) -> str:
-  digest = hashlib.sha256(np.ascontiguousarray(images).tobytes())
-  digest.update(np.ascontiguousarray(labels, "<i8").tobytes())
-  return digest.hexdigest()
-
-
-def _read(path: Path) -> Glyphs:
-  found = stored.read_arrays(path, ("images", "labels", "ids", "digest"))
-  glyphs = Glyphs(found["images"], found["labels"], found["ids"])
-  if glyphs.digest() != str(found["digest"]):
-    raise ValueError(f"{path} is corrupt (the checksum does not match)")
-  return glyphs
-
-
-def _write(path: Path, glyphs: Glyphs) -> None:
-  path.parent.mkdir(parents=True, exist_ok=True)
-  # Written to a temporary file and renamed: a killed run leaves no partial file, and two runs at
-  # once do not mix. A file of `tempfile` would be unreadable for others, who may share the cache.
-  aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-  try:
-    with aside.open("xb") as file:
-      np.savez(
-        file, images=glyphs.images, labels=glyphs.labels, ids=glyphs._ids, digest=glyphs.digest()
-      )
-    os.replace(aside, path)
-  except BaseException:
-    aside.unlink(missing_ok=True)
-    raise
+  return rendered.versions_key(matplotlib.__version__)

@@ -16,6 +16,7 @@ import pytest
 
 from soprc_jax._internal import stored, strings
 from soprc_jax.data import decoding, glyphs, image_folder, list_files, transforms
+from soprc_jax.data import rendered as rendered_lib
 
 # Content that breaks text readers: other encodings and line ends, NUL, quotes, digits outside
 # ASCII, names too long for a file system.
@@ -279,14 +280,14 @@ class TestPictures:
 def cache(tmp_path_factory):
   """Yields a glyph cache of two images: the data set, and the path of its file."""
   folder = tmp_path_factory.mktemp("glyphs")
-  small = glyphs.Glyphs(
+  small = rendered_lib.Rendered(
     np.arange(2 * 32 * 32, dtype=np.uint8).reshape(2, 32, 32),
     np.array([1, 2]),
     np.array(["a", "b"]),
   )
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(glyphs, "render", lambda: small)
-    patch.setattr(logging.getLogger(glyphs.__name__), "disabled", True)
+    patch.setattr(logging.getLogger(rendered_lib.__name__), "disabled", True)
     glyphs.load(folder)
     yield small, next(folder.glob("*.npz"))
 

@@ -13,6 +13,7 @@ import pytest
 import runs
 
 from soprc_jax.data import glyphs
+from soprc_jax.data import rendered as rendered_lib
 
 # Reference digests of the rendered pixels would change with Pillow and matplotlib. The tests cover
 # what must hold with any version.
@@ -26,7 +27,7 @@ def rendered():
 @pytest.fixture(scope="module")
 def small(rendered):
   """Returns the first 40 images of the glyphs, which are quick to write and read."""
-  return glyphs.Glyphs(rendered.images[:40], rendered.labels[:40], rendered._ids[:40])
+  return rendered_lib.Rendered(rendered.images[:40], rendered.labels[:40], rendered._ids[:40])
 
 
 class TestGlyphs:
@@ -176,7 +177,7 @@ class TestGlyphCache:
 
     def spy(source, target):
       seen.append([path.name for path in tmp_path.glob("*.npz")])
-      self._same(glyphs._read(pathlib.Path(source)), small)
+      self._same(rendered_lib.read(pathlib.Path(source)), small)
       replace(source, target)
 
     monkeypatch.setattr(os, "replace", spy)

@@ -11,6 +11,7 @@ import pytest
 from experiments import flags
 from soprc_jax._internal import cache
 from soprc_jax.data import glyphs
+from soprc_jax.data import rendered as rendered_lib
 
 
 def _no_home():
@@ -93,7 +94,9 @@ def test_f55_glyphs_and_compiled_functions_do_without_a_home(
   temporary, monkeypatch, tmp_path, caplog
 ):
   _no_home_at_all(monkeypatch, tmp_path)
-  small = glyphs.Glyphs(np.zeros((1, 2, 2), np.uint8), np.zeros(1, np.int64), np.array(["a"]))
+  small = rendered_lib.Rendered(
+    np.zeros((1, 2, 2), np.uint8), np.zeros(1, np.int64), np.array(["a"])
+  )
   monkeypatch.setattr(glyphs, "render", lambda: small)
   monkeypatch.setattr(glyphs, "_renderer_key", lambda: "key")  # without matplotlib, which warns too
   assert len(glyphs.load()) == 1

@@ -4,6 +4,7 @@ import numpy as np
 from PIL import Image
 
 from soprc_jax.data import datasets, decoding, glyphs
+from soprc_jax.data import rendered as rendered_lib
 from soprc_jax.training import config as config_lib
 
 PER_CLASS = 4
@@ -44,7 +45,9 @@ def glyph_folder(root, num_classes, per_class):
     )  # sorted by name: in the same order
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(example.image[:, :, 0]).save(path)
-  return glyphs.Glyphs(everything.images[kept], everything.labels[kept], everything._ids[kept])
+  return rendered_lib.Rendered(
+    everything.images[kept], everything.labels[kept], everything._ids[kept]
+  )
 
 
 def csv(root, num_classes, split=None):
