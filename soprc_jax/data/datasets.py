@@ -3,11 +3,12 @@
 from ml_collections import ConfigDict
 import numpy as np
 
-from soprc_jax.data import glyphs, image_folder, list_files, sources, tfds_source
+from soprc_jax.data import characters, glyphs, image_folder, list_files, sources, tfds_source
 
 # Name in config.data.source -> what is read from config.data.root.
 SOURCES = {
   "glyphs": "the embedded data set; root is the folder of its cache",
+  "characters": "Han and Hangul characters in many typefaces; root is a folder of fonts",
   "folder": "a folder of images, one subfolder a class",
   "csv": "a CSV file with path,label or path,label,split",
   "sop": "Stanford Online Products, list files",
@@ -34,6 +35,8 @@ def make_splits(config: ConfigDict) -> Splits:
   name, root = config.source, config.root
   if name == "glyphs":
     splits = _by_shares(glyphs.load(root or None), config)
+  elif name == "characters":
+    splits = _with_val(characters.load(root, characters.Size(**config.characters)), config)
   elif name == "folder":
     splits = _by_shares(image_folder.load(root, on_broken=config.on_broken), config)
   elif name == "csv":

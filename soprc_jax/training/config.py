@@ -15,7 +15,7 @@ from ml_collections import config_dict
 
 from soprc_jax import estimators, interpolation, losses
 from soprc_jax._internal.strings import shown
-from soprc_jax.data import datasets, pipeline, sampler, transforms
+from soprc_jax.data import characters, datasets, pipeline, sampler, transforms
 from soprc_jax.models import RESNETS, resnet
 from soprc_jax.training import config_key, objectives, optimizers
 from soprc_jax.training import step as step_lib
@@ -68,6 +68,7 @@ _LOSS = f"one of {', '.join(objectives.LOSSES)}, or package.module:function for 
 _AFFINE = ("data.augmentation", ("affine",))
 _RANDOM = ("data.augmentation", ("affine", "resized_crop", "crop"))
 _CONFUSABLE = ("data.sampler", ("confusable",))
+_CHARACTERS = ("data.source", ("characters",))
 _RESNET = ("model.name", tuple(sorted(RESNETS)))
 _SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX = (
   ("soprc",),
@@ -90,7 +91,8 @@ KEYS = (
   Key(
     "data.root",
     "",
-    "folder of the data, or the CSV file; for glyphs: folder of the cache",
+    "folder of the data, or the CSV file; for glyphs: folder of the cache; for characters: folder "
+    "of fonts, empty for those of the system",
     on_resume=True,
     often=True,
   ),
@@ -210,6 +212,60 @@ KEYS = (
     low=1,
     kind=int,
     used_with=_CONFUSABLE,
+  ),
+  Key(
+    "data.characters.train_classes",
+    11_318,
+    "classes for training and validation",
+    low=2,
+    high=len(characters.CODES),
+    used_with=_CHARACTERS,
+  ),
+  Key(
+    "data.characters.train_images",
+    59_551,
+    "images of these classes",
+    low=4,
+    high=_MEMORY,
+    used_with=_CHARACTERS,
+  ),
+  Key(
+    "data.characters.test_classes",
+    11_316,
+    "test classes",
+    low=2,
+    high=len(characters.CODES),
+    used_with=_CHARACTERS,
+  ),
+  Key(
+    "data.characters.test_images",
+    60_502,
+    "images of the test classes",
+    low=4,
+    high=_MEMORY,
+    used_with=_CHARACTERS,
+  ),
+  Key(
+    "data.characters.min_images",
+    2,
+    "images of the smallest class",
+    low=2,
+    used_with=_CHARACTERS,
+  ),
+  Key(
+    "data.characters.max_images",
+    12,
+    "images of the largest class",
+    low=2,
+    used_with=_CHARACTERS,
+  ),
+  Key(
+    "data.characters.side",
+    32,
+    "side of the rendered images in pixels",
+    low=16,
+    high=512,
+    used_with=_CHARACTERS,
   ),
   Key(
     "data.train_share",
