@@ -1,7 +1,7 @@
 """Shows images: queries with their nearest images, classes, and pairs of confusable classes."""
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import io
 
 from markupsafe import Markup
@@ -24,6 +24,8 @@ _IN_TABLE, _IN_PAIR = 3, 5
 EXAMPLES = 2
 SHOWN_CLASSES = 8
 SOME, WORST, PAIRS = 6, 6, 8
+# Classes and images of a class in the sample of the training images.
+_SAMPLED, _IN_SAMPLE = 8, 8
 
 
 def thumbnail(image: np.ndarray | decoding.Encoded | decoding.Stored) -> str:
@@ -71,6 +73,38 @@ def query(tested: Tested, position: int) -> dict[str, object]:
     "shown": len(found),
     "tiles": tiles,
   }
+
+
+def splits_table(splits: Mapping[str, sources.Source]) -> Markup:
+  """Tabulates classes, images, and images per class of each split."""
+  rows: list[list[page.Cell]] = []
+  for name, source in splits.items():
+    counts = np.unique(source.labels, return_counts=True)[1]
+    sizes: list[page.Cell] = [int(counts.min()), f"{np.median(counts):g}", int(counts.max())]
+    rows.append([name, len(counts), len(source), *sizes])
+  header = ["split", "classes", "images", "smallest class", "median", "largest"]
+  return page.table("Classes and images by split", header, rows)
+
+
+def sample(source: sources.Source) -> list[tuple[str, Markup]]:
+  """Returns names and first images of some classes, evenly spaced by label."""
+  labels = np.unique(source.labels)
+  chosen = labels[np.linspace(0, len(labels) - 1, min(len(labels), _SAMPLED)).astype(int)]
+  rows = []
+  for label in chosen:
+    there = np.flatnonzero(source.labels == label)[:_IN_SAMPLE]
+    examples = [source[int(position)] for position in there]
+    images = Markup().join(map(_thumbnail, filter(_is_readable, examples)))
+    rows.append((examples[0].shown_class, page.markup('<div class="strip">{}</div>', images)))
+  return rows
+
+
+def _is_readable(example: sources.Example) -> bool:
+  try:
+    decoding.as_picture(example.image)
+  except decoding.BrokenImageError:
+    return False
+  return True
 
 
 def pair_rows(tested: Tested, pair: ranking.Pair) -> list[tuple[str, Markup]]:

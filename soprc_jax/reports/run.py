@@ -104,4 +104,6 @@ def _of_images(run: reading.Run, found: tested.Tested) -> dict[str, object]:
     "worst_queries": [panel.query(found, int(position)) for position in worst],
     "pairs": [(pair, panel.pair_rows(found, pair)) for pair in pairs],
     "top": tested.TOP,
+    "splits_table": panel.splits_table(found.splits),
+    "sample": panel.sample(found.splits["train"]),
   }

@@ -1,5 +1,6 @@
 """Embeds and ranks the test images of a run again, so that a report can show them."""
 
+from collections.abc import Mapping
 import logging
 from pathlib import Path
 import time
@@ -29,6 +30,7 @@ class Tested(NamedTuple):
     embedding_seconds: time to embed all images.
     ranking_seconds: time to compute all metrics of this split.
     device: the device that was used.
+    splits: the images of all splits, by name.
   """
 
   source: sources.Source
@@ -40,6 +42,7 @@ class Tested(NamedTuple):
   embedding_seconds: float
   ranking_seconds: float
   device: str
+  splits: Mapping[str, sources.Source]
 
   def class_name(self, label: int) -> str:
     """Returns the displayed name of a class."""
@@ -94,4 +97,5 @@ def rank(run: reading.Run, *, data_root: Path | None = None) -> Tested:
     ranked - began,
     seconds,
     parallel.describe(),
+    trained.splits,
   )
