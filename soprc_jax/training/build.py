@@ -144,7 +144,7 @@ def make_parts(
     config: resolved.
     class_counts: ``[C]`` training images of each row of v, see `Data.class_counts`.
     optimizer: replaces the one of ``config.optim``; None keeps that one.
-    on_nonfinite: replaces ``config.train.on_nonfinite``, see `step.guarded`; None keeps that one.
+    on_nonfinite: replaces ``config.train.on_nonfinite``, see `step.is_kept`; None keeps that one.
 
   Raises:
     ValueError: the devices do not divide the batch; a custom loss does not work.

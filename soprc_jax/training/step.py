@@ -102,9 +102,9 @@ def train_step(
     inputs = objectives.Inputs(
       embeddings, batch["label"], batch["where"], state.step - first_step, state.opt_state
     )
-    outputs = objective.compute(inputs)
-    update_args = outputs.update_args if objective is carrier else carrier.idle_args(inputs)
-    return outputs.loss, (update_args, outputs.metrics, any_nonfinite(embeddings))
+    outputs, idle_args = objective.compute(inputs), carrier.idle_args(inputs)
+    update_args = outputs.update_args if objective is carrier else idle_args
+    return outputs.loss, ((update_args, idle_args), outputs.metrics, any_nonfinite(embeddings))
 
   def whole(params: Any) -> tuple[jax.Array, Any]:
     variables = {"params": params, "batch_stats": batch_stats}
@@ -123,18 +123,23 @@ def train_step(
   if microbatch:
     # Batch norm is frozen here (the config ensures it): images are independent, and no statistics
     # are updated.
-    (loss, (update_args, metrics, bad_embeddings)), grads = gradients.by_microbatches(
+    (loss, (args, metrics, bad_embeddings)), grads = gradients.by_microbatches(
       embed, loss_fn, state.params, batch["image"], size=microbatch
     )
   else:
-    (loss, (update_args, metrics, bad_embeddings, batch_stats)), grads = jax.value_and_grad(
+    (loss, (args, metrics, bad_embeddings, batch_stats)), grads = jax.value_and_grad(
       whole, has_aux=True
     )(state.params)
   # Every device has the same loss of the joined batch, so the mean of the gradients is the gradient
   # of that loss.
   if axis_name is not None:
     grads = jax.lax.pmean(grads, axis_name)
+  update_args, idle_args = args
   updates, opt_state = tx.update(grads, state.opt_state, state.params, **update_args)
+  # The carried state, such as v, is a table with a row a class. To choose between the old and the
+  # new one would copy both at every step, so a rejected step updates it with arguments that change
+  # nothing. A custom loss may have none.
+  has_idle = set(update_args) == set(idle_args)
   new_state = TrainState(
     step=state.step + 1,
     params=optax.apply_updates(state.params, updates),
@@ -150,12 +155,19 @@ def train_step(
       # The norm also overflows where parameters are about to overflow.
       "update": any_nonfinite(optax.tree.norm(updates)),
       # The rest of the optimizer's state is computed from finite gradients.
-      "carried state": any_nonfinite(opt_state[0]),
+      # Our losses carry means of scores and copies of embeddings, which are checked above.
+      "carried state": any_nonfinite(() if has_idle else opt_state[0]),
       "batch statistics": any_nonfinite(batch_stats),
     },
     axis_name,
   )
-  new_state = guarded(state, new_state, code, policy=on_nonfinite, step=batch.get("step"))
+  keep = is_kept(new_state.step, code, policy=on_nonfinite, step=batch.get("step"))
+  if has_idle:
+    chosen = jax.tree.map(lambda one, other: jnp.where(keep, one, other), update_args, idle_args)
+    _, carried = carrier.tracker.update(grads, state.opt_state[0], state.params, **chosen)
+    new_state = guarded(state, new_state, keep, policy=on_nonfinite, carried=carried)
+  else:
+    new_state = guarded(state, new_state, keep, policy=on_nonfinite)
   metrics = {"loss": loss, "grad_norm": grad_norm, "nonfinite": code, **metrics}
   if "broken" in batch:
     metrics["num_broken"] = collectives.psum(jnp.sum(batch["broken"]), axis_name)
@@ -211,29 +223,49 @@ def nonfinite_names(found: float) -> list[str]:
   return [name for bit, name in enumerate(NONFINITE_PARTS) if int(found) >> bit & 1]
 
 
-def guarded(
-  old: TrainState,
-  new: TrainState,
-  nonfinite: jax.Array,
-  *,
-  policy: str,
-  step: jax.Array | None = None,
-) -> TrainState:
-  """Returns ``new`` if it is finite, else ``old``; all leaves or none.
+def is_kept(
+  number: jax.Array, nonfinite: jax.Array, *, policy: str, step: jax.Array | None = None
+) -> jax.Array:
+  """Returns whether the state after a step replaces the state before it, a scalar bool.
 
   Args:
-    old: state before the step.
-    new: state after the step.
+    number: number of steps done in the state after the step.
     nonfinite: code of `nonfinite_code`.
-    policy: ``"keep"``: always return ``new``, to inspect it. ``"skip"``: count the step even if it
-      is not finite, so that the next one gets the next batch. ``"stop"``: do not count it either.
+    policy: ``"keep"``: always, to inspect the state. ``"skip"`` or ``"stop"``: if it is finite.
     step: number of the step. With ``"stop"``, a state that an earlier step has stopped rejects all
       later steps, so steps that were dispatched before the host noticed change nothing.
   """
   if policy == "keep":
-    return new
+    return jnp.array(True)
   keep = nonfinite == 0
-  if policy == "stop" and step is not None:
-    keep &= new.step == step
-  chosen = jax.tree.map(lambda one, other: jnp.where(keep, one, other), new, old)
+  return keep & (number == step) if policy == "stop" and step is not None else keep
+
+
+def guarded(
+  old: TrainState, new: TrainState, keep: jax.Array, *, policy: str, carried: Any = None
+) -> TrainState:
+  """Returns ``new`` if it is kept, else ``old``; all leaves or none.
+
+  Args:
+    old: state before the step.
+    new: state after the step.
+    keep: see `is_kept`.
+    policy: ``"skip"``: a step that is not kept is counted, so that the next one gets the next
+      batch. Others: it is not counted.
+    carried: carried state of a step whose arguments were idle if it is not kept. Only its scalars
+      are chosen here. None: the carried state is chosen like the rest.
+  """
+
+  def choose(one: jax.Array, other: jax.Array) -> jax.Array:
+    return jnp.where(keep, one, other)
+
+  table = None
+  if carried is not None:
+    table = jax.tree.map(
+      lambda one, other: one if jnp.ndim(one) else choose(one, other), carried, old.opt_state[0]
+    )
+    old, new = (dataclasses.replace(one, opt_state=one.opt_state[1:]) for one in (old, new))
+  chosen: TrainState = jax.tree.map(choose, new, old)
+  if carried is not None:
+    chosen = dataclasses.replace(chosen, opt_state=(table, *chosen.opt_state))
   return dataclasses.replace(chosen, step=new.step) if policy == "skip" else chosen

@@ -54,7 +54,11 @@ class Toy:
     self.devices = devices
     axis_name = parallel.AXIS_NAME if devices > 1 else None
     setting = objectives.Setting(
-      np.full(CLASSES, 5), num_steps=30, max_positives=3, axis_name=axis_name
+      np.full(CLASSES, 5),
+      num_steps=30,
+      max_positives=3,
+      axis_name=axis_name,
+      embedding_dim=8,
     )
     main = objectives.make_objective(config.loss.name, config.loss, setting)
     objective = (

@@ -29,7 +29,8 @@ class TestGuard:
   )
   def test_what_is_kept(self, policy, bad, step, kept, count):
     old, new = _old_and_new(3.0)
-    found = step_lib.guarded(old, new, jnp.int32(bad), policy=policy, step=step)
+    keep = step_lib.is_kept(new.step, jnp.int32(bad), policy=policy, step=step)
+    found = step_lib.guarded(old, new, keep, policy=policy)
     want = {"old": old, "new": new}[kept]
     assert int(found.step) == count
     np.testing.assert_array_equal(found.params["w"], want.params["w"])
