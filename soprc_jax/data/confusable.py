@@ -87,6 +87,7 @@ class ConfusableSampler(sampler.ClassSampler):
     needed = -(-_IMAGES * self.num_classes // per_step)
     self.refresh: int = max(_SHORTEST, needed) if refresh is None else refresh
     self._neighbours: Neighbours | None = None
+    self._orders = dict[int, np.ndarray]()  # epoch -> order of the anchors, of the last epoch used
 
   def __call__(self, step: int) -> sampler.BatchPlan:
     """Returns the batch of ``step`` >= 0.
@@ -116,8 +117,11 @@ class ConfusableSampler(sampler.ClassSampler):
   def anchors(self, step: int) -> np.ndarray:
     """Returns the anchors ``[G]`` of the batch of a step, different classes."""
     epoch, index = divmod(step, self.batches_per_epoch)
-    rng = np.random.default_rng([_ANCHOR_KEY, self._seed, epoch])
-    order = rng.permutation(self.num_classes)
+    order = self._orders.get(epoch)
+    if order is None:
+      rng = np.random.default_rng([_ANCHOR_KEY, self._seed, epoch])
+      order = rng.permutation(self.num_classes)
+      self._orders = {epoch: order}
     # The last batch of an epoch takes the missing anchors from its start.
     return order[(index * self._num_anchors + np.arange(self._num_anchors)) % self.num_classes]
 

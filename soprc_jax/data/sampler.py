@@ -119,14 +119,17 @@ class ClassSampler:
     rng = np.random.default_rng([_EPOCH_KEY, self._seed, epoch])
     orders = [rng.permutation(images) for images in self._members]
     batches: list[list[tuple[int, int]]] = [[] for _ in range(self.batches_per_epoch)]
-    load = np.zeros(self.batches_per_epoch, np.int64)
-    # Large classes come first. Each goes to the least filled batches, with ties broken at random.
-    # The loads then differ by at most one.
+    # Large classes come first. Each takes the next batches of a random order. The loads then differ
+    # by at most one.
+    waiting: list[int] = []
     for row in sorted(rng.permutation(self.num_classes), key=lambda row: -self._groups[row]):
-      chosen = np.lexsort((rng.random(len(load)), load))[: self._groups[row]]
-      load[chosen] += 1
-      for group, batch in enumerate(rng.permutation(chosen)):
-        batches[batch].append((int(row), group))
+      number = int(self._groups[row])
+      if len(waiting) < number:
+        # Another round, at whose end the rest of the last one stands: no class gets a batch twice.
+        others = np.setdiff1d(np.arange(self.batches_per_epoch), waiting)
+        waiting = waiting + rng.permutation(others).tolist() + waiting
+      for group in range(number):
+        batches[waiting.pop()].append((int(row), group))
     for batch in batches:
       self._fill(batch, rng)
     self._cache = (epoch, batches, orders)
