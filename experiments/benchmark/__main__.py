@@ -4,12 +4,12 @@ The tables have ratios of ours to each peer, timed in turns in one run.
 
 soprc benchmark NAME [NAME ...] [--out=FILE.json] [--workdir=DIR]
 
-NAME is loss, auprc, metrics, train, input, startup, or all (one after the other, each in a separate
-process). To install the peers: pip install -e ".[bench]".
+NAME is loss, auprc, metrics, train, input, startup, scale, or all (one after the other, each in a
+separate process). To install the peers: pip install -e ".[bench]".
 
 The table goes to the standard output. FILE.json receives the rows. DIR receives table.md,
 benchmark.json and log-log plots of cost against size with the fitted exponents, which take some
-minutes more. Existing results are not overwritten. All benchmarks take 20 to 30 minutes on two idle
+minutes more. Existing results are not overwritten. All benchmarks take 25 to 35 minutes on two idle
 cores. Other work on the machine affects the measured times.
 """
 
@@ -29,7 +29,7 @@ from absl import flags as absl_flags
 
 from experiments import flags
 
-NAMES = ("loss", "auprc", "metrics", "train", "input", "startup")
+NAMES = ("loss", "auprc", "metrics", "train", "input", "startup", "scale")
 _EXAMPLE = "auprc --workdir=runs/benchmark"
 
 absl_flags.declare_key_flag("workdir")

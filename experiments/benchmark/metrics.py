@@ -44,7 +44,7 @@ def growth() -> Iterator[harness.Curve]:
     ("mean_pr_curve", metrics.mean_pr_curve),
   ):
     costs = [
-      harness.median_seconds(functools.partial(function, *_embeddings(size)))
+      harness.median_seconds(functools.partial(function, *make_embeddings(size)))
       for size in _CURVE_SIZES
     ]
     yield harness.Curve("metrics", name, "images", _CURVE_SIZES, "seconds", costs)
@@ -60,7 +60,7 @@ def _retrieval(size: int, num_queries: int, repetitions: int) -> Iterator[harnes
   import torch
 
   torch.set_num_threads(os.cpu_count() or 1)
-  embeddings, labels = _embeddings(size)
+  embeddings, labels = make_embeddings(size)
   queries, query_labels, ids = embeddings[:num_queries], labels[:num_queries], np.arange(size)
 
   def ours() -> float:
@@ -87,7 +87,7 @@ def _retrieval(size: int, num_queries: int, repetitions: int) -> Iterator[harnes
   for name, evaluate in peers.items():
     if abs(evaluate() - want) > 1e-6:
       raise AssertionError(f"{name} finds {evaluate()}, ours {want}")
-  products = _products(queries, embeddings)
+  products = make_products(queries, embeddings)
   seconds = harness.time_together(
     {"ours": ours, **peers, **products}, repetitions=repetitions, warmup=0
   )
@@ -103,16 +103,16 @@ def _retrieval(size: int, num_queries: int, repetitions: int) -> Iterator[harnes
   )
 
 
-def _embeddings(size: int) -> tuple[np.ndarray, np.ndarray]:
+def make_embeddings(size: int, width: int = _WIDTH) -> tuple[np.ndarray, np.ndarray]:
   """Returns unit vectors around the center of their class, and labels.
 
   Some classes are tight and some loose.
   """
   rng = np.random.default_rng(0)
   labels = np.arange(size) // _PER_CLASS
-  centres = rng.normal(size=(size // _PER_CLASS + 1, _WIDTH)).astype(np.float32)
+  centres = rng.normal(size=(size // _PER_CLASS + 1, width)).astype(np.float32)
   spread = rng.uniform(0.5, 4.0, size=(len(centres), 1)).astype(np.float32)
-  vectors = centres[labels] + spread[labels] * rng.normal(size=(size, _WIDTH)).astype(np.float32)
+  vectors = centres[labels] + spread[labels] * rng.normal(size=(size, width)).astype(np.float32)
   return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), labels
 
 
@@ -155,7 +155,7 @@ def _argsort_evaluation(embeddings: Any, labels: Any, num_queries: int) -> float
   return total / num_queries
 
 
-def _products(queries: np.ndarray, gallery: np.ndarray) -> dict[str, Callable[[], Any]]:
+def make_products(queries: np.ndarray, gallery: np.ndarray) -> dict[str, Callable[[], Any]]:
   """Returns calls that compute all similarities in float32, block by block, and nothing else."""
   product = jax.jit(lambda q, g: jnp.einsum("qd,gd->qg", q, g, precision=jax.lax.Precision.HIGHEST))
   on_device = jnp.asarray(gallery)
@@ -174,7 +174,7 @@ def _products(queries: np.ndarray, gallery: np.ndarray) -> dict[str, Callable[[]
 
 
 def _mean_pr_curve(size: int) -> harness.Row:
-  embeddings, labels = _embeddings(size)
+  embeddings, labels = make_embeddings(size)
 
   def by_sorting() -> tuple[np.ndarray, np.ndarray]:
     """Computes the same curve from the sorted scores of each query."""

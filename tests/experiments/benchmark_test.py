@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import runs
 
-from experiments.benchmark import harness, speed_tables
+from configs import characters
+from experiments.benchmark import harness, scale, speed_tables
 
 
 def _row(ratio, *, case="triplet", target=2.0, suffices=False, note=""):
@@ -112,3 +113,32 @@ def test_mistakes_are_told(arguments, hint):
   assert done.returncode == 1
   assert hint in done.stderr
   assert "Traceback" not in done.stderr
+
+
+def test_scale_measures_what_it_names(monkeypatch):
+  monkeypatch.setattr(scale, "_ROWS", (70, 210))
+  monkeypatch.setattr(scale, "_QUERIES", (40,))
+  config = characters.get_config
+  monkeypatch.setattr(characters, "get_config", lambda: _small(config()))
+  found = list(scale.rows())
+  assert [row.case for row in found] == [
+    "training step of 16 images, 210 rows of v",
+    "retrieval_metrics, 40 queries in 40 x 128",
+  ]
+  curves = {curve.name: curve for curve in scale.growth()}
+  assert list(curves) == [
+    "training step",
+    "batches of an epoch",
+    "checkpoint, save",
+    "checkpoint, restore",
+    "checkpoint, size",
+  ]
+  # 140 rows more, of 100 random points and a weight
+  small, large = curves["checkpoint, size"].costs
+  assert 0.8 * 140 * 101 * 4 < large - small < 1.2 * 140 * 101 * 4
+
+
+def _small(config):
+  config.model.width = 4
+  config.train.batch_size = 16
+  return config
