@@ -106,9 +106,17 @@ class OurStep:
   """Our compiled step with its state and a batch of the embedded data set.
 
   Each call takes a step and returns its metrics.
+
+  Args:
+    image_size: side of the images in pixels.
+    batch_size: number of images.
+    dtype: type that the model computes in.
+
+  Attributes:
+    flops: floating-point operations of a step on each device, by XLA.
   """
 
-  def __init__(self, image_size: int, batch_size: int):
+  def __init__(self, image_size: int, batch_size: int, *, dtype: str = "float32"):
     import jax
     import numpy as np
 
@@ -117,6 +125,7 @@ class OurStep:
     settings = config.default_config()
     settings.data.update({"image_size": image_size, "augmentation": "affine", "flip": False})
     settings.train.batch_size = batch_size
+    settings.model.dtype = dtype
     settings.optim.learning_rate = 1e-4
     self.config = config.resolve(settings)
     data, self.per_class = build.make_data(self.config), self.config.train.per_class
@@ -133,6 +142,7 @@ class OurStep:
     self._batch = parallel.shard(batch)
     self._state = parallel.replicate(state)
     self._compiled, _ = parallel.compile_ahead(parts.main_step, self._state, self._batch)
+    self.flops = float(self._compiled.cost_analysis()["flops"])  # type: ignore[attr-defined]
 
   def __call__(self) -> Any:
     self._state, metrics = self._compiled(self._state, self._batch)

@@ -113,9 +113,10 @@ class Step:
     config: Any,
   ):
     self._net, self._loss = net, config.loss
-    self._images = torch.from_numpy(images.copy())
-    self._classes = torch.from_numpy(labels[::per_class].astype(np.int64))
-    self._per_class, self._priors = per_class, torch.from_numpy(priors)
+    # as_tensor follows torch.device as a context, from_numpy does not.
+    self._images = torch.as_tensor(images.copy())
+    self._classes = torch.as_tensor(labels[::per_class].astype(np.int64))
+    self._per_class, self._priors = per_class, torch.as_tensor(priors)
     self._v = torch.zeros(len(priors), config.loss.num_points)
     self._weight = torch.zeros(len(priors))
     optim = config.optim
