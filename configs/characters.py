@@ -39,11 +39,11 @@ def get_config(arg: str = "") -> Any:
   config.presets.default.prior.update({"kind": "constant", "value": 0.001, "start": 0.0})
   config.loss.tau1 = 0.03
   config.optim.update({"name": "adam", "schedule": "cosine", "weight_decay": 0.0})
-  config.optim.update({"learning_rate": 4e-3, "ramp_steps": 50})
+  config.optim.update({"learning_rate": 8e-3, "ramp_steps": 50})
   config.train.update({"steps": 2000, "batch_size": 256})
   config.eval.update({"every": 500, "image_size": 32})
   config.checkpoint.every = 500
-  common.compared(config, rates=(0.001, 0.004, 0.016), sgd_rates=(0.03, 0.1, 0.3))
+  common.compared(config, rates=(0.002, 0.008, 0.032), sgd_rates=(0.03, 0.1, 0.3))
   return common.apply(config, arg, ARGUMENTS)
 
 
@@ -69,7 +69,7 @@ def _finetune(config: Any) -> None:
 
 ARGUMENTS: dict[str, Callable[[Any], None]] = {
   **common.method_arguments(),
-  **common.ablation_arguments(sgd_rate=0.1, adam_rate=4e-3),
+  **common.ablation_arguments(sgd_rate=0.1, adam_rate=8e-3),
   "64": _side_64,
   "inat": _inat,
   "finetune": _finetune,

@@ -26,14 +26,16 @@ KEYS = (
 PER_CLASS, LEAST_PER_CLASS = 4, 2
 # Images per batch: of images of up to SMALL_SIDE pixels, and of larger ones.
 SMALL_SIDE, SMALL_BATCH, BATCH = 64, 256, 64
-# Learning rate for a batch of RATE_BATCH images, by optimizer and by whether the weights are
-# pretrained.
+# Learning rate for a batch of RATE_BATCH images, by optimizer and by the weights at the start.
 RATE_BATCH = 256
+_RANDOM, _CONV3, _PRETRAINED = "random weights", "random weights of conv3", "pretrained weights"
 RATES = {
-  ("adam", False): 4e-3,
-  ("adam", True): 2e-4,
-  ("sgd", False): 0.2,
-  ("sgd", True): 0.02,
+  ("adam", _RANDOM): 4e-3,
+  ("adam", _CONV3): 8e-3,
+  ("adam", _PRETRAINED): 2e-4,
+  ("sgd", _RANDOM): 0.2,
+  ("sgd", _CONV3): 0.2,
+  ("sgd", _PRETRAINED): 0.02,
 }
 # Image side in pixels: a multiple of SIDE_STEP, in the range of the model: conv3, or its stem.
 SIDE_STEP = 16
@@ -89,8 +91,7 @@ def choose(
     counts = counts[counts >= per_class]
   unit = math.lcm(per_class, num_devices, config.train.microbatch or 1)
   batch_size = value("train.batch_size", batch_size_rule(len(counts), per_class, side, unit))
-  is_pretrained = bool(config.model.init_from) or config.model.freeze_bn
-  value("optim.learning_rate", learning_rate_rule(config.optim.name, is_pretrained, batch_size))
+  value("optim.learning_rate", learning_rate_rule(config.optim.name, start(config), batch_size))
   return found
 
 
@@ -173,15 +174,21 @@ def batch_size_rule(num_classes: int, per_class: int, side: int, unit: int) -> C
   )
 
 
-def learning_rate_rule(optimizer: str, is_pretrained: bool, batch_size: int) -> Choice:
+def start(config: ConfigDict) -> str:
+  """Returns the weights at the start, as in `RATES`."""
+  if config.model.init_from or config.model.freeze_bn:
+    return _PRETRAINED
+  return _CONV3 if config.model.name == "conv3" else _RANDOM
+
+
+def learning_rate_rule(optimizer: str, weights: str, batch_size: int) -> Choice:
   """Chooses a learning rate that grows with the square root of the batch.
 
-  >>> learning_rate_rule("adam", False, 64).value
+  >>> learning_rate_rule("adam", "random weights", 64).value
   0.002
   """
-  rate = RATES[optimizer, is_pretrained]
+  rate = RATES[optimizer, weights]
   return Choice(
     float(f"{rate * math.sqrt(batch_size / RATE_BATCH):.3g}"),
-    f"{rate:g} * sqrt({batch_size} / {RATE_BATCH}) for {optimizer} from "
-    f"{'pretrained' if is_pretrained else 'random'} weights",
+    f"{rate:g} * sqrt({batch_size} / {RATE_BATCH}) for {optimizer} from {weights}",
   )

@@ -8,6 +8,7 @@ import pytest
 import runs
 import trees
 
+from configs import folder as folder_config
 from soprc_jax.data import datasets, decoding, sources
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import defaults, evaluation, loop, workdir
@@ -72,10 +73,24 @@ class TestRules:
     assert defaults.batch_size_rule(num_classes, per_class, side, unit).value == expected
 
   def test_learning_rate_grows_with_the_root_of_the_batch(self):
-    assert defaults.learning_rate_rule("adam", False, 256).value == 4e-3
+    assert defaults.learning_rate_rule("adam", "random weights", 256).value == 4e-3
     for key in defaults.RATES:
       low, high = (defaults.learning_rate_rule(*key, size).value for size in (16, 64))
       assert high == pytest.approx(2 * low, rel=0.01)
+
+  @pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+      ({}, "random weights of conv3"),
+      ({"model.name": "resnet18"}, "random weights"),
+      ({"model.init_from": "runs/one"}, "pretrained weights"),
+      ({"model.name": "resnet18", "model.freeze_bn": True}, "pretrained weights"),
+    ],
+  )
+  def test_the_weights_at_the_start(self, values, expected):
+    config = folder_config.get_config("small")
+    config.update_from_flattened_dict(values)
+    assert defaults.start(config) == expected
 
 
 class TestChoose:
