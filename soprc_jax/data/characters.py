@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image, ImageFilter
 
 from soprc_jax._internal import file_io
+from soprc_jax._internal.strings import shown
 from soprc_jax.data import fonts, rendered, sources
 
 _log = logging.getLogger(__name__)
@@ -40,8 +41,8 @@ class Size(NamedTuple):
     train_images: images of the training classes.
     test_classes: test classes.
     test_images: images of the test classes.
-    min_images: images of the smallest class, >= 2.
-    max_images: images of the largest class.
+    min_images: fewest images of a class, >= 2.
+    max_images: most images of a class.
     side: side of the images in pixels.
   """
 
@@ -79,14 +80,18 @@ def load(root: str | os.PathLike[str], size: Size) -> dict[str, sources.Source]:
       f"data.root={root!r} must be a folder of fonts. docs/datasets.md lists packages to unpack"
     )
   paths = fonts.files(folder)
-  listing = [[path.name, path.stat().st_size] for path in paths]
+  listing = [[path.name, path.stat().st_size, int(path.stat().st_mtime)] for path in paths]
   name = f"characters-v{_VERSION}-{rendered.versions_key(np.__version__, listing, size)}"
-  images = rendered.cached(name, lambda: render(paths, size, where=folder))
-  split = np.array([name.startswith("train/") for name in images.ids])
-  _log.info("characters: %s.", statistics(images))
+  found = rendered.cached(name, lambda: render(paths, size, where=folder))
+  _log.info("characters: %s.", statistics(found))
+  # With the digest in each id, a run notices that it is resumed or evaluated on other pixels.
+  ids = np.array([f"{found.digest()[:8]}/{name}" for name in found.ids])
+  names = {int(code): f"U+{code:04X}" for code in np.unique(found.labels)}
+  images = rendered.Rendered(found.images, found.labels, ids, names)
+  is_train = np.array([name.startswith("train/") for name in found.ids])
   return {
-    "train": sources.Subset(images, np.flatnonzero(split)),
-    "test": sources.Subset(images, np.flatnonzero(~split)),
+    "train": sources.Subset(images, np.flatnonzero(is_train)),
+    "test": sources.Subset(images, np.flatnonzero(~is_train)),
   }
 
 
@@ -180,7 +185,7 @@ def class_sizes(num_classes: int, num_images: int, *, low: int, high: int) -> np
   while (missing := num_images - int(sizes.sum())) != 0:
     room = np.flatnonzero(sizes < high if missing > 0 else sizes > low)
     sizes[room[: abs(missing)]] += 1 if missing > 0 else -1
-  return sizes
+  return np.sort(sizes)[::-1]
 
 
 def _choose(
@@ -218,7 +223,9 @@ def _choose(
 
 
 def _too_few(found: int, needed: int, num_faces: int, where: Path | None) -> str:
-  place = "the fonts of this system" if where is None else f"the fonts in data.root={where}"
+  place = (
+    "the fonts of this system" if where is None else f"the fonts in data.root={shown(str(where))}"
+  )
   return (
     f"characters needs {needed} Han or Hangul characters that {LEAST_FACES} different typefaces "
     f"draw. With {num_faces} typefaces, {place} have {found}. Install or unpack more of the "

@@ -49,7 +49,7 @@ def files(folder: Path | None) -> list[Path]:
   """Returns the font files below a folder, by file name; None is the fonts of the system.
 
   The order depends on the names of the files, not on their folders. So packages that are installed
-  and packages that are unpacked elsewhere have the same order.
+  and packages that are unpacked elsewhere have the same order. Links to folders are not followed.
   """
   if folder is None:
     from matplotlib import font_manager
@@ -58,7 +58,7 @@ def files(folder: Path | None) -> list[Path]:
   else:
     found = {path for path in folder.rglob("*") if path.is_file()}
   usable = [path for path in found if path.suffix.lower() in EXTENSIONS]
-  return sorted(usable, key=lambda path: (path.name, path.as_posix()))
+  return sorted(usable, key=lambda path: (path.name, path.stat().st_size, path.as_posix()))
 
 
 def read(
@@ -202,6 +202,6 @@ def draw(pen: ImageFont.FreeTypeFont, code: int, side: int) -> Image.Image | Non
   image = Image.new("L", (side, side))
   try:
     ImageDraw.Draw(image).text((side / 2, side / 2), chr(code), fill=255, font=pen, anchor="mm")
-  except OSError:  # FreeType cannot draw some outlines
+  except (OSError, Image.DecompressionBombError):  # FreeType cannot draw some, or they are huge
     return None
   return image if image.getbbox() else None

@@ -1,6 +1,6 @@
 """Images that are rendered once and cached: a source in memory, and its file."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import hashlib
 import json
 import logging
@@ -23,9 +23,17 @@ class Rendered:
     images: ``[N, S, S]`` uint8.
     labels: ``[N]`` integers.
     ids: ``[N]`` names of the images.
+    class_names: label -> displayed name; None displays the labels.
   """
 
-  def __init__(self, images: np.ndarray, labels: np.ndarray, ids: np.ndarray):
+  def __init__(
+    self,
+    images: np.ndarray,
+    labels: np.ndarray,
+    ids: np.ndarray,
+    class_names: Mapping[int, str] | None = None,
+  ):
+    self.class_names = dict(class_names or {})
     self.images = images
     self._labels = labels
     self._ids = ids
@@ -43,7 +51,8 @@ class Rendered:
 
   def __getitem__(self, index: int) -> sources.Example:
     image = np.repeat(self.images[index][:, :, None], 3, axis=2)
-    return sources.Example(image, int(self._labels[index]), str(self._ids[index]))
+    label = int(self._labels[index])
+    return sources.Example(image, label, str(self._ids[index]), self.class_names.get(label, ""))
 
   def digest(self) -> str:
     """Returns the SHA-256 of all pixels and labels: equal digests mean the same data set."""

@@ -137,11 +137,12 @@ class ClassSampler:
 
   def _fill(self, batch: list[tuple[int, int]], rng: np.random.Generator) -> None:
     """Fills the batch with classes that are not yet in it."""
-    missing = self._classes_per_batch - len(batch)
-    if missing:
-      others = np.setdiff1d(np.arange(self.num_classes), [row for row, _ in batch])
-      for row in rng.choice(others, missing, replace=False):
-        batch.append((int(row), int(rng.integers(self._groups[row]))))
+    has = {row for row, _ in batch}
+    while len(batch) < self._classes_per_batch:
+      row = int(rng.integers(self.num_classes))
+      if row not in has:
+        has.add(row)
+        batch.append((row, int(rng.integers(self._groups[row]))))
 
   def _images(self, order: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns K images of a class: those of the group, then the following ones, cyclically."""

@@ -248,14 +248,14 @@ KEYS = (
   Key(
     "data.characters.min_images",
     2,
-    "images of the smallest class",
+    "fewest images of a class",
     low=2,
     used_with=_CHARACTERS,
   ),
   Key(
     "data.characters.max_images",
     12,
-    "images of the largest class",
+    "most images of a class",
     low=2,
     used_with=_CHARACTERS,
   ),

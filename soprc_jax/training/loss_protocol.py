@@ -46,8 +46,9 @@ class Objective(NamedTuple):
   Attributes:
     tracker: transform that carries the state; comes before the optimizer in ``optax.chain``.
     compute: pure function `Inputs` -> `Outputs`.
-    idle_args: function `Inputs` -> arguments of ``tx.update`` that do not change the carried state,
-      for a warm-up with another loss. The default returns none.
+    idle_args: function `Inputs` -> arguments of ``tx.update`` that do not change a bit of the
+      carried state but its scalars, for a warm-up with another loss and for rejected steps. The
+      default returns none.
   """
 
   tracker: optax.GradientTransformation

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from soprc_jax import memory, tracking
 from soprc_jax._internal import collectives
 from soprc_jax.training import gradients, objectives
 
@@ -136,10 +137,11 @@ def train_step(
     grads = jax.lax.pmean(grads, axis_name)
   update_args, idle_args = args
   updates, opt_state = tx.update(grads, state.opt_state, state.params, **update_args)
-  # The carried state, such as v, is a table with a row a class. To choose between the old and the
-  # new one would copy both at every step, so a rejected step updates it with arguments that change
-  # nothing. A custom loss may have none.
-  has_idle = set(update_args) == set(idle_args)
+  # v and memories are tables with many rows. To choose between the old and the new one would copy
+  # both at every step, so a rejected step updates them with arguments that change nothing. The
+  # state of a custom loss may be of another kind, or the loss may have no such arguments.
+  is_table = isinstance(state.opt_state[0], (tracking.ScoreEmaState, memory.EmbeddingMemoryState))
+  in_place = is_table and set(update_args) == set(idle_args)
   new_state = TrainState(
     step=state.step + 1,
     params=optax.apply_updates(state.params, updates),
@@ -156,13 +158,13 @@ def train_step(
       "update": any_nonfinite(optax.tree.norm(updates)),
       # The rest of the optimizer's state is computed from finite gradients.
       # Our losses carry means of scores and copies of embeddings, which are checked above.
-      "carried state": any_nonfinite(() if has_idle else opt_state[0]),
+      "carried state": any_nonfinite(() if in_place else opt_state[0]),
       "batch statistics": any_nonfinite(batch_stats),
     },
     axis_name,
   )
   keep = is_kept(new_state.step, code, policy=on_nonfinite, step=batch.get("step"))
-  if has_idle:
+  if in_place:
     chosen = jax.tree.map(lambda one, other: jnp.where(keep, one, other), update_args, idle_args)
     _, carried = carrier.tracker.update(grads, state.opt_state[0], state.params, **chosen)
     new_state = guarded(state, new_state, keep, policy=on_nonfinite, carried=carried)

@@ -129,6 +129,11 @@ class TestClassSizes:
     assert sizes.max() <= high
     assert (np.diff(sizes) <= 0).all()
 
+  def test_the_correction_keeps_the_order(self):
+    sizes = characters.class_sizes(49, 1239, low=4, high=31)
+    assert sizes.sum() == 1239
+    assert (np.diff(sizes) <= 0).all()
+
   def test_the_shipped_sizes_use_the_whole_range(self):
     sizes = characters.class_sizes(11_318, 59_551, low=2, high=12)
     assert (sizes.min(), sizes.max()) == (2, 12)
@@ -149,7 +154,9 @@ class TestLoad:
     assert {name: len(split) for name, split in splits.items()}.keys() == {"train", "val", "test"}
     assert len(splits["train"]) + len(splits["val"]) == 140
     assert len(splits["test"]) == 90
-    assert splits["test"][0].image.shape == (24, 24, 3)
+    example = splits["test"][0]
+    assert example.image.shape == (24, 24, 3)
+    assert example.class_name == f"U+{example.label:04X}"
     assert "train 30 classes, 140 images" in caplog.text
     assert "digest" in caplog.text
 
@@ -170,6 +177,19 @@ class TestLoad:
     characters.load(str(folder), SIZE._replace(side=16))
     characters.load(str(other), SIZE)
     assert len(list((tmp_path / "cache" / "soprc_jax").iterdir())) == 3
+
+  def test_other_pixels_have_other_ids(self, folder, tmp_path, monkeypatch):
+    # So a run is not resumed or evaluated on fonts that have changed.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    before = characters.load(str(folder), SIZE)["test"].ids
+    other = tmp_path / "fonts"
+    other.mkdir()
+    for path in folder.iterdir():
+      (other / path.name).write_bytes(path.read_bytes())
+    assert characters.load(str(other), SIZE)["test"].ids == before
+    small_fonts.write(other / "face3.ttf", {FIRST + n: 9000 + n for n in range(60)})
+    after = characters.load(str(other), SIZE)["test"].ids
+    assert not set(after) & set(before)
 
   def test_a_missing_folder_is_named(self, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere.*folder of fonts"):

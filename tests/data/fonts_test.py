@@ -1,5 +1,7 @@
 """Tests the reading, comparing and drawing of fonts, with small fonts made here."""
 
+import pathlib
+
 import numpy as np
 import pytest
 import small_fonts
@@ -24,6 +26,8 @@ class TestFiles:
     from matplotlib import font_manager
 
     paths = [str(tmp_path / "x.ttf"), str(tmp_path / "y.pcf")]
+    for path in paths:
+      pathlib.Path(path).touch()
     monkeypatch.setattr(font_manager, "findSystemFonts", lambda: paths)
     assert [path.name for path in fonts.files(None)] == ["x.ttf"]
 
@@ -109,9 +113,10 @@ class TestDraw:
     (face,), _ = _faces(tmp_path)
     assert fonts.draw(fonts.pen_for(face, 64), A, 64) is None
 
-  def test_a_font_that_fails_to_draw_is_none(self, tmp_path, monkeypatch):
+  @pytest.mark.parametrize("error", [OSError, fonts.Image.DecompressionBombError])
+  def test_a_font_that_fails_to_draw_is_none(self, tmp_path, monkeypatch, error):
     def fail(*args, **kwargs):
-      raise OSError("raster overflow")
+      raise error("raster overflow")
 
     small_fonts.write(tmp_path / "one.ttf", {A: 1})
     (face,), _ = _faces(tmp_path)

@@ -46,6 +46,21 @@ def test_a_resumed_run_is_compared_with_a_whole_one(monkeypatch, faulty):
   assert found.passed is not faulty
 
 
+def test_an_error_in_a_part_fails_it_and_keeps_the_others(monkeypatch):
+  def failing(sizes):
+    yield device.Result("first", "1", True)
+    raise RuntimeError("out of memory\nmore")
+
+  names = ("_parity", "_mappings", "_metrics", "_resume", "_steps", "_losses", "_evaluation")
+  for name in names:
+    monkeypatch.setattr(device, name, lambda sizes: iter([device.Result("other", "2")]))
+  failing.__name__ = "_steps"
+  monkeypatch.setattr(device, "_steps", failing)
+  found = list(device.check(device._SMALL))
+  assert [one.passed for one in found] == [None] * 4 + [True, False] + [None] * 2
+  assert found[5] == device.Result("steps", "RuntimeError: out of memory", False)
+
+
 def test_a_failed_check_ends_with_its_name(monkeypatch, tmp_path, capsys):
   results = [device.Result("a", "1", True), device.Result("b", "2", False), device.Result("c", "3")]
   monkeypatch.setattr(device, "check", lambda sizes: iter(results))

@@ -210,6 +210,22 @@ class TestRejectedSteps:
     fine, _ = step(dataclasses.replace(after, params=state.params), toys.make_batch(1))
     assert not _equal(fine.opt_state[0], before.opt_state[0]) or loss == "triplet"
 
+  @pytest.mark.parametrize("policy", ["stop", "skip"])
+  def test_a_custom_tracker_is_guarded_too(self, policy):
+    toy = toys.Toy(**{"loss.name": "triplet"})
+    compute = toy.function.keywords["objective"].compute
+    own = objectives.Objective(optax.trace(0.9), compute)  # its state takes the gradients
+    tx = optax.chain(own.tracker, optax.adam(1e-3))
+    function = functools.partial(
+      toy.function, tx=tx, objective=own, carrier=own, on_nonfinite=policy
+    )
+    state = toy.initial()
+    state = dataclasses.replace(state, opt_state=tx.init(state.params))
+    state, _ = jax.jit(function)(state, toys.make_batch(0))
+    broken = jax.tree.map(lambda leaf: leaf * jnp.nan, state.params)
+    after, _ = jax.jit(function)(dataclasses.replace(state, params=broken), toys.make_batch(1))
+    chex.assert_trees_all_equal(after.opt_state, state.opt_state)
+
   def test_no_table_of_v_is_copied(self):
     rows, points, values = 5003, 7, {"loss.num_points": 7}
     setting = objectives.Setting(np.full(rows, 5), num_steps=30, max_positives=3, axis_name=None)
