@@ -1,13 +1,13 @@
 r"""Checks and measures soprc_jax on the accelerator of this machine, for `.ci/gpu_check`.
 
-.ci/gpu_check [--out=TABLE.md]
+.ci/gpu_check [--table=TABLE.md]
 
 Checks: loss, gradient and v equal those of the CPU; pmap and jax.shard_map give the same steps;
 retrieval metrics have the bits of the CPU; a resumed run has the bits of one without a stop.
 Measures: a step of ResNet-50 by precision, next to torch.compile if torch is installed; the loss by
 algorithm; the evaluation of 60,502 queries. It takes less than ten minutes on one H100 or H200. On
 a CPU the sizes are small, to see that it works, and the CPU is compared with itself. The table goes
-to the standard output; a relative --out is relative to the repository. The exit
+to the standard output; a relative --table is relative to the repository. The exit
 status is 1 if a check fails.
 """
 
@@ -42,7 +42,7 @@ from soprc_jax.training import build, checkpoints, loop, parallel
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
-_OUT = absl_flags.DEFINE_string("out", None, "Markdown file for the table; must not exist.")
+_TABLE = absl_flags.DEFINE_string("table", None, "Markdown file for the table; must not exist.")
 _log = logging.getLogger("soprc_jax.benchmark")
 
 # Dense teraflops a second by the vendor's data sheet: float32, TF32, bfloat16.
@@ -80,11 +80,11 @@ _SMALL, _LARGE = Sizes(8, 64, (224,), 3_000), Sizes(224, 224, (224, 1024, 4096),
 
 
 def main(argv: list[str]) -> None:
-  flags.require(argv, "--out=TABLE.md")
+  flags.require(argv, "--table=TABLE.md")
   with flags.errors_as_messages():
-    out = Path(_OUT.value) if _OUT.value else None
+    out = Path(_TABLE.value) if _TABLE.value else None
     if out is not None and (out.exists() or not out.absolute().parent.is_dir()):
-      raise ValueError(f"--out={out} exists, or its folder does not: choose a new file")
+      raise ValueError(f"--table={out} exists, or its folder does not: choose a new file")
     results = list(check(_SMALL if jax.default_backend() == "cpu" else _LARGE))
   table = text_table.markdown(
     ["what", "value", ""],

@@ -173,7 +173,7 @@ def class_sizes(num_classes: int, num_images: int, *, low: int, high: int) -> np
   ``num_images``: many small classes and a tail of large ones.
 
   >>> class_sizes(4, 20, low=2, high=12)
-  array([10,  5,  3,  2])
+  array([8, 6, 4, 2])
   """
   u = (np.arange(num_classes, 0, -1) - 0.5) / num_classes
   small, large = 1e-3, 1e3

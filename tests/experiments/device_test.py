@@ -64,7 +64,7 @@ def test_an_error_in_a_part_fails_it_and_keeps_the_others(monkeypatch):
 def test_a_failed_check_ends_with_its_name(monkeypatch, tmp_path, capsys):
   results = [device.Result("a", "1", True), device.Result("b", "2", False), device.Result("c", "3")]
   monkeypatch.setattr(device, "check", lambda sizes: iter(results))
-  monkeypatch.setattr(device, "_OUT", types.SimpleNamespace(value=str(tmp_path / "table.md")))
+  monkeypatch.setattr(device, "_TABLE", types.SimpleNamespace(value=str(tmp_path / "table.md")))
   monkeypatch.setattr(device.flags, "require", lambda argv, example: None)
   with pytest.raises(SystemExit, match="failed: b"):
     device.main(["device"])
