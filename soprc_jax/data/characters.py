@@ -83,9 +83,10 @@ def load(root: str | os.PathLike[str], size: Size) -> dict[str, sources.Source]:
   listing = [[path.name, path.stat().st_size, int(path.stat().st_mtime)] for path in paths]
   name = f"characters-v{_VERSION}-{rendered.versions_key(np.__version__, listing, size)}"
   found = rendered.cached(name, lambda: render(paths, size, where=folder))
-  _log.info("characters: %s.", statistics(found))
+  digest = found.digest()  # of all pixels, so only once
+  _log.info("characters: %s; digest %s.", statistics(found), digest[:16])
   # With the digest in each id, a run notices that it is resumed or evaluated on other pixels.
-  ids = np.array([f"{found.digest()[:8]}/{name}" for name in found.ids])
+  ids = np.array([f"{digest[:8]}/{name}" for name in found.ids])
   names = {int(code): f"U+{code:04X}" for code in np.unique(found.labels)}
   images = rendered.Rendered(found.images, found.labels, ids, names)
   is_train = np.array([name.startswith("train/") for name in found.ids])
@@ -335,7 +336,7 @@ def _colored(ink: np.ndarray, by: _Distortions, rng: np.random.Generator) -> np.
 
 
 def statistics(images: rendered.Rendered) -> str:
-  """Returns numbers of classes and images by split, and the digest, in one line."""
+  """Returns numbers of classes and images by split, in one line."""
   parts = []
   ids = np.array([name.split("/")[0] for name in images.ids])
   for split in ("train", "test"):
@@ -344,4 +345,4 @@ def statistics(images: rendered.Rendered) -> str:
       f"{split} {len(counts)} classes, {counts.sum()} images, {counts.min()} to {counts.max()} a "
       "class"
     )
-  return f"{'; '.join(parts)}; digest {images.digest()[:16]}"
+  return "; ".join(parts)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import small_fonts
 
-from soprc_jax.data import characters, datasets, fonts
+from soprc_jax.data import characters, datasets, fonts, rendered
 from soprc_jax.training import config as config_lib
 
 FIRST = 0x4E00
@@ -159,6 +159,21 @@ class TestLoad:
     assert example.class_name == f"U+{example.label:04X}"
     assert "train 30 classes, 140 images" in caplog.text
     assert "digest" in caplog.text
+
+  def test_the_digest_of_all_pixels_is_not_computed_for_each_image(
+    self, folder, tmp_path, monkeypatch
+  ):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    calls, plain = [], rendered.Rendered.digest
+
+    def counted(images):
+      calls.append(1)
+      return plain(images)
+
+    characters.load(str(folder), SIZE)
+    monkeypatch.setattr(rendered.Rendered, "digest", counted)
+    characters.load(str(folder), SIZE)
+    assert len(calls) == 2  # one to check the cache, one for the ids
 
   def test_the_second_load_reads_the_cache(self, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
