@@ -4,7 +4,8 @@ The classes are characters, and the images of a class are the character in diffe
 image distorted in its own way. The default has the numbers of classes and images of Stanford Online
 Products. The fonts come from Debian packages, see docs/datasets.md:
 
-soprc train --config=characters --config.data.root=FONTS --workdir=runs/characters
+soprc train --config=characters --config.data.root=FONTS/usr/share/fonts \
+    --workdir=runs/characters
 
 The images are rendered at the first start, which takes one or two minutes, and cached.
 

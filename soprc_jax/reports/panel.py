@@ -80,7 +80,9 @@ def splits_table(splits: Mapping[str, sources.Source]) -> Markup:
   rows: list[list[page.Cell]] = []
   for name, source in splits.items():
     counts = np.unique(source.labels, return_counts=True)[1]
-    sizes: list[page.Cell] = [int(counts.min()), f"{np.median(counts):g}", int(counts.max())]
+    middle = float(np.median(counts))
+    median = int(middle) if middle.is_integer() else middle
+    sizes: list[page.Cell] = [int(counts.min()), median, int(counts.max())]
     rows.append([name, len(counts), len(source), *sizes])
   header = ["split", "classes", "images", "smallest class", "median", "largest"]
   return page.table("Classes and images by split", header, rows)
