@@ -13,6 +13,7 @@ Arguments, joined by commas (``--config=characters:inat,triplet``):
 
 * ``64``: images of 64 pixels instead of 32;
 * ``inat``: the numbers of classes and images of iNaturalist's retrieval split;
+* ``pretrain``: 10,000 classes that are in no split, for a model to start from;
 * ``finetune``: a small learning rate, to start from ``--config.model.init_from=WORKDIR``;
 * ``soprc``: the file as it is; ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``,
   ``smooth_ap``, ``fast_ap``, ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss;
@@ -63,6 +64,10 @@ def _inat(config: Any) -> None:
   config.eval.ks = (1, 4, 16, 32)
 
 
+def _pretrain(config: Any) -> None:
+  config.data.characters.update({"pretrain_classes": 10_000, "pretrain_images": 60_000})
+
+
 def _finetune(config: Any) -> None:
   config.optim.learning_rate = 1e-3
   config.train.steps = 1000
@@ -73,5 +78,6 @@ ARGUMENTS: dict[str, Callable[[Any], None]] = {
   **common.ablation_arguments(sgd_rate=0.1, adam_rate=8e-3),
   "64": _side_64,
   "inat": _inat,
+  "pretrain": _pretrain,
   "finetune": _finetune,
 }

@@ -16,6 +16,8 @@ Stages:
 * batch_size, tau1, tau2, beta, num_points, lambda1, lambda2, prior: one key each;
 * schedule: annealed prior, narrowed tau1;
 * start_of_v: the initial value of v;
+* per_class: images of a class in a batch, with v carried and of the batch;
+* exact_v: v carried, of the batch, and of all images of the class at that step;
 * gradient: through T, and other choices;
 * tuned: SOPRC, SmoothAP and triplet, each with three values of a hyperparameter at every learning
   rate.

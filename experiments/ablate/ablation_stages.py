@@ -78,7 +78,18 @@ _SWEEPS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
   "lambda2": ("loss.lambda2", (0.0, 0.5, 5.0, 50.0)),
 }
 # Names of the stages of `make`.
-STAGES = ("table2", "batch_size", *_SWEEPS, "prior", "schedule", "start_of_v", "gradient", "tuned")
+STAGES = (
+  "table2",
+  "batch_size",
+  *_SWEEPS,
+  "prior",
+  "schedule",
+  "start_of_v",
+  "per_class",
+  "exact_v",
+  "gradient",
+  "tuned",
+)
 _SYMBOLS = {"num_points": "M", "batch_size": "batch size, images"}
 
 
@@ -97,6 +108,8 @@ def make(base: Any, settings: Any) -> dict[str, Stage]:
     _priors(base),
     _schedules(base),
     _start_of_v(base),
+    _per_class(base),
+    _exact_v(base),
     _gradient(base),
     _tuned(base, tuple(settings.rates)),
   ]
@@ -217,6 +230,45 @@ def _start_of_v(base: Any) -> Stage:
     "v of the batch": {"loss.v": "batch"},
   }
   return _named(base, "start_of_v", "Start of v", entries)
+
+
+def _per_class(base: Any) -> Stage:
+  """Returns v carried and of the batch, by the number of images of a class in a batch."""
+  entries: dict[str, Values] = {
+    f"K = {images}, {label}": {"train.per_class": images, "loss.v": v}
+    for images in (2, 4, 8)
+    for v, label in (("carried", "v carried"), ("batch", "v of the batch"))
+  }
+  return _named(base, "per_class", "Images of a class in a batch, and v", entries)
+
+
+def _exact_v(base: Any) -> Stage:
+  """Returns v carried, of the batch and exact, in batches of all images of their classes.
+
+  A batch has half as many classes as that of the config.
+  """
+  images = base.data.characters.max_images
+  shared = {
+    "train.per_class": images,
+    "train.batch_size": max(base.train.batch_size // base.train.per_class // 2, 2) * images,
+    "data.small_classes": "mask",
+    "loss.name": "experiments.ablate.exact_v:objective",
+  }
+  rows = [
+    Variant(
+      f"{used} images, v {label}",
+      (Option(f"exact_v-{used}-{'exact' if exact else v}", values),),
+      (base.optim.learning_rate,),
+    )
+    for used in (2, 4)
+    for label, v, exact in (
+      ("carried", "carried", False),
+      ("of the batch", "batch", False),
+      ("exact", "batch", True),
+    )
+    for values in (shared | {"loss.custom.images": used, "loss.custom.exact": exact, "loss.v": v},)
+  ]
+  return Stage("exact_v", "v carried, of the batch, exact", tuple(rows), rows[0].label)
 
 
 def _gradient(base: Any) -> Stage:

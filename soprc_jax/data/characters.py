@@ -44,6 +44,9 @@ class Size(NamedTuple):
     min_images: fewest images of a class, >= 2.
     max_images: most images of a class.
     side: side of the images in pixels.
+    pretrain_classes: classes that are in neither split, to train a network on that others start
+      from. They then replace the training classes.
+    pretrain_images: images of these classes.
   """
 
   train_classes: int
@@ -53,6 +56,8 @@ class Size(NamedTuple):
   min_images: int
   max_images: int
   side: int
+  pretrain_classes: int = 0
+  pretrain_images: int = 0
 
 
 class _Pick(NamedTuple):
@@ -64,6 +69,8 @@ class _Pick(NamedTuple):
 
 def load(root: str | os.PathLike[str], size: Size) -> dict[str, sources.Source]:
   """Loads the splits ``train`` and ``test`` from the user's cache, or renders them.
+
+  With ``pretrain_classes`` the training split has the images of these.
 
   Args:
     root: folder of fonts; empty: the fonts of the system.
@@ -89,10 +96,11 @@ def load(root: str | os.PathLike[str], size: Size) -> dict[str, sources.Source]:
   ids = np.array([f"{digest[:8]}/{name}" for name in found.ids])
   names = {int(code): f"U+{code:04X}" for code in np.unique(found.labels)}
   images = rendered.Rendered(found.images, found.labels, ids, names)
-  is_train = np.array([name.startswith("train/") for name in found.ids])
+  split_of = np.array([name.split("/")[0] for name in found.ids])
+  train = "pretrain" if size.pretrain_classes else "train"
   return {
-    "train": sources.Subset(images, np.flatnonzero(is_train)),
-    "test": sources.Subset(images, np.flatnonzero(~is_train)),
+    name: sources.Subset(images, np.flatnonzero(split_of == split))
+    for name, split in (("train", train), ("test", "test"))
   }
 
 
@@ -103,7 +111,12 @@ def check(size: Size) -> None:
       f"data.characters.min_images={size.min_images} must be at least 2 and at most "
       f"data.characters.max_images={size.max_images}"
     )
-  for split in ("train", "test"):
+  if size.pretrain_images and not size.pretrain_classes:
+    raise ValueError(
+      f"data.characters.pretrain_images={size.pretrain_images} needs "
+      "data.characters.pretrain_classes > 0"
+    )
+  for split in _splits(size):
     classes, images = getattr(size, f"{split}_classes"), getattr(size, f"{split}_images")
     low, high = classes * size.min_images, classes * size.max_images
     if not low <= images <= high:
@@ -111,6 +124,11 @@ def check(size: Size) -> None:
         f"data.characters.{split}_images={images} must lie between {low} and {high}, for "
         f"{classes} classes of {size.min_images} to {size.max_images} images"
       )
+
+
+def _splits(size: Size) -> tuple[str, ...]:
+  """Returns the splits of a size."""
+  return ("train", "test", "pretrain") if size.pretrain_classes else ("train", "test")
 
 
 def render(paths: Sequence[Path], size: Size, *, where: Path | None = None) -> rendered.Rendered:
@@ -143,20 +161,22 @@ def render(paths: Sequence[Path], size: Size, *, where: Path | None = None) -> r
   with futures.ThreadPoolExecutor() as pool:
     faces = list(pool.map(fonts.unambiguous, different))
   rng = np.random.default_rng(_SEED)
-  counts = [
-    int(count)
-    for split in ("train", "test")
-    for count in rng.permutation(
-      class_sizes(
-        getattr(size, f"{split}_classes"),
-        getattr(size, f"{split}_images"),
-        low=size.min_images,
-        high=size.max_images,
+  counts = np.concatenate(
+    [
+      # Another generator, so that the classes of the other splits stay what they are without it.
+      (np.random.default_rng([_SEED, 1]) if split == "pretrain" else rng).permutation(
+        class_sizes(
+          getattr(size, f"{split}_classes"),
+          getattr(size, f"{split}_images"),
+          low=size.min_images,
+          high=size.max_images,
+        )
       )
-    )
-  ]
+      for split in _splits(size)
+    ]
+  ).tolist()
   chosen = _choose(faces, counts, rng, where)
-  splits = ["train"] * size.train_images + ["test"] * size.test_images
+  splits = [split for split in _splits(size) for _ in range(getattr(size, f"{split}_images"))]
   ids = [
     f"{split}/U+{pick.code:04X}/{number}-{faces[pick.face].name}"
     for split, (number, pick) in zip(splits, chosen, strict=True)
@@ -230,8 +250,8 @@ def _too_few(found: int, needed: int, num_faces: int, where: Path | None) -> str
   return (
     f"characters needs {needed} Han or Hangul characters that {LEAST_FACES} different typefaces "
     f"draw. With {num_faces} typefaces, {place} have {found}. Install or unpack more of the "
-    "packages that docs/datasets.md lists, or choose smaller data.characters.train_classes and "
-    "data.characters.test_classes"
+    "packages that docs/datasets.md lists, or choose smaller data.characters.train_classes, "
+    "test_classes or pretrain_classes"
   )
 
 
@@ -339,7 +359,7 @@ def statistics(images: rendered.Rendered) -> str:
   """Returns numbers of classes and images by split, in one line."""
   parts = []
   ids = np.array([name.split("/")[0] for name in images.ids])
-  for split in ("train", "test"):
+  for split in dict.fromkeys(ids):
     counts = np.unique(images.labels[ids == split], return_counts=True)[1]
     parts.append(
       f"{split} {len(counts)} classes, {counts.sum()} images, {counts.min()} to {counts.max()} a "

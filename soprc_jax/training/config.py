@@ -246,6 +246,21 @@ KEYS = (
     used_with=_CHARACTERS,
   ),
   Key(
+    "data.characters.pretrain_classes",
+    0,
+    "further classes that replace the training classes, for a model that others start from; 0: "
+    "none",
+    high=len(characters.CODES),
+    used_with=_CHARACTERS,
+  ),
+  Key(
+    "data.characters.pretrain_images",
+    0,
+    "images of these classes",
+    high=_MEMORY,
+    used_with=_CHARACTERS,
+  ),
+  Key(
     "data.characters.min_images",
     2,
     "fewest images of a class",
@@ -646,6 +661,11 @@ KEYS = (
   ),
   Key("eval.resize", 0, "shorter side before that crop; 0: image_size"),
   Key("eval.batch_size", 224, "images embedded at a time", low=1, high=_IMAGES),
+  Key(
+    "eval.baselines",
+    True,
+    "test thumbnails and the model before training too, before the first step",
+  ),
   Key("eval.block_size", 1024, "queries ranked at a time", low=1, high=_IMAGES),
   Key(
     "eval.ks",

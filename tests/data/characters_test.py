@@ -94,6 +94,18 @@ class TestRender:
     assert larger.ids == images.ids
     assert larger.images.shape[1:] == (32, 32)
 
+  def test_pretraining_classes_are_in_no_split(self, folder, images):
+    found = characters.render(
+      fonts.files(folder), SIZE._replace(pretrain_classes=8, pretrain_images=30)
+    )
+    parts: dict[str, list[str]] = {"train": [], "test": [], "pretrain": []}
+    for name in found.ids:
+      parts[name.split("/")[0]].append(name)
+    assert parts["train"] + parts["test"] == list(images.ids)  # also the same typefaces
+    classes = {split: {name.split("/")[1] for name in ids} for split, ids in parts.items()}
+    assert (len(parts["pretrain"]), len(classes["pretrain"])) == (30, 8)
+    assert not classes["pretrain"] & (classes["train"] | classes["test"])
+
   def test_too_few_characters_name_the_remedy(self, folder):
     size = SIZE._replace(train_classes=50, train_images=200)
     with pytest.raises(ValueError, match=r"needs 70 .* have 60. Install or unpack") as error:
@@ -160,6 +172,18 @@ class TestLoad:
     assert "train 30 classes, 140 images" in caplog.text
     assert "digest" in caplog.text
 
+  def test_pretraining_classes_replace_the_training_classes(
+    self, folder, tmp_path, monkeypatch, caplog
+  ):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = self._config(folder, pretrain_classes=10, pretrain_images=40)
+    config.data.val_share = 0.3
+    with caplog.at_level(logging.INFO):
+      splits = datasets.make_splits(config.data)
+    assert len(splits["train"]) + len(splits["val"]) == 40
+    assert len(splits["test"]) == 90
+    assert "pretrain 10 classes, 40 images" in caplog.text
+
   def test_the_digest_of_all_pixels_is_not_computed_for_each_image(
     self, folder, tmp_path, monkeypatch
   ):
@@ -216,6 +240,8 @@ class TestLoad:
       ({"min_images": 13}, "min_images=13 must be at least 2 and at most .*max_images=12"),
       ({"train_images": 59}, "train_images=59 must lie between 60 and 360, for 30 classes"),
       ({"test_images": 241}, "test_images=241 must lie between 40 and 240"),
+      ({"pretrain_classes": 5}, "pretrain_images=0 must lie between 10 and 60, for 5 classes"),
+      ({"pretrain_images": 9}, "pretrain_images=9 needs data.characters.pretrain_classes > 0"),
     ],
   )
   def test_sizes_that_contradict_each_other(self, folder, changes, message):

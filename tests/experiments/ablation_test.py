@@ -103,6 +103,18 @@ class TestStages:
     others = [change for name, change in changes.items() if name not in rows]
     assert len(set(others)) == len(others)
 
+  def test_exact_v_has_the_same_batches_in_every_row(self):
+    rows = [variant.options[0] for variant in _stages()["exact_v"].variants]
+    assert len(rows) == 6
+    changes = [_changes(option) for option in rows]
+    own = {"custom", "loss.v"}
+    shared = [
+      {line for line in lines if not any(key in line.split(": ")[0] for key in own)}
+      for lines in changes
+    ]
+    assert shared[1:] == shared[:-1]
+    assert any(line.startswith("train.per_class: ") for line in shared[0])
+
   def test_equal_effort(self):
     tuned = _stages()["tuned"].variants
     assert [variant.label for variant in tuned] == ["SOPRC", "SmoothAP", "Triplet"]

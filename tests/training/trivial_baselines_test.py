@@ -156,6 +156,11 @@ class TestRun:
     assert warning == trivial_baselines.not_beaten(config, results)
     assert "(optim.learning_rate=0)" in warning
 
+  def test_a_run_without_them(self, tmp_path, monkeypatch):
+    monkeypatch.setattr(trivial_baselines, "measure", None)
+    config = runs.tiny_config(steps=2, warmup_steps=0, **{"eval.baselines": False})
+    assert "baselines" not in loop.train(config, tmp_path / "run")
+
   def test_a_resumed_run_keeps_them(self, tmp_path, monkeypatch):
     """Checks that the initial model is not needed again, and checkpoints of an older version."""
     config = runs.tiny_config(steps=2, warmup_steps=0, **{"checkpoint.every": 1, "eval.every": 0})
