@@ -9,7 +9,7 @@ import optax
 
 from soprc_jax import estimators, tracking
 from soprc_jax import lists as lists_lib
-from soprc_jax._internal import class_labels, collectives, masks
+from soprc_jax._internal import checks, class_labels, collectives, masks
 
 
 def retrieval_loss(
@@ -25,6 +25,7 @@ def retrieval_loss(
   tau2: ArrayLike = 0.001,
   lambda1: ArrayLike = 0.0,
   lambda2: ArrayLike = 0.0,
+  alignment: ArrayLike = 0.0,
   link: estimators.Link = "share",
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
@@ -47,6 +48,7 @@ def retrieval_loss(
     tau2: width of the surrogate of positives, > 0.
     lambda1: weight of the positive part of `semi_variance`, >= 0.
     lambda2: weight of the negative part of `semi_variance`, >= 0.
+    alignment: weight of `soprc_jax.alignment`, >= 0.
     link: ``"share"`` (Eq. 8) or ``"log"``, see `soprc_loss`.
     where: ``[B]`` mask of the valid images. The rows of invalid images are not used. None means
       that all are valid.
@@ -72,7 +74,8 @@ def retrieval_loss(
   >>> print(f"{loss:.3f}", opt_state[0].weight)
   0.471 [0.1 0. ]
   """
-  _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2)
+  _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2, alignment=alignment)
+  checks.check_range("alignment", alignment, low=0.0)
   lists = lists_lib.retrieval_lists(
     embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name
   )
@@ -81,7 +84,7 @@ def retrieval_loss(
     list_ids = list_ids.astype(jnp.int32)
   if where is not None:  # the label of a padding image may not be a valid row
     list_ids = jnp.where(masks.as_mask(where, "where"), list_ids, jnp.zeros_like(list_ids))
-  return _loss(
+  loss, update_args = _loss(
     lists,
     list_ids,
     tracker,
@@ -93,6 +96,11 @@ def retrieval_loss(
     link=link,
     axis_name=axis_name,
   )
+  if _can_count(alignment):
+    loss += alignment * estimators.alignment(
+      lists.positive_scores, positive_where=lists.positive_where, axis_name=axis_name
+    )
+  return loss, update_args
 
 
 def binary_loss(
@@ -215,10 +223,13 @@ def _loss(
   loss = estimators.soprc_loss(
     *scores, v, prior=prior, tau1=tau1, tau2=tau2, link=link, axis_name=axis_name, **lists.masks
   )
-  if any(
-    isinstance(weight, jax.Array) or weight != 0 for weight in lambdas
-  ):  # a traced weight can be 0 in some steps
+  if any(map(_can_count, lambdas)):
     loss += estimators.semi_variance(
       *scores, lambda1=lambdas[0], lambda2=lambdas[1], axis_name=axis_name, **lists.masks
     )
   return loss, update_args
+
+
+def _can_count(weight: Any) -> bool:
+  """Returns whether a weight is not 0; a traced one can be 0 in some steps."""
+  return isinstance(weight, jax.Array) or weight != 0

@@ -300,6 +300,43 @@ def semi_variance(
   return value
 
 
+def alignment(
+  positive_scores: ArrayLike,
+  *,
+  positive_where: ArrayLike | None = None,
+  axis_name: collectives.AxisName = None,
+) -> jax.Array:
+  r"""Computes the mean squared distance of the positives from their query.
+
+  For embeddings of norm 1 a score h is a squared distance of 2 - 2h. SOPRC depends on differences
+  of scores only, and stops at a margin of tau1. This term pulls the images of a class together in
+  any case. See Wang & Isola, "Understanding contrastive representation learning through alignment
+  and uniformity on the hypersphere", ICML 2020.
+
+  .. math:: L = \mathrm{mean}_{lists}\; \mathrm{mean}_i\, (2 - 2 h_i)
+
+  Args:
+    positive_scores: ``[..., P]`` cosine similarities of the positives.
+    positive_where: ``[..., P]`` mask of valid positives; ``None`` means all.
+    axis_name: name of a mapped axis whose devices hold the other lists of the batch.
+
+  Returns:
+    Scalar, at least float32. Lists without a valid positive are ignored; 0 if there is no other.
+
+  Raises:
+    TypeError: the scores are not real numbers.
+    ValueError: the mask has another shape, or contains other numbers than 0 and 1.
+
+  >>> print(f"{alignment(jnp.array([[0.9, 0.5], [1.0, 1.0]])):.2f}")
+  0.30
+  """
+  checks.check_masks_passed(positive_scores=(positive_scores, positive_where))
+  (scores,) = masks.promote(positive_scores, names=("positive_scores",))
+  scores, mask = masks.masked(scores, positive_where, "positive_where")
+  distances = masks.masked_mean(2.0 - 2.0 * scores, mask, -1)
+  return masks.masked_mean(distances, jnp.any(mask, axis=-1), None, axis_name)
+
+
 def _list_risk(
   lists: RetrievalLists,
   others: jax.Array,

@@ -77,6 +77,10 @@ def objective(config: Any, setting: Setting) -> Objective:
       mean_gradient=config.mean_gradient,
       **used.masks,
     )
+    if config.alignment:
+      loss += config.alignment * estimators.alignment(
+        used.positive_scores, positive_where=used.positive_where
+      )
     return Outputs(loss, soprc.idle_args(inputs), {})
 
   return soprc._replace(compute=exact if config.custom.exact else carried_or_batch)

@@ -36,6 +36,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "pool": "batch",
     "mean_gradient": True,
     "link": "share",
+    "alignment": 0.0,
     "prior": {"kind": "scaled", "value": 0.1, "start": 0.0},
   },
   "paper": {
@@ -47,6 +48,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "pool": "list",
     "mean_gradient": True,
     "link": "share",
+    "alignment": 0.0,
     "prior": {"kind": "frequency", "value": 0.0, "start": 0.0},
   },
   "authors": {
@@ -58,6 +60,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "pool": "batch",
     "mean_gradient": True,
     "link": "share",
+    "alignment": 0.0,
     "prior": {"kind": "scaled", "value": 0.1, "start": 0.0},
   },
 }
@@ -380,6 +383,14 @@ KEYS = (
     "carried",
     "carried: v is kept over the steps; batch: phi of the batch",
     choices=("carried", "batch"),
+    losses=_SOPRC,
+  ),
+  Key(
+    "loss.alignment",
+    None,
+    "weight of the squared distance of the positives from their query",
+    low=0,
+    kind=float,
     losses=_SOPRC,
   ),
   Key("loss.lambda1", 1.0, "weight of the positives' semi-variance (Eq. 9)", low=0, losses=_SOPRC),

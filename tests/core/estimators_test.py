@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import reference
 
-from soprc_jax import ap_loss, metrics, semi_variance, soprc_loss
+from soprc_jax import alignment, ap_loss, metrics, semi_variance, soprc_loss
 from soprc_jax._internal import masks as masks_lib
 
 Q, P, N, M = 3, 4, 5, 6
@@ -825,6 +825,33 @@ class ReduceFnTest(chex.TestCase):
         self.positive
       )
       np.testing.assert_array_equal(gradient, 0.0)
+
+
+class AlignmentTest(chex.TestCase):
+  @hypothesis.given(positive=_grid_scores(Q, P), mask=_masks(Q, P))
+  def test_matches_the_reference(self, positive, mask):
+    got = jax.jit(alignment)(positive, positive_where=mask)
+    rows = [2 - 2 * row[valid].astype(np.float64) for row, valid in zip(positive, mask)]
+    means = [row.mean() for row in rows if row.size]
+    np.testing.assert_allclose(got, np.mean(means) if means else 0.0, rtol=1e-5, atol=1e-6)
+
+  def test_it_is_the_squared_distance(self):
+    vectors = np.random.default_rng(0).standard_normal((2, 7))
+    one, other = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    got = alignment(jnp.float32([[one @ other]]))
+    np.testing.assert_allclose(got, np.sum((one - other) ** 2), rtol=1e-5)
+
+  def test_gradient(self):
+    mask = np.array([[True, True, False], [True, False, False], [False, False, False]])
+    scores = jnp.where(mask, 0.5, jnp.inf)  # as `RetrievalLists` fills invalid entries
+    slopes = jax.jit(jax.grad(lambda h: alignment(h, positive_where=mask)))(scores)
+    np.testing.assert_allclose(slopes, [[-0.5, -0.5, 0], [-1, 0, 0], [0, 0, 0]], rtol=1e-6)
+
+  def test_f50_without_the_mask_it_is_nan(self):
+    scores = jnp.array([[0.5, jnp.inf]])
+    self.assertTrue(np.isnan(jax.jit(alignment)(scores)))
+    with self.assertRaisesRegex(ValueError, "without a mask"):
+      alignment(np.asarray(scores))
 
 
 class SemiVarianceTest(chex.TestCase):

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from soprc_jax import (
+  alignment,
   interpolate_scores,
   losses,
   retrieval_lists,
@@ -196,6 +197,17 @@ class SoprcTest(chex.TestCase):
     # At the start, debiased weights grow from 0. An explicit start has weight 1.
     visited = (1 - 0.9**3) if preset == "default" else 1.0
     np.testing.assert_allclose(stored.weight[:2], visited, rtol=1e-5)
+
+  def test_alignment_is_added_with_its_weight(self):
+    outputs = []
+    for weight in (0.0, 3.0):
+      objective = objectives.make_objective("soprc", _loss_config(alignment=weight), _setting())
+      outputs.append(objective.compute(_inputs(objective)[0]))
+    found = _found()
+    want = alignment(found.positive_scores, positive_where=found.positive_where)
+    np.testing.assert_allclose(outputs[1].metrics["alignment"], want, rtol=1e-6)
+    np.testing.assert_allclose(outputs[1].loss - outputs[0].loss, 3.0 * want, rtol=1e-5)
+    self.assertNotIn("alignment", outputs[0].metrics)
 
   def test_link_changes_the_loss_and_no_metric(self):
     outputs, config = {}, {}
