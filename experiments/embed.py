@@ -11,7 +11,8 @@ soprc embed --workdir=runs/mine --output=vectors.npz --split=test [--config=fold
 * a folder, with all its subfolders; no classes are needed;
 * a CSV file with a header path or path,label;
 * a text file with one path per line, relative to the folder of the text file. A name with blanks at
-  its ends is kept as it is if such a file exists.
+  its ends is kept as it is if such a file exists;
+* for a head on stored embeddings, a file of them (.npz, .npy, .parquet, .h5).
 
 Otherwise the images are those of a --split of the data that the run was trained on. With --config,
 given with the same flags as in training, they are those of a --split of its data. A corrupt or

@@ -7,7 +7,8 @@ soprc search --workdir=runs/mine --query=PHOTOS --query='more/*.jpg' --contact_s
 The gallery is a --split of the data that the run was trained on. With --config, given with the same
 flags as in training, it is a split of its data. With --index it is a file that `soprc embed` made
 with the same model, so that the images need not be embedded again. A query is a file, a folder, or
-a pattern in quotes. --query can be repeated.
+a pattern in quotes. --query can be repeated. For a head on stored embeddings a query is one file of
+them (.npz, .npy, .parquet, .h5).
 
 The program prints the cosine similarity, the class and the image, the nearest first (the query
 itself, if it is among them). --format=json prints the same as JSON on stdout. Searching in val or
@@ -72,17 +73,21 @@ def main(argv: Sequence[str]) -> None:
   run = flags.read(argv, without_config="--workdir=runs/mine --query=photo.jpg")
   from soprc_jax._internal import file_io, strings
   from soprc_jax.data import sources
-  from soprc_jax.serving import embed, image_inputs, index, network, search, sheet
+  from soprc_jax.serving import embed, index, network, search, sheet
 
   with flags.errors_as_messages():
-    paths = image_inputs.queries(_QUERY.value or [""], flag="--query")
+    queries = search.find_queries(_QUERY.value)
+    paths = list(sources.ids(queries))
+    if sources.width(queries) and (_SKIP_QUERY.value or _CONTACT_SHEET.value):
+      raise ValueError(
+        "--skip_query and --contact_sheet are for image files, and --query has stored embeddings"
+      )
     picture = (
       file_io.given(_CONTACT_SHEET.value, name="--contact_sheet") if _CONTACT_SHEET.value else None
     )
     if picture is not None:
       index.check_output(picture, flag="--contact_sheet", suffix=".png")
       sheet.check_size(len(paths), _TOP.value)
-    search.check_queries(paths)
     if _INDEX.value and absl_flags.FLAGS["split"].present:
       raise ValueError("--index and --split exclude each other: give one of them")
     file = None if _INDEX.value is None else file_io.given(_INDEX.value or "", name="--index")
@@ -103,7 +108,7 @@ def main(argv: Sequence[str]) -> None:
       gallery = embed.make_index(
         found, source, split=_SPLIT.value, root=found.config.data.root, embed=embedder
       )
-    vectors = search.embed_queries(found, paths, embedder)
+    vectors = search.embed_queries(found, queries, embedder)
     rows = search.nearest(
       gallery, vectors, top=_TOP.value + _SKIP_QUERY.value, backend=_BACKEND.value
     )

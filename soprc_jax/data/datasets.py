@@ -3,7 +3,15 @@
 from ml_collections import ConfigDict
 import numpy as np
 
-from soprc_jax.data import characters, glyphs, image_folder, list_files, sources, tfds_source
+from soprc_jax.data import (
+  characters,
+  features,
+  glyphs,
+  image_folder,
+  list_files,
+  sources,
+  tfds_source,
+)
 
 # Name in config.data.source -> what is read from config.data.root.
 SOURCES = {
@@ -11,6 +19,7 @@ SOURCES = {
   "characters": "Han and Hangul characters in many typefaces; root is a folder of fonts",
   "folder": "a folder of images, one subfolder a class",
   "csv": "a CSV file with path,label or path,label,split",
+  "features": "stored embeddings of any model with their classes, in one file",
   "sop": "Stanford Online Products, list files",
   "inaturalist": "iNaturalist 2018, retrieval lists of SmoothAP",
   "vehicle_id": "PKU VehicleID, list files",
@@ -25,8 +34,9 @@ def make_splits(config: ConfigDict) -> Splits:
 
   VehicleID also has ``test_medium`` and ``test_small``. If a data set has an official test split,
   ``val_share`` of its other classes form the validation split. They are drawn with ``split_seed``.
-  Other data sets are split by ``train_share`` and ``val_share``; the rest is the test split. With
-  ``trainval`` the training split includes the validation classes, and there is no ``val``.
+  A CSV file, or a file of stored embeddings, can define the splits. Other data sets are split by
+  ``train_share`` and ``val_share``; the rest is the test split. With ``trainval`` the training
+  split includes the validation classes, and there is no ``val``.
 
   Raises:
     ValueError: if the data are invalid; the message names the place.
@@ -42,6 +52,9 @@ def make_splits(config: ConfigDict) -> Splits:
   elif name == "csv":
     found: Splits = dict(list_files.load_csv(root, on_broken=config.on_broken))
     splits = _by_shares(found["all"], config) if "all" in found else _with_val(found, config)
+  elif name == "features":
+    stored: Splits = dict(features.load(root))
+    splits = _by_shares(stored["all"], config) if "all" in stored else _with_val(stored, config)
   elif name in list_files.BENCHMARKS:
     benchmark = list_files.load(name, root, on_broken=config.on_broken)
     splits = _with_val({"train": benchmark.train, **benchmark.tests}, config)

@@ -38,6 +38,7 @@ class TrainBatches:
 
   A batch is ``{"image": [B, H, W, 3] uint8, "label": [B] int32 rows, "where": [B] bool, "position":
   [B] int64, "broken": [B] bool}``. ``broken`` is True if the planned image could not be decoded.
+  For stored embeddings ``image`` has the vectors ``[B, F]``.
   """
 
   def __init__(
@@ -82,6 +83,8 @@ class TrainBatches:
     index, count = self._shard
     size = len(plan.positions) // count
     slots = range(index * size, (index + 1) * size)
+    if sources.width(self._source):
+      return self._vectors(plan, slice(slots.start, slots.stop))
     # Made here instead of in __init__, since a closure cannot be sent to a worker process.
     augment = transforms.make_augmentation(
       self._augmentation,
@@ -108,6 +111,18 @@ class TrainBatches:
       "where": where,
       "position": plan.positions[slots.start : slots.stop],
       "broken": broken,
+    }
+
+  def _vectors(self, plan: sampler.BatchPlan, slots: slice) -> Batch:
+    """Returns the batch of a source of vectors, which are not augmented."""
+    positions = plan.positions[slots]
+    labels = self._source.labels[positions].tolist()
+    return {
+      "image": sources.vectors(self._source, positions),
+      "label": np.array([self._rows[label] for label in labels], np.int32),
+      "where": plan.where[slots].copy(),
+      "position": positions,
+      "broken": np.zeros(len(positions), bool),
     }
 
   def _image(
@@ -207,14 +222,19 @@ def eval_batches(
 
   Yields:
     ``{"image": [B / count, H, W, 3] uint8, "where": [B / count] bool}``. ``where`` is False for the
-    padding of the last batch and for unreadable images.
+    padding of the last batch and for unreadable images. For stored embeddings ``image`` has the
+    vectors ``[B / count, F]``.
   """
   index, count = shard
-  size = batch_size // count
+  size, features = batch_size // count, sources.width(source)
 
   def load(number: int) -> Batch:
     start = number * batch_size + index * size
     stop = min(start + size, len(source))
+    if features:
+      there = np.arange(start, start + size)
+      padded = np.minimum(there, len(source) - 1)
+      return {"image": sources.vectors(source, padded), "where": there < len(source)}
     batch = np.zeros((size, image_size, image_size, 3), np.uint8)
     where = np.arange(size) < stop - start
     for slot, position in enumerate(range(start, stop)):

@@ -13,7 +13,7 @@ class Example(NamedTuple):
 
   Attributes:
     image: ``[H, W, 3]`` uint8 RGB, upright; or an image file, or its content, see
-      `decoding.as_picture`.
+      `decoding.as_picture`; or the vector ``[F]`` of stored embeddings, see `features`.
     label: class, any integer.
     id: name of the image in messages and lists, unique in its source.
     class_name: displayed name of the class; empty if the label is displayed.
@@ -72,6 +72,13 @@ class Subset:
   def __getitem__(self, index: int) -> Example:
     return self._source[int(self.positions[index])]
 
+  @property
+  def width(self) -> int:
+    return width(self._source)
+
+  def vectors(self, positions: np.ndarray) -> np.ndarray:
+    return vectors(self._source, self.positions[positions])
+
 
 class Joined:
   """Concatenates the examples of several sources."""
@@ -96,6 +103,24 @@ class Joined:
   def __getitem__(self, index: int) -> Example:
     part = int(np.searchsorted(self._ends, index, side="right"))
     return self._parts[part][index - int(self._ends[part] - len(self._parts[part]))]
+
+  @property
+  def width(self) -> int:
+    return width(self._parts[0])
+
+  def vectors(self, positions: np.ndarray) -> np.ndarray:
+    return np.stack([np.asarray(self[int(position)].image) for position in positions])
+
+
+def width(source: Source) -> int:
+  """Returns the number F of entries of the vectors of a source; 0 if it has images."""
+  return int(getattr(source, "width", 0))
+
+
+def vectors(source: Source, positions: np.ndarray) -> np.ndarray:
+  """Returns the vectors ``[n, F]`` at some positions of a source that has vectors."""
+  found: np.ndarray = source.vectors(positions)  # type: ignore[attr-defined]
+  return found
 
 
 def ids(source: Source) -> Sequence[str]:

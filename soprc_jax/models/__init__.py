@@ -2,6 +2,7 @@
 
 from soprc_jax.models.convnet import ConvNet
 from soprc_jax.models.embedding import EmbeddingNet, l2_normalize
+from soprc_jax.models.head import HEADS, Head
 from soprc_jax.models.resnet import RESNETS, ResNet
 
-__all__ = ["RESNETS", "ConvNet", "EmbeddingNet", "ResNet", "l2_normalize"]
+__all__ = ["HEADS", "RESNETS", "ConvNet", "EmbeddingNet", "Head", "ResNet", "l2_normalize"]

@@ -102,6 +102,8 @@ def sample(source: sources.Source) -> list[tuple[str, Markup]]:
 
 
 def _is_readable(example: sources.Example) -> bool:
+  if isinstance(example.image, np.ndarray) and example.image.ndim == 1:
+    return True
   try:
     decoding.as_picture(example.image)
   except decoding.BrokenImageError:
@@ -142,5 +144,8 @@ def _strip(tested: Tested, positions: Iterable[int]) -> Markup:
 
 def _thumbnail(example: sources.Example, badge: str = "") -> Markup:
   name, class_name = printable(example.id), printable(example.shown_class)
+  if isinstance(example.image, np.ndarray) and example.image.ndim == 1:  # a vector has no image
+    html = '<span class="vector" title="{}">{}</span>'
+    return page.markup(html, name, page.name(name, _SHORT))
   html = '<img src="{}" alt="{}class {}, image {}" title="{}"/>'
   return page.markup(html, thumbnail(example.image), badge, class_name, name, name)

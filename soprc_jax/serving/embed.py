@@ -1,11 +1,13 @@
 """Embeds images and makes an index of them."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from soprc_jax._internal.strings import printable
-from soprc_jax.data import datasets, sources
+from soprc_jax.data import datasets, features, sources
 from soprc_jax.serving import image_inputs
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
@@ -32,8 +34,12 @@ def make_index(
   Raises:
     ValueError: if an image is unreadable and must not be skipped, or if all are unreadable.
   """
-  noted = _Noted(source)
-  embedded = (embed or network_lib.make_embed(network, at_most=len(source)))(noted)
+  noted: Any = _Noted(source)
+  if sources.width(source):  # nothing is read late
+    noted = _Named(sources.ids(source), [source[i].class_name for i in range(len(source))])
+  embedded = (embed or network_lib.make_embed(network, at_most=len(source)))(
+    source if sources.width(source) else noted
+  )
   at = embedded.positions
   if not at.size:
     raise ValueError(f"none of the {len(source)} images can be decoded")
@@ -83,12 +89,16 @@ def split_source(network: network_lib.Network, split: str) -> sources.Source:
   return evaluation.pick_split(datasets.make_splits(network.config.data), split)
 
 
-def of_images(network: network_lib.Network, source: image_inputs.Named) -> index_lib.Index:
-  """Makes the index of the user's images, see `soprc_jax.serving.image_inputs.find`.
+def of_images(
+  network: network_lib.Network, source: image_inputs.Named | features.Features
+) -> index_lib.Index:
+  """Makes the index of the user's images or vectors, see `image_inputs.find`.
 
   Raises:
     ValueError: as `make_index`, or if a link is broken and must not be skipped.
   """
+  if isinstance(source, features.Features):
+    return make_index(network, source)
   if network.config.data.on_broken != "skip":  # before the first image is embedded
     image_inputs.check_links(source)
   return make_index(network, source, root=str(source.root))
@@ -107,6 +117,13 @@ def summary(index: index_lib.Index, path: Path) -> str:
       f"{printable(index.broken_ids[0])}."
     )
   return f"{line}\nWritten to {printable(path)}"
+
+
+class _Named(NamedTuple):
+  """Ids and class names that are known without reading."""
+
+  ids: Sequence[str]
+  class_names: Sequence[str]
 
 
 class _Noted:

@@ -8,7 +8,6 @@ import re
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from soprc_jax import version
@@ -107,16 +106,16 @@ def _embedder(network: network_lib.Network, *, dtype: str = "") -> Callable[[Any
   config = config_lib.ConfigDict(network.config.to_dict())
   config.model.dtype = dtype or config.model.dtype
   model: Any = build.make_model(config, freeze_bn=True)
-  model = model.clone(backbone=model.backbone.clone(convolve=convolutions.by_xla))
+  if not network.features:
+    model = model.clone(backbone=model.backbone.clone(convolve=convolutions.by_xla))
   return lambda images: model.apply(network.variables, images, train=False)
 
 
 def _stablehlo(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
   from jax import export
 
-  size = network.image_size
   (batch,) = export.symbolic_shape("b")
-  images = jax.ShapeDtypeStruct((batch, size, size, 3), jnp.uint8)
+  images = build.example_input(network.config, batch, side=network.image_size)
   exported = export.export(jax.jit(_embedder(network)), platforms=PLATFORMS)(images)
   more = {
     "platforms": list(exported.platforms),
@@ -133,8 +132,7 @@ def _onnx(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
     raise ValueError(
       "--format=onnx needs the package jax2onnx (pip install -e '.[onnx]')"
     ) from None
-  size = network.image_size
-  images = jax.ShapeDtypeStruct(("b", size, size, 3), jnp.uint8)  # type: ignore[arg-type]
+  images = build.example_input(network.config, "b", side=network.image_size)
   # Runtimes support few operations in bfloat16.
   embed = _embedder(network, dtype="float32")
   # jax2onnx logs a traceback for each of its plugins that does not support this jax version. An
@@ -197,13 +195,14 @@ def _safetensors(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
 
 
 def _input(network: network_lib.Network) -> dict[str, Any]:
+  if network.features:
+    return {"shape": ["b", network.features], "dtype": "float32", "values": "stored embeddings"}
   size = network.image_size
   return {"shape": ["b", size, size, 3], "dtype": "uint8", "values": "RGB, 0 to 255"}
 
 
 def _description(network: network_lib.Network) -> dict[str, Any]:
-  return {
-    "input": _input(network),
+  before = {
     "preprocessing": [
       "turn the image upright by its EXIF orientation; transparent pixels become white; 8-bit RGB",
       f"resize the shorter side to {network.resize} pixels, bilinear with antialiasing (Pillow's "
@@ -215,6 +214,12 @@ def _description(network: network_lib.Network) -> dict[str, Any]:
       "mean": list(embedding.IMAGE_MEAN),
       "std": list(embedding.IMAGE_STD),
     },
+  }
+  if network.features:
+    before = {"normalisation": {"where": "inside the model", "norm": "each vector to sqrt(F)"}}
+  return {
+    "input": _input(network),
+    **before,
     "output": {
       "shape": ["b", int(network.config.model.embedding_dim)],
       "dtype": "float32",

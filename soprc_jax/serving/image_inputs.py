@@ -1,4 +1,7 @@
-"""Finds the user's images by files, folders, patterns or lists. They need no classes."""
+"""Finds the user's images by files, folders, patterns or lists, or vectors in a file.
+
+They need no classes.
+"""
 
 from collections.abc import Sequence
 import glob
@@ -10,7 +13,7 @@ import numpy as np
 
 from soprc_jax._internal import file_io, strings
 from soprc_jax._internal.strings import printable, shown
-from soprc_jax.data import decoding, image_files, sources
+from soprc_jax.data import decoding, features, image_files, sources
 
 _log = logging.getLogger(__name__)
 
@@ -48,14 +51,16 @@ class Named:
     return sources.Example(decoding.Stored(self.root / path, path), 0, path, self.names[index])
 
 
-def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
+def find(path: str, *, flag: str, on_broken: str = "error") -> Named | features.Features:
   """Finds the images of a folder and its subfolders, of a list, or one image file.
+
+  A file of stored embeddings gives its vectors.
 
   A path in a list is used as written if there is such a file, else without blanks at its ends.
 
   Args:
-    path: folder, ``.csv`` file, text file, or one image. Paths in a list are absolute or relative
-      to the folder of the list.
+    path: folder, ``.csv`` file, text file, one image, or a file of `features`. Paths in a list are
+      absolute or relative to the folder of the list.
     flag: name of the path in messages.
     on_broken: ``"skip"`` keeps broken links in folders and lists. They are counted where images
       are read.
@@ -67,6 +72,8 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named:
       broken.
   """
   place = file_io.given(path, name=flag)
+  if features.is_file(place) and not place.is_dir():
+    return features.load_unlabeled(path, name=flag)
   if place.is_dir():
     source = Named(Path.cwd(), _below(place, flag))
     if on_broken != "skip":

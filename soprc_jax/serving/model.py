@@ -12,7 +12,7 @@ import numpy as np
 
 from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import shown
-from soprc_jax.data import sources
+from soprc_jax.data import features, sources
 from soprc_jax.models import pretrained
 from soprc_jax.serving import embed as embed_lib
 from soprc_jax.serving import image_inputs, search
@@ -60,7 +60,8 @@ class Model:
     Args:
       images: a folder, a list (CSV or text file) or one image file; a sequence of paths of files;
         an array ``[H, W, 3]`` or ``[n, H, W, 3]``, uint8 RGB; or a sequence of arrays
-        ``[H, W, 3]`` of any sizes.
+        ``[H, W, 3]`` of any sizes. For a head on stored embeddings: a file of them, or an array
+        ``[n, F]``.
       batch_size: images per batch, >= 1; default: ``eval.batch_size``, at most the number of
         images.
       progress: show a progress bar on a terminal; default: False.
@@ -243,6 +244,8 @@ def _source(images: Images) -> sources.Source:
     raise TypeError(
       f"images must be a path, an array, or a sequence of these, got {type(images).__name__}"
     )
+  if isinstance(images, np.ndarray) and images.ndim == 2:
+    return features.from_array(images, name="images")
   given: list[Any] = (
     [images] if isinstance(images, np.ndarray) and images.ndim == 3 else list(images)
   )

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from soprc_jax.data import sources
+from soprc_jax.models import HEADS
 from soprc_jax.training import build, evaluation, parallel
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
@@ -38,14 +39,19 @@ class Network(NamedTuple):
   meta: Mapping[str, Any] = {}
 
   @property
+  def features(self) -> int:
+    """The width of the vectors that the model takes; 0 if it takes images."""
+    return int(self.config.model.features) if self.config.model.name in HEADS else 0
+
+  @property
   def image_size(self) -> int:
-    """The side of the input images in pixels."""
-    return int(self.config.eval.image_size)
+    """The side of the input images in pixels; 0 for vectors."""
+    return 0 if self.features else int(self.config.eval.image_size)
 
   @property
   def resize(self) -> int:
-    """The shorter side of an image in pixels before its center is cropped."""
-    return int(self.config.eval.resize or self.config.eval.image_size)
+    """The shorter side of an image in pixels before its center is cropped; 0 for vectors."""
+    return 0 if self.features else int(self.config.eval.resize or self.config.eval.image_size)
 
   @property
   def architecture(self) -> str:
@@ -133,6 +139,15 @@ def make_embed(network: Network, *, at_most: int | None = None, variables: Any =
   variables = parallel.replicate(network.variables) if variables is None else variables
 
   def embed_source(source: sources.Source) -> evaluation.Embedded:
+    width = sources.width(source)
+    if width != network.features:
+      raise ValueError(
+        f"the model of {network.workdir} takes {_inputs(network.features)}; got {_inputs(width)}"
+      )
     return embed(variables, source)
 
   return embed_source
+
+
+def _inputs(width: int) -> str:
+  return f"stored embeddings of width {width}" if width else "images"

@@ -10,7 +10,7 @@ import numpy as np
 
 from soprc_jax._internal import text_table
 from soprc_jax._internal.strings import printable
-from soprc_jax.data import decoding, image_files
+from soprc_jax.data import decoding, features, image_files, sources
 from soprc_jax.serving import image_inputs
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
@@ -67,32 +67,43 @@ def check_unseen(
   )
 
 
-def check_queries(paths: Sequence[str]) -> None:
-  """Checks that all query files are readable images, for each value of ``data.on_broken``.
+def find_queries(given: Sequence[str]) -> image_inputs.Named | features.Features:
+  """Finds the queries, and checks that all images are readable whatever ``data.on_broken`` is.
+
+  Args:
+    given: files, folders and patterns, see `image_inputs.queries`; or one file of stored
+      embeddings.
 
   Raises:
+    FileNotFoundError: as `image_inputs.queries`.
     ValueError: if a file is not an image or cannot be read; the message names the first one.
   """
-  source = image_inputs.Named(Path.cwd(), paths)
+  if any(map(features.is_file, given)):
+    if len(given) > 1:
+      raise ValueError("--query takes one file of stored embeddings: join the files")
+    return features.load_unlabeled(given[0], name="--query")
+  source = image_inputs.Named(Path.cwd(), image_inputs.queries(given or [""], flag="--query"))
   for i in range(len(source)):
     decoding.pixels(decoding.as_picture(source[i].image))
+  return source
 
 
 def embed_queries(
-  network: network_lib.Network, paths: Sequence[str], embed: network_lib.EmbedFn | None = None
+  network: network_lib.Network,
+  queries: sources.Source,
+  embed: network_lib.EmbedFn | None = None,
 ) -> np.ndarray:
-  """Returns the ``[Q, D]`` embeddings of image files that `check_queries` has checked.
+  """Returns the ``[Q, D]`` embeddings of queries, image files that `find_queries` has checked.
 
   Raises:
     ValueError: if a file can no longer be read.
   """
-  embed = embed or network_lib.make_embed(network, at_most=len(paths))
-  embedded = embed(image_inputs.Named(Path.cwd(), paths))
-  gone = np.setdiff1d(np.arange(len(paths)), embedded.positions)
+  embed = embed or network_lib.make_embed(network, at_most=len(queries))
+  embedded = embed(queries)
+  gone = np.setdiff1d(np.arange(len(queries)), embedded.positions)
   if gone.size:  # data.on_broken=skip applies to the gallery, not to queries
-    raise decoding.BrokenImageError(
-      f"{printable(paths[gone[0]])}: this query can no longer be read"
-    )
+    name = sources.ids(queries)[int(gone[0])]
+    raise decoding.BrokenImageError(f"{printable(name)}: this query can no longer be read")
   return embedded.embeddings
 
 

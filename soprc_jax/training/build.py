@@ -14,7 +14,7 @@ import optax
 
 from soprc_jax._internal import file_io
 from soprc_jax.data import confusable, datasets, pipeline, sampler, sources, transforms
-from soprc_jax.models import RESNETS, ConvNet, EmbeddingNet, ResNet
+from soprc_jax.models import HEADS, RESNETS, ConvNet, EmbeddingNet, Head, ResNet
 from soprc_jax.training import checkpoints, classes, objectives, optimizers, parallel
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
@@ -49,6 +49,11 @@ def make_data(config: ConfigDict, splits: datasets.Splits | None = None) -> Data
     splits: splits of ``config.data``; None reads them.
   """
   splits = datasets.make_splits(config.data) if splits is None else splits
+  if sources.width(splits["train"]) not in (0, config.model.features):
+    raise ValueError(
+      f"model.features={config.model.features}, but the vectors in data.root={config.data.root} "
+      f"have {sources.width(splits['train'])} entries"
+    )
   labels = splits["train"].labels
   settings = {
     "batch_size": config.train.batch_size,
@@ -92,6 +97,13 @@ def make_model(config: ConfigDict, *, freeze_bn: bool, axis_name: str | None = N
     axis_name: mapped axis over which batch norm in training mode takes its statistics.
   """
   dtype = jnp.dtype(config.model.dtype)
+  if config.model.name in HEADS:
+    return Head(
+      config.model.name,
+      hidden=config.model.hidden,
+      embedding_dim=config.model.embedding_dim,
+      dtype=dtype,
+    )
   shared = {"width": config.model.width, "pool_grid": config.model.pool_grid, "dtype": dtype}
   backbone: nn.Module
   if config.model.name == "conv3":
@@ -195,10 +207,24 @@ def make_parts(
   )
 
 
+def example_input(config: ConfigDict, count: Any = 1, *, side: int = 0) -> jax.ShapeDtypeStruct:
+  """Returns shape and dtype of the input of a model: images ``[n, S, S, 3]`` or vectors ``[n, F]``.
+
+  Args:
+    config: resolved.
+    count: number n of images, also a symbolic one.
+    side: S; 0: ``data.image_size``.
+  """
+  if config.model.name in HEADS:
+    return jax.ShapeDtypeStruct((count, config.model.features), jnp.float32)
+  side = side or config.data.image_size
+  return jax.ShapeDtypeStruct((count, side, side, 3), jnp.uint8)
+
+
 def abstract_network(config: ConfigDict) -> dict[str, Any]:
   """Returns shapes and dtypes of ``{"params", "batch_stats"}``, independent of the data."""
-  images = jax.ShapeDtypeStruct((1, config.data.image_size, config.data.image_size, 3), jnp.uint8)
-  variables = jax.eval_shape(make_model(config, freeze_bn=True).init, jax.random.key(0), images)
+  model = make_model(config, freeze_bn=True)
+  variables = jax.eval_shape(model.init, jax.random.key(0), example_input(config))
   return {"params": variables["params"], "batch_stats": variables.get("batch_stats", {})}
 
 
@@ -268,4 +294,4 @@ def check_unseen(
 
 def _random_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
   key = jax.random.key(config.seed)
-  return step_lib.init_state(parts.model, parts.tx, key=key, image_size=config.data.image_size)
+  return step_lib.init_state(parts.model, parts.tx, key=key, like=example_input(config))

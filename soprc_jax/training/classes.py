@@ -12,7 +12,7 @@ import zlib
 
 from soprc_jax._internal import file_io, stored
 from soprc_jax._internal.strings import shown
-from soprc_jax.data import sources
+from soprc_jax.data import features, sources
 
 _log = logging.getLogger(__name__)
 
@@ -345,10 +345,9 @@ def _data_set(data_source: str) -> str:
 
 
 def _images(source: sources.Source) -> list[tuple[str, str]]:
-  """Returns the id and the class of every image."""
-  return list(
-    zip(map(_normal, sources.ids(source)), map(_normal, sources.shown_classes(source)), strict=True)
-  )
+  """Returns the id and the class of every image; a vector's id has a checksum of its numbers."""
+  names = features.checked_ids(source) if sources.width(source) else sources.ids(source)
+  return list(zip(map(_normal, names), map(_normal, sources.shown_classes(source)), strict=True))
 
 
 def _digests(source: sources.Source) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ml_collections import config_dict
 from soprc_jax import estimators, interpolation, losses
 from soprc_jax._internal.strings import shown
 from soprc_jax.data import characters, datasets, pipeline, sampler, transforms
-from soprc_jax.models import RESNETS, resnet
+from soprc_jax.models import HEADS, RESNETS, resnet
 from soprc_jax.training import config_key, objectives, optimizers
 from soprc_jax.training import step as step_lib
 from soprc_jax.training.config_key import LARGEST_COUNT, Key
@@ -73,6 +73,7 @@ _RANDOM = ("data.augmentation", ("affine", "resized_crop", "crop"))
 _CONFUSABLE = ("data.sampler", ("confusable",))
 _CHARACTERS = ("data.source", ("characters",))
 _RESNET = ("model.name", tuple(sorted(RESNETS)))
+_HEADS = ("model.name", HEADS)
 _SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX = (
   ("soprc",),
   ("soprc", "ap"),
@@ -304,9 +305,27 @@ KEYS = (
   Key(
     "model.name",
     "resnet50",
-    "backbone; conv3: three convolutions, for small images on CPUs",
-    choices=("conv3", *sorted(RESNETS)),
+    "backbone; conv3: three convolutions, for small images on CPUs; linear, mlp, residual: heads "
+    "on stored embeddings",
+    choices=("conv3", *sorted(RESNETS), *HEADS),
     often=True,
+  ),
+  Key(
+    "model.features",
+    1,
+    "width of the stored embeddings",
+    low=1,
+    high=_IMAGES,
+    used_with=_HEADS,
+    may_be_open=True,
+  ),
+  Key(
+    "model.hidden",
+    1024,
+    "width of the hidden layer",
+    low=1,
+    high=_IMAGES,
+    used_with=("model.name", ("mlp", "residual")),
   ),
   Key("model.width", 64, "channels of the first layers", low=1, high=_SIDE),
   Key(
@@ -325,7 +344,14 @@ KEYS = (
     low=1,
     high=_SIDE,
   ),
-  Key("model.embedding_dim", 512, "width of the embedding", low=1, high=_IMAGES),
+  Key(
+    "model.embedding_dim",
+    512,
+    "width of the embedding",
+    low=1,
+    high=_IMAGES,
+    may_be_open=True,
+  ),
   Key(
     "model.dtype", "float32", "dtype that the model computes in", choices=("float32", "bfloat16")
   ),
@@ -889,6 +915,12 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
       f"loss.prior.value must be > 0 with loss.prior.kind={loss.prior.kind}; got "
       f"{loss.prior.value!r}"
     )
+  if (config.data.source == "features") != (config.model.name in HEADS):
+    wanted = HEADS if config.data.source == "features" else ("conv3", *sorted(RESNETS))
+    problems.append(
+      f"model.name must be one of {', '.join(wanted)} with data.source={config.data.source}; got "
+      f"{config.model.name!r}"
+    )
   if config.data.train_share + config.data.val_share >= 1:
     problems.append(
       "data.train_share + data.val_share must be below 1: the rest of the classes is for test"
@@ -904,6 +936,11 @@ def _size_problems(config: Any) -> list[str]:
     problems.append(
       f"loss.{loss.name}.memory_size must be >= train.batch_size={size}; got "
       f"{shown(loss[loss.name].memory_size)}"
+    )
+  if config.model.name == "residual" and config.model.embedding_dim != config.model.features:
+    problems.append(
+      "model.embedding_dim must be that of the features with model.name=residual, "
+      f"{config.model.features}; got {config.model.embedding_dim}"
     )
   if config.train.steps + config.warmup.steps < 1:
     problems.append("train.steps + warmup.steps must be at least 1")

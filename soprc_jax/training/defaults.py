@@ -1,4 +1,4 @@
-"""Chooses the keys of a config that follow the data: batch, image size and learning rate.
+"""Chooses the keys of a config that follow the data: widths, batch, image size, learning rate.
 
 A config file leaves these keys open (`config.leave_open`), as ``configs/folder.py`` does. Each rule
 is one pure function, and its numbers are the constants below.
@@ -11,14 +11,22 @@ from ml_collections import ConfigDict
 import numpy as np
 
 from soprc_jax.data import datasets, decoding, sources
+from soprc_jax.models import HEADS
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import config_key
 
-# The keys of the rules.
+# The keys of the rules: for images, and for stored embeddings.
 KEYS = (
   "train.per_class",
   "data.image_size",
   "eval.image_size",
+  "train.batch_size",
+  "optim.learning_rate",
+)
+FEATURES_KEYS = (
+  "model.features",
+  "model.embedding_dim",
+  "train.per_class",
   "train.batch_size",
   "optim.learning_rate",
 )
@@ -29,17 +37,22 @@ SMALL_SIDE, SMALL_BATCH, BATCH = 64, 256, 64
 # Learning rate for a batch of RATE_BATCH images, by optimizer and by the weights at the start.
 RATE_BATCH = 256
 _RANDOM, _CONV3, _PRETRAINED = "random weights", "random weights of conv3", "pretrained weights"
+_HEAD = "a head on stored embeddings"
 RATES = {
   ("adam", _RANDOM): 4e-3,
   ("adam", _CONV3): 8e-3,
   ("adam", _PRETRAINED): 2e-4,
+  ("adam", _HEAD): 4e-3,
   ("sgd", _RANDOM): 0.2,
   ("sgd", _CONV3): 0.2,
   ("sgd", _PRETRAINED): 0.02,
+  ("sgd", _HEAD): 0.2,
 }
 # Image side in pixels: a multiple of SIDE_STEP, in the range of the model: conv3, or its stem.
 SIDE_STEP = 16
 SIDES = {"conv3": (32, 32), "small": (32, 64), "imagenet": (64, 224)}
+# Largest embedding of a head.
+EMBEDDING_DIM = 512
 # Number of images whose size is read.
 SAMPLE = 64
 
@@ -54,7 +67,7 @@ class Choice(NamedTuple):
 def choose(
   config: ConfigDict, splits: datasets.Splits, *, num_devices: int = 1
 ) -> dict[str, Choice]:
-  """Chooses a value for each open key of `KEYS`.
+  """Chooses a value for each open key of `KEYS` and `FEATURES_KEYS`.
 
   The choice is a function of the config, of the labels and sizes of the training images, and of the
   number of devices. Other keys keep their values, and the rules take them into account.
@@ -70,7 +83,7 @@ def choose(
   Raises:
     decoding.BrokenImageError: no image of the sample is readable.
   """
-  still_open = set(config_lib.open_keys(config)) & set(KEYS)
+  still_open = set(config_lib.open_keys(config)) & {*KEYS, *FEATURES_KEYS}
   found: dict[str, Choice] = {}
 
   def value(name: str, choice: Choice) -> Any:
@@ -81,6 +94,8 @@ def choose(
     return choice.value
 
   train = splits["train"]
+  width = value("model.features", Choice(sources.width(train), "the width of the vectors"))
+  value("model.embedding_dim", embedding_dim_rule(config.model.name, width))
   counts = np.unique(train.labels, return_counts=True)[1]
   per_class = value("train.per_class", per_class_rule(counts, config.train.batch_size))
   side = config.data.image_size
@@ -90,6 +105,7 @@ def choose(
   if config.data.small_classes == "drop":
     counts = counts[counts >= per_class]
   unit = math.lcm(per_class, num_devices, config.train.microbatch or 1)
+  side = 0 if sources.width(train) else side
   batch_size = value("train.batch_size", batch_size_rule(len(counts), per_class, side, unit))
   value("optim.learning_rate", learning_rate_rule(config.optim.name, start(config), batch_size))
   return found
@@ -112,6 +128,17 @@ def short_sides(source: sources.Source) -> np.ndarray:
   if broken is not None and not sides:
     raise broken
   return np.array(sides)
+
+
+def embedding_dim_rule(head: str, width: int) -> Choice:
+  """Chooses the width of the embedding of a head on features of a width.
+
+  >>> embedding_dim_rule("linear", 768).value
+  512
+  """
+  if head == "residual":
+    return Choice(width, "the width of the features, to which residual adds")
+  return Choice(min(width, EMBEDDING_DIM), f"the features have {width}; at most {EMBEDDING_DIM}")
 
 
 def per_class_rule(counts: np.ndarray, batch_size: int | None = None) -> Choice:
@@ -159,7 +186,7 @@ def batch_size_rule(num_classes: int, per_class: int, side: int, unit: int) -> C
   Args:
     num_classes: training classes.
     per_class: images of a class in the batch.
-    side: image side in pixels.
+    side: image side in pixels; 0 for vectors.
     unit: number that must divide the batch, a multiple of ``per_class``.
 
   >>> batch_size_rule(20, 4, 64, 4).value
@@ -170,12 +197,14 @@ def batch_size_rule(num_classes: int, per_class: int, side: int, unit: int) -> C
   return Choice(
     max(min(wanted, most) // unit, least) * unit,
     f"{num_classes} training classes with {per_class} images each allow {most}; at most {wanted} "
-    f"for images of {side} pixels",
+    + (f"for images of {side} pixels" if side else "vectors"),
   )
 
 
 def start(config: ConfigDict) -> str:
   """Returns the weights at the start, as in `RATES`."""
+  if config.model.name in HEADS:
+    return _HEAD
   if config.model.init_from or config.model.freeze_bn:
     return _PRETRAINED
   return _CONV3 if config.model.name == "conv3" else _RANDOM

@@ -41,11 +41,17 @@ class TrainState:
 
 
 def init_state(
-  model: nn.Module, tx: optax.GradientTransformation, *, key: jax.Array, image_size: int
+  model: nn.Module, tx: optax.GradientTransformation, *, key: jax.Array, like: jax.ShapeDtypeStruct
 ) -> TrainState:
-  """Returns the state at step 0, with random weights drawn from ``key``."""
-  images = jnp.zeros((1, image_size, image_size, 3), jnp.uint8)
-  variables = jax.jit(model.init)(key, images)
+  """Returns the state at step 0, with random weights drawn from ``key``.
+
+  Args:
+    model: the model.
+    tx: the optimizer.
+    key: random key.
+    like: shape and dtype of an input of the model.
+  """
+  variables = jax.jit(model.init)(key, jnp.zeros(like.shape, like.dtype))
   params = variables["params"]
   return TrainState(
     step=jnp.zeros([], jnp.int32),

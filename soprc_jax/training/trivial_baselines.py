@@ -1,4 +1,4 @@
-"""What thumbnails and the model before training reach on the test images, to compare a run with."""
+"""What a run should exceed on the test images: thumbnails or features, and the untrained model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +14,7 @@ from soprc_jax.training import evaluation, parallel
 TITLES = {
   "thumbnails_8": "8 x 8 thumbnails",
   "thumbnails_16": "16 x 16 thumbnails",
+  "features": "features as they are",
   "initial": "model before training",
 }
 _SIDE = 16
@@ -27,7 +28,8 @@ def measure(
 ) -> dict[str, dict[str, dict[str, Any]]]:
   """Computes the metrics of the baselines on every test split, by `evaluation.evaluate`.
 
-  * ``"thumbnails_8"``, ``"thumbnails_16"``: see `thumbnails`.
+  * ``"thumbnails_8"``, ``"thumbnails_16"``: see `thumbnails`;
+  * ``"features"``: stored embeddings, divided by their norm, instead of thumbnails;
   * ``"initial"``: the model at step 0. As in every evaluation, batch norm uses its running
     statistics. With random weights these are mean 0 and variance 1.
 
@@ -48,8 +50,13 @@ def measure(
   """
   found = {}
   for split in (name for name in splits if name.startswith("test")):
-    embedded = {f"thumbnails_{side}": each for side, each in thumbnails(config, splits[split])}
-    embedded["initial"] = embed(variables, splits[split])
+    source = splits[split]
+    embedded = (
+      {"features": _features(source)}
+      if sources.width(source)
+      else {f"thumbnails_{side}": each for side, each in thumbnails(config, source)}
+    )
+    embedded["initial"] = embed(variables, source)
     found[split] = {name: evaluation.evaluate(each, config) for name, each in embedded.items()}
   return found
 
@@ -90,10 +97,22 @@ def thumbnails(config: ConfigDict, source: sources.Source) -> list[tuple[int, ev
   ]
 
 
+def _features(source: sources.Source) -> evaluation.Embedded:
+  positions = np.arange(len(source))
+  vectors = sources.vectors(source, positions)
+  # Their largest entry first, whose square could overflow.
+  largest = np.abs(vectors).max(axis=1, keepdims=True)
+  vectors = _of_norm_1(vectors / np.where(largest > 0, largest, np.float32(1)))
+  return evaluation.Embedded(vectors, source.labels, positions, 0)
+
+
 def _normalized(pixels: np.ndarray) -> np.ndarray:
   """Returns ``[N, D]`` float32 without mean, of norm 1, or 0 for an image of one color."""
   values = pixels.reshape(len(pixels), 3 * pixels.shape[1] ** 2).astype(np.float32)
-  values -= values.mean(axis=1, keepdims=True)
+  return _of_norm_1(values - values.mean(axis=1, keepdims=True))
+
+
+def _of_norm_1(values: np.ndarray) -> np.ndarray:
   norms = np.linalg.norm(values, axis=1, keepdims=True)
   return np.asarray(values / np.where(norms > 0, norms, np.float32(1)))
 

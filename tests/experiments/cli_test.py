@@ -163,8 +163,8 @@ class TestMistakes:
     message = _fails(_TRAIN, "--config=configs/glifs.py", f"--workdir={tmp_path / 'new'}")
     assert "there is no file 'configs/glifs.py'" in message
     assert (
-      "Did you mean 'glyphs'? Names: characters, folder, glyphs, imbalanced, inaturalist, sop, "
-      "vehicle_id" in message
+      "Did you mean 'glyphs'? Names: characters, features, folder, glyphs, imbalanced, "
+      "inaturalist, sop, vehicle_id" in message
     )
     assert "Did you mean 'glyphs'?" in _fails(
       _TRAIN, "--config=configs/glyphs.py", "--workdir=new", cwd=tmp_path
@@ -183,7 +183,7 @@ class TestMistakes:
       (["-config", "glyphs", "-config.model.wdith=8"], ["Did you mean 'model.width'"]),
       (["--config=glyphs", "--config=glyphs:tripelt"], ["glyphs.py:tripelt", "triplet"]),
       (["--config=glyphs:tripelt", "--config.model.width=0", "--config=glyphs"], ["model.width"]),
-      (["--config=common"], ["no file 'common'", "Names: characters, folder, glyphs"]),
+      (["--config=common"], ["no file 'common'", "Names: characters, features, folder, glyphs"]),
       ([f"--config={'a' * 300}"], ["there is no file 'aaa"]),
       (["--", "--config=glyphs"], ["unexpected argument '--config=glyphs'"]),
       (["runs/x", "--config=glyphs"], ["unexpected argument 'runs/x'"]),

@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 import pytest
 
-from soprc_jax.serving import search
+from soprc_jax.serving import image_inputs, search
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import evaluation
 
@@ -82,7 +82,7 @@ def test_f63_a_query_that_vanishes_is_named(tmp_path):
     return evaluation.Embedded(np.eye(2, dtype=np.float32)[:1], np.zeros(1, int), np.array([0]), 1)
 
   with pytest.raises(ValueError, match=r"1\.png: this query can no longer be read"):
-    search.embed_queries(None, paths, embed)
+    search.embed_queries(None, image_inputs.Named(tmp_path, paths), embed)
 
 
 def test_f64_a_table_keeps_every_name_on_its_line():
@@ -105,9 +105,9 @@ def test_f64_a_table_keeps_every_name_on_its_line():
 def test_a_broken_query_is_named(tmp_path):
   Image.new("RGB", (9, 9)).save(tmp_path / "good.png")
   (tmp_path / "bad.png").write_bytes(b"x")
-  search.check_queries([str(tmp_path / "good.png")])
+  search.find_queries([str(tmp_path / "good.png")])
   with pytest.raises(ValueError, match=r"bad\.png: this is not a readable image$"):
-    search.check_queries([str(tmp_path / "good.png"), str(tmp_path / "bad.png")])
+    search.find_queries([str(tmp_path / "good.png"), str(tmp_path / "bad.png")])
 
 
 def test_table_and_json():

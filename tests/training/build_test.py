@@ -56,9 +56,9 @@ class TestBuild:
   def test_seed_decides_the_weights(self):
     net = EmbeddingNet(ResNet((1,), False, width=4, stem="small"), embedding_dim=8)
     tx = optimizers.make_optimizer(toys.make_config())
+    like = jax.ShapeDtypeStruct((1, toys.SIZE, toys.SIZE, 3), np.uint8)
     one, same, other = (
-      step_lib.init_state(net, tx, key=jax.random.key(seed), image_size=toys.SIZE).params
-      for seed in (0, 0, 1)
+      step_lib.init_state(net, tx, key=jax.random.key(seed), like=like).params for seed in (0, 0, 1)
     )
     chex.assert_trees_all_equal(one, same)
     assert np.any(one["head"]["kernel"] != other["head"]["kernel"])

@@ -60,7 +60,7 @@ def _arguments():
 def _open_by_data(config):
   """Returns the open keys of a config, which must all follow the data."""
   found = config_lib.open_keys(config)
-  assert set(found) <= set(defaults.KEYS)
+  assert set(found) <= {*defaults.KEYS, *defaults.FEATURES_KEYS}
   return found
 
 

@@ -95,9 +95,8 @@ def _temporaries(batch_size, microbatch, *, side=224):
     axis_name=parallel.AXIS_NAME,
     microbatch=microbatch,
   )
-  state = jax.eval_shape(
-    lambda: step_lib.init_state(model, tx, key=jax.random.key(0), image_size=side)
-  )
+  like = jax.ShapeDtypeStruct((1, side, side, 3), np.uint8)
+  state = jax.eval_shape(lambda: step_lib.init_state(model, tx, key=jax.random.key(0), like=like))
   batch = {
     "image": jax.ShapeDtypeStruct((batch_size, side, side, 3), np.uint8),
     "label": jax.ShapeDtypeStruct((batch_size,), np.int32),
