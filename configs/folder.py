@@ -10,8 +10,8 @@ folder) can define the splits itself. To start from ImageNet weights, give
 norm is trained.
 
 Batches are made of classes that the model takes for each other (``data.sampler=confusable``), and
-the loss is minus the logarithm of the precision (``loss.link=log``) plus the distance between
-images of a class (``loss.alignment``). docs/behaviour.md has what each gained on three data sets.
+the loss is minus the logarithm of the precision (``loss.link=log``) plus a pull on the images of
+a class (``loss.pull``). docs/behaviour.md has what each gained on three data sets.
 
 Batch, image size and learning rate follow the data: ``soprc_jax/training/defaults.py`` has the
 rules. The log and the report have each choice with its reason. A value that you set overrides it.
@@ -52,7 +52,7 @@ def get_config(arg: str = "") -> Any:
   config.presets.default.link = "log"
   config.presets.default.prior.update({"kind": "constant", "value": 0.001, "start": 0.0})
   # SOPRC alone leaves the images of a class as far apart as the ranking allows.
-  config.presets.default.alignment = 2.0
+  config.presets.default.pull = 4.0
   config.loss.tau1 = 0.03
   config.optim.update({"name": "adam", "schedule": "cosine", "weight_decay": 0.0})
   # Adam's first full steps can move a network to where no loss recovers.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from soprc_jax import losses, metrics, statistics
 from soprc_jax.batch_loss import binary_loss, retrieval_loss
-from soprc_jax.estimators import alignment, ap_loss, semi_variance, soprc_loss
+from soprc_jax.estimators import ap_loss, positive_pull, semi_variance, soprc_loss
 from soprc_jax.interpolation import interpolate_scores
 from soprc_jax.lists import RetrievalLists, binary_lists, retrieval_lists
 from soprc_jax.memory import embedding_memory
@@ -27,7 +27,6 @@ __all__ = [
   "RetrievalLists",
   "ScoreEmaState",
   "__version__",
-  "alignment",
   "ap_loss",
   "binary_lists",
   "binary_loss",
@@ -38,6 +37,7 @@ __all__ = [
   "metrics",
   "one_sided_huber",
   "one_sided_sigmoid",
+  "positive_pull",
   "retrieval_lists",
   "retrieval_loss",
   "score_ema",

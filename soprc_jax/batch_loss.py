@@ -25,7 +25,7 @@ def retrieval_loss(
   tau2: ArrayLike = 0.001,
   lambda1: ArrayLike = 0.0,
   lambda2: ArrayLike = 0.0,
-  alignment: ArrayLike = 0.0,
+  pull: ArrayLike = 0.0,
   link: estimators.Link = "share",
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
@@ -48,7 +48,7 @@ def retrieval_loss(
     tau2: width of the surrogate of positives, > 0.
     lambda1: weight of the positive part of `semi_variance`, >= 0.
     lambda2: weight of the negative part of `semi_variance`, >= 0.
-    alignment: weight of `soprc_jax.alignment`, >= 0.
+    pull: weight of `soprc_jax.positive_pull`, >= 0.
     link: ``"share"`` (Eq. 8) or ``"log"``, see `soprc_loss`.
     where: ``[B]`` mask of the valid images. The rows of invalid images are not used. None means
       that all are valid.
@@ -74,8 +74,8 @@ def retrieval_loss(
   >>> print(f"{loss:.3f}", opt_state[0].weight)
   0.471 [0.1 0. ]
   """
-  _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2, alignment=alignment)
-  checks.check_range("alignment", alignment, low=0.0)
+  _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2, pull=pull)
+  checks.check_range("pull", pull, low=0.0)
   lists = lists_lib.retrieval_lists(
     embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name
   )
@@ -96,8 +96,8 @@ def retrieval_loss(
     link=link,
     axis_name=axis_name,
   )
-  if _can_count(alignment):
-    loss += alignment * estimators.alignment(
+  if _can_count(pull):
+    loss += pull * estimators.positive_pull(
       lists.positive_scores, positive_where=lists.positive_where, axis_name=axis_name
     )
   return loss, update_args

@@ -300,41 +300,50 @@ def semi_variance(
   return value
 
 
-def alignment(
+def positive_pull(
   positive_scores: ArrayLike,
   *,
+  alpha: ArrayLike = 2.0,
+  base: ArrayLike = 0.5,
   positive_where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
 ) -> jax.Array:
-  r"""Computes the mean squared distance of the positives from their query.
+  r"""Computes the positive part of the Multi-Similarity loss, a mean of soft maxima of the lists.
 
-  For embeddings of norm 1 a score h is a squared distance of 2 - 2h. SOPRC depends on differences
-  of scores only, and stops at a margin of tau1. This term pulls the images of a class together in
-  any case. See Wang & Isola, "Understanding contrastive representation learning through alignment
-  and uniformity on the hypersphere", ICML 2020.
+  SOPRC depends on differences of scores only, and stops at a margin of tau1. This term pulls the
+  positives towards their query in any case, far ones more than near ones. See Wang et al.,
+  "Multi-similarity loss with general pair weighting", CVPR 2019.
 
-  .. math:: L = \mathrm{mean}_{lists}\; \mathrm{mean}_i\, (2 - 2 h_i)
+  .. math:: L = \mathrm{mean}_{lists}\; \tfrac{1}{\alpha} \log\Big(1 + \sum_i e^{-\alpha (h_i
+            - b)}\Big)
 
   Args:
     positive_scores: ``[..., P]`` cosine similarities of the positives.
+    alpha: sharpness, > 0.
+    base: similarity b below which a positive counts more than 1 does in the sum.
     positive_where: ``[..., P]`` mask of valid positives; ``None`` means all.
     axis_name: name of a mapped axis whose devices hold the other lists of the batch.
 
   Returns:
-    Scalar, at least float32. Lists without a valid positive are ignored; 0 if there is no other.
+    Scalar >= 0, at least float32. Lists without a valid positive are ignored; 0 if there is no
+    other.
 
   Raises:
     TypeError: the scores are not real numbers.
-    ValueError: the mask has another shape, or contains other numbers than 0 and 1.
+    ValueError: a number is out of range; the mask has another shape, or contains other numbers than
+      0 and 1.
 
-  >>> print(f"{alignment(jnp.array([[0.9, 0.5], [1.0, 1.0]])):.2f}")
-  0.30
+  >>> print(f"{positive_pull(jnp.array([[0.9, 0.5], [1.0, 1.0]])):.3f}")
+  0.362
   """
+  checks.check_width("alpha", alpha)
+  checks.check_range("base", base)
   checks.check_masks_passed(positive_scores=(positive_scores, positive_where))
   (scores,) = masks.promote(positive_scores, names=("positive_scores",))
   scores, mask = masks.masked(scores, positive_where, "positive_where")
-  distances = masks.masked_mean(2.0 - 2.0 * scores, mask, -1)
-  return masks.masked_mean(distances, jnp.any(mask, axis=-1), None, axis_name)
+  alpha, base = (jnp.asarray(value, scores.dtype) for value in (alpha, base))
+  pulls = masks.log1p_sum_exp(-alpha * (scores - base), mask) / alpha
+  return masks.masked_mean(pulls, jnp.any(mask, axis=-1), None, axis_name)
 
 
 def _list_risk(

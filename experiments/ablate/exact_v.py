@@ -77,8 +77,8 @@ def objective(config: Any, setting: Setting) -> Objective:
       mean_gradient=config.mean_gradient,
       **used.masks,
     )
-    if config.alignment:
-      loss += config.alignment * estimators.alignment(
+    if config.pull:
+      loss += config.pull * estimators.positive_pull(
         used.positive_scores, positive_where=used.positive_where
       )
     return Outputs(loss, soprc.idle_args(inputs), {})

@@ -169,3 +169,11 @@ def count_true(where: jax.Array, axis: int | Sequence[int] | None = None) -> jax
     return jnp.sum(where, axis=axis)
   with jax.enable_x64(True):
     return jnp.sum(where, axis=axis, dtype=jnp.int64)
+
+
+def log1p_sum_exp(logits: jax.Array, mask: jax.Array) -> jax.Array:
+  """Computes ``log(1 + sum exp)`` over the last axis without overflow; 0 if nothing is valid."""
+  top = jnp.max(logits, axis=-1, keepdims=True, where=mask, initial=0.0)
+  top = jax.lax.stop_gradient(top)
+  total = jnp.sum(jnp.where(mask, jnp.exp(jnp.where(mask, logits, 0.0) - top), 0.0), axis=-1)
+  return top[..., 0] + jnp.log(jnp.exp(-top[..., 0]) + total)

@@ -50,14 +50,6 @@ def multi_similarity_loss(
   pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
   alpha, beta, base = (jnp.asarray(value, pairs.scores.dtype) for value in (alpha, beta, base))
   centred = pairs.scores - base
-  per_anchor = _log1p_sum_exp(-alpha * centred, pairs.positive) / alpha
-  per_anchor += _log1p_sum_exp(beta * centred, pairs.negative) / beta
+  per_anchor = masks.log1p_sum_exp(-alpha * centred, pairs.positive) / alpha
+  per_anchor += masks.log1p_sum_exp(beta * centred, pairs.negative) / beta
   return masks.masked_mean(per_anchor, masks.mask_like(where, per_anchor), None, axis_name)
-
-
-def _log1p_sum_exp(logits: jax.Array, mask: jax.Array) -> jax.Array:
-  """Computes ``log(1 + sum exp)`` over the last axis without overflow; 0 if nothing is valid."""
-  top = jnp.max(logits, axis=-1, keepdims=True, where=mask, initial=0.0)
-  top = jax.lax.stop_gradient(top)
-  total = jnp.sum(jnp.where(mask, jnp.exp(jnp.where(mask, logits, 0.0) - top), 0.0), axis=-1)
-  return top[..., 0] + jnp.log(jnp.exp(-top[..., 0]) + total)

@@ -36,7 +36,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "pool": "batch",
     "mean_gradient": True,
     "link": "share",
-    "alignment": 0.0,
+    "pull": 0.0,
     "prior": {"kind": "scaled", "value": 0.1, "start": 0.0},
   },
   "paper": {
@@ -48,7 +48,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "pool": "list",
     "mean_gradient": True,
     "link": "share",
-    "alignment": 0.0,
+    "pull": 0.0,
     "prior": {"kind": "frequency", "value": 0.0, "start": 0.0},
   },
   "authors": {
@@ -60,7 +60,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "pool": "batch",
     "mean_gradient": True,
     "link": "share",
-    "alignment": 0.0,
+    "pull": 0.0,
     "prior": {"kind": "scaled", "value": 0.1, "start": 0.0},
   },
 }
@@ -412,9 +412,9 @@ KEYS = (
     losses=_SOPRC,
   ),
   Key(
-    "loss.alignment",
+    "loss.pull",
     None,
-    "weight of the squared distance of the positives from their query",
+    "weight of the positive part of Multi-Similarity, which pulls positives to their query",
     low=0,
     kind=float,
     losses=_SOPRC,

@@ -202,13 +202,13 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       )
       metrics["semi_variance"] = variance
       loss += variance
-    if config.alignment:
-      metrics["alignment"] = estimators.alignment(
+    if config.pull:
+      metrics["positive_pull"] = estimators.positive_pull(
         found.positive_scores,
         positive_where=found.positive_where,
         axis_name=setting.axis_name,
       )
-      loss += config.alignment * metrics["alignment"]
+      loss += config.pull * metrics["positive_pull"]
     metrics[VALID_LISTS] = collectives.psum(jnp.sum(found.valid), setting.axis_name)
     metrics["dropped_positives"] = found.num_dropped
     metrics["saturated_lists"] = mean((risks > _SATURATED).astype(jnp.float32))

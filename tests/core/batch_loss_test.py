@@ -7,9 +7,9 @@ import optax
 import pytest
 
 from soprc_jax import (
-  alignment,
   binary_lists,
   binary_loss,
+  positive_pull,
   retrieval_lists,
   retrieval_loss,
   score_ema,
@@ -196,23 +196,23 @@ def test_a_chain_or_a_tracker_of_other_devices_is_an_error():
     binary_loss(scores, labels, tracker=tracker, axis_name="batch", **arguments)
 
 
-def test_alignment_is_added_with_its_weight():
+def test_the_pull_is_added_with_its_weight():
   embeddings, labels, where = _images()
   tracker, state = _used((-1.0, 1.0))
   found = retrieval_lists(embeddings, labels, where=where)
-  want = alignment(found.positive_scores, positive_where=found.positive_where)
+  want = positive_pull(found.positive_scores, positive_where=found.positive_where)
   assert want > 0.1
 
   def loss(weight):
     return retrieval_loss(
-      embeddings, labels, tracker=tracker, opt_state=state, prior=0.1, where=where, alignment=weight
+      embeddings, labels, tracker=tracker, opt_state=state, prior=0.1, where=where, pull=weight
     )[0]
 
   np.testing.assert_allclose(loss(2.0) - loss(0.0), 2.0 * want, rtol=1e-5)
   np.testing.assert_allclose(jax.jit(loss)(2.0), loss(2.0), rtol=1e-5)  # a traced weight
-  with pytest.raises(ValueError, match=r"alignment must lie in \[0, inf\), got -1"):
+  with pytest.raises(ValueError, match=r"pull must lie in \[0, inf\), got -1"):
     loss(-1.0)
-  with pytest.raises(ValueError, match="alignment must be a number >= 0, got None"):
+  with pytest.raises(ValueError, match=r"pull must be a number >= 0, got None"):
     loss(None)
 
 

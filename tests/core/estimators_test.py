@@ -15,7 +15,15 @@ import numpy as np
 import pytest
 import reference
 
-from soprc_jax import alignment, ap_loss, metrics, semi_variance, soprc_loss
+from soprc_jax import (
+  ap_loss,
+  losses,
+  metrics,
+  positive_pull,
+  retrieval_lists,
+  semi_variance,
+  soprc_loss,
+)
 from soprc_jax._internal import masks as masks_lib
 
 Q, P, N, M = 3, 4, 5, 6
@@ -827,31 +835,47 @@ class ReduceFnTest(chex.TestCase):
       np.testing.assert_array_equal(gradient, 0.0)
 
 
-class AlignmentTest(chex.TestCase):
+class PositivePullTest(chex.TestCase):
   @hypothesis.given(positive=_grid_scores(Q, P), mask=_masks(Q, P))
   def test_matches_the_reference(self, positive, mask):
-    got = jax.jit(alignment)(positive, positive_where=mask)
-    rows = [2 - 2 * row[valid].astype(np.float64) for row, valid in zip(positive, mask)]
-    means = [row.mean() for row in rows if row.size]
-    np.testing.assert_allclose(got, np.mean(means) if means else 0.0, rtol=1e-5, atol=1e-6)
+    got = jax.jit(positive_pull)(positive, positive_where=mask)
+    rows = [row[valid].astype(np.float64) for row, valid in zip(positive, mask)]
+    pulls = [np.log1p(np.exp(-2 * (row - 0.5)).sum()) / 2 for row in rows if row.size]
+    np.testing.assert_allclose(got, np.mean(pulls) if pulls else 0.0, rtol=1e-5, atol=1e-6)
 
-  def test_it_is_the_squared_distance(self):
-    vectors = np.random.default_rng(0).standard_normal((2, 7))
-    one, other = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    got = alignment(jnp.float32([[one @ other]]))
-    np.testing.assert_allclose(got, np.sum((one - other) ** 2), rtol=1e-5)
+  def test_it_is_the_positive_part_of_multi_similarity(self):
+    vectors = np.random.default_rng(0).standard_normal((8, 5))
+    vectors = np.float32(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    labels = np.repeat([0, 1], 4)
+    found = retrieval_lists(vectors, labels)
+    got = positive_pull(found.positive_scores, positive_where=found.positive_where, alpha=3, base=0)
+    whole = losses.multi_similarity_loss(vectors, labels, alpha=3, beta=1, base=0)
+    negatives = np.exp(vectors @ vectors.T)[labels[:, None] != labels].reshape(8, 4)
+    np.testing.assert_allclose(got, whole - np.log1p(negatives.sum(1)).mean(), rtol=1e-4)
 
   def test_gradient(self):
     mask = np.array([[True, True, False], [True, False, False], [False, False, False]])
     scores = jnp.where(mask, 0.5, jnp.inf)  # as `RetrievalLists` fills invalid entries
-    slopes = jax.jit(jax.grad(lambda h: alignment(h, positive_where=mask)))(scores)
-    np.testing.assert_allclose(slopes, [[-0.5, -0.5, 0], [-1, 0, 0], [0, 0, 0]], rtol=1e-6)
+    slopes = jax.jit(jax.grad(lambda h: positive_pull(h, positive_where=mask)))(scores)
+    # exp(0) = 1 for each positive: 1 / (1 + 2) and 1 / (1 + 1), over two lists.
+    np.testing.assert_allclose(slopes, [[-1 / 6, -1 / 6, 0], [-1 / 4, 0, 0], [0, 0, 0]], rtol=1e-6)
+
+  def test_extreme_scores_are_finite(self):
+    scores = jnp.array([[1e30, -1e30]])
+    value, slopes = jax.jit(jax.value_and_grad(positive_pull))(scores)
+    np.testing.assert_allclose(value, 1e30, rtol=1e-6)
+    np.testing.assert_allclose(slopes, [[0.0, -1.0]])
+
+  def test_bad_numbers_are_named(self):
+    for name in ("alpha", "base"):
+      with self.assertRaisesRegex(ValueError, name):
+        positive_pull(np.zeros((1, 2)), **{name: np.nan})
 
   def test_f50_without_the_mask_it_is_nan(self):
     scores = jnp.array([[0.5, jnp.inf]])
-    self.assertTrue(np.isnan(jax.jit(alignment)(scores)))
+    self.assertTrue(np.isnan(jax.jit(positive_pull)(scores)))
     with self.assertRaisesRegex(ValueError, "without a mask"):
-      alignment(np.asarray(scores))
+      positive_pull(np.asarray(scores))
 
 
 class SemiVarianceTest(chex.TestCase):

@@ -25,7 +25,7 @@ def _setting(axis_name=None):
 def _config(images, *, exact, v):
   config = config_lib.default_config()
   config.loss.custom.update({"images": images, "exact": exact})
-  config.loss.update({"v": v, "alignment": 2.0})
+  config.loss.update({"v": v, "pull": 2.0})
   return config_lib.resolve(config).loss
 
 

@@ -68,9 +68,9 @@ def _on_scores(function, **options):
   return _of_loss(loss_fn)
 
 
-def _alignment(shared, parts, axis_name):
+def _positive_pull(shared, parts, axis_name):
   def loss_fn(shared, scores, masks, axis_name):
-    return soprc_jax.alignment(
+    return soprc_jax.positive_pull(
       shared["scale"] * scores[0], positive_where=masks[0], axis_name=axis_name
     )
 
@@ -268,7 +268,7 @@ CASES |= {
   "soprc_loss sum": Case(
     _on_scores(soprc_jax.soprc_loss, prior=0.1, reduce_fn=jnp.sum), *_scores(*_SHORT)
   ),
-  "alignment": Case(_alignment, *_scores(*_SHORT, with_v=False)),
+  "positive_pull": Case(_positive_pull, *_scores(*_SHORT, with_v=False)),
   "semi_variance list": Case(
     _on_scores(soprc_jax.semi_variance, pool="list"), *_scores(*_SHORT, with_v=False)
   ),

@@ -8,9 +8,9 @@ import numpy as np
 import optax
 
 from soprc_jax import (
-  alignment,
   interpolate_scores,
   losses,
+  positive_pull,
   retrieval_lists,
   semi_variance,
   soprc_loss,
@@ -198,16 +198,16 @@ class SoprcTest(chex.TestCase):
     visited = (1 - 0.9**3) if preset == "default" else 1.0
     np.testing.assert_allclose(stored.weight[:2], visited, rtol=1e-5)
 
-  def test_alignment_is_added_with_its_weight(self):
+  def test_the_pull_is_added_with_its_weight(self):
     outputs = []
     for weight in (0.0, 3.0):
-      objective = objectives.make_objective("soprc", _loss_config(alignment=weight), _setting())
+      objective = objectives.make_objective("soprc", _loss_config(pull=weight), _setting())
       outputs.append(objective.compute(_inputs(objective)[0]))
     found = _found()
-    want = alignment(found.positive_scores, positive_where=found.positive_where)
-    np.testing.assert_allclose(outputs[1].metrics["alignment"], want, rtol=1e-6)
+    want = positive_pull(found.positive_scores, positive_where=found.positive_where)
+    np.testing.assert_allclose(outputs[1].metrics["positive_pull"], want, rtol=1e-6)
     np.testing.assert_allclose(outputs[1].loss - outputs[0].loss, 3.0 * want, rtol=1e-5)
-    self.assertNotIn("alignment", outputs[0].metrics)
+    self.assertNotIn("positive_pull", outputs[0].metrics)
 
   def test_link_changes_the_loss_and_no_metric(self):
     outputs, config = {}, {}
