@@ -28,7 +28,7 @@ from soprc_jax.training import defaults
 
 def get_config(arg: str = "") -> Any:
   config = config_lib.default_config()
-  config.data.update({"source": "features", "augmentation": "none", "sampler": "confusable"})
+  config.data.update({"source": "features", "augmentation": "none"})
   config.model.update({"name": "linear", "freeze_bn": False})
   # With the log link a small prior starves no list, so it needs no annealing.
   config.presets.default.link = "log"

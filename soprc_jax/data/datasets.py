@@ -71,6 +71,11 @@ def make_splits(config: ConfigDict) -> Splits:
 
 def _by_shares(source: sources.Source, config: ConfigDict) -> Splits:
   train, val = config.train_share, config.val_share
+  if train + val >= 1:
+    raise ValueError(
+      f"data.train_share={train} + data.val_share={val} must be below 1: the rest of the classes is "
+      "for test"
+    )
   shares = {"train": train, "val": val, "test": 1.0 - train - val}
   return _subsets(source, shares, config.split_seed)
 
@@ -79,6 +84,10 @@ def _with_val(splits: Splits, config: ConfigDict) -> Splits:
   """Adds a validation split, drawn from the training classes, unless the data have one."""
   if "val" in splits:
     return splits
+  if config.val_share >= 1:
+    raise ValueError(
+      f"data.val_share must be below 1, got {config.val_share}: no class would train"
+    )
   rest = _subsets(
     splits["train"], {"train": 1.0 - config.val_share, "val": config.val_share}, config.split_seed
   )

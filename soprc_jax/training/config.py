@@ -921,10 +921,6 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
       f"model.name must be one of {', '.join(wanted)} with data.source={config.data.source}; got "
       f"{config.model.name!r}"
     )
-  if config.data.train_share + config.data.val_share >= 1:
-    problems.append(
-      "data.train_share + data.val_share must be below 1: the rest of the classes is for test"
-    )
   return problems
 
 
