@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
   newest = " --checkpoint=newest" if _CHECKPOINT.value == "newest" else ""
   print(
     f"Search in it:\n  soprc search --workdir={workdir}{newest} --index={index_file} "
-    "--query=PHOTO.jpg"
+    f"--query={'PHOTO.jpg' if made.image_size else 'QUERIES.npz'}"
   )
 
 

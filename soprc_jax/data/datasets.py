@@ -73,8 +73,8 @@ def _by_shares(source: sources.Source, config: ConfigDict) -> Splits:
   train, val = config.train_share, config.val_share
   if train + val >= 1:
     raise ValueError(
-      f"data.train_share={train} + data.val_share={val} must be below 1: the rest of the classes is "
-      "for test"
+      f"data.train_share={train} + data.val_share={val} must be below 1: the rest of the classes "
+      "is for test"
     )
   shares = {"train": train, "val": val, "test": 1.0 - train - val}
   return _subsets(source, shares, config.split_seed)

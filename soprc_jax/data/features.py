@@ -3,9 +3,11 @@
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import csv
+import logging
 import os
 from pathlib import Path
 from typing import Any
+import zipfile
 import zlib
 
 import numpy as np
@@ -13,6 +15,8 @@ import numpy as np
 from soprc_jax._internal import file_io, strings
 from soprc_jax._internal.strings import printable, shown
 from soprc_jax.data import image_files, sources
+
+_log = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
 # Names of the arrays or columns, the preferred one first.
@@ -37,6 +41,7 @@ class Features:
     labels: ``[N]`` integers.
     ids: ``[N]`` names of the vectors.
     class_names: label -> displayed name; None displays the labels.
+    made_by: digest of the model that `soprc embed` used; empty if unknown.
   """
 
   def __init__(
@@ -45,7 +50,10 @@ class Features:
     labels: np.ndarray,
     ids: Sequence[str],
     class_names: Mapping[int, str] | None = None,
+    *,
+    made_by: str = "",
   ):
+    self.made_by = made_by
     self._vectors = vectors
     self._labels = np.asarray(labels, np.int64)
     self.ids = list(ids)
@@ -107,6 +115,12 @@ def load(path: str) -> dict[str, Features]:
   where = printable(path)
   if found.classes is None:
     raise ValueError(f"{where} has no labels. It must have\n{_LAYOUT}")
+  _log.info(
+    "%s: %d vectors of %d numbers; %s.",
+    where,
+    *found.vectors.shape,
+    "the splits are drawn here" if found.splits is None else "the file has the splits",
+  )
   spellings = image_files.one_spelling(found.classes, where=Path(path))
   numbers = image_files.label_numbers(spellings.values())
   labels = np.array([numbers[spellings[name]] for name in found.classes], np.int64)
@@ -146,11 +160,12 @@ def load_unlabeled(path: str, *, name: str) -> Features:
   Raises:
     FileNotFoundError, ValueError: as `load`.
   """
-  found = _read(path, name=name)
+  found = _read(path, name=name, partly=True)
   classes = found.classes or [""] * len(found.vectors)
   names = {number: text for number, text in enumerate(dict.fromkeys(classes)) if text}
   numbers = {text: number for number, text in enumerate(dict.fromkeys(classes))}
-  return Features(found.vectors, np.array([numbers[text] for text in classes]), found.ids, names)
+  labels = np.array([numbers[text] for text in classes])
+  return Features(found.vectors, labels, found.ids, names, made_by=found.made_by)
 
 
 def from_array(vectors: np.ndarray, *, name: str) -> Features:
@@ -168,9 +183,16 @@ def from_array(vectors: np.ndarray, *, name: str) -> Features:
 
 
 class _Table:
-  """The checked content of a file; classes and splits are None if the file has none."""
+  """The checked content of a file; classes and splits are None if the file has none.
 
-  def __init__(self, arrays: Mapping[str, Any], where: str):
+  Args:
+    arrays: name -> array of the file.
+    where: the file in messages.
+    partly: whether some vectors may lack a class.
+  """
+
+  def __init__(self, arrays: Mapping[str, Any], where: str, *, partly: bool = False):
+    _check_names(arrays, where)
     vectors = next((arrays[name] for name in _VECTORS if name in arrays), None)
     if vectors is None:
       raise ValueError(f"{where} has no embeddings, but {_names(arrays)}. It must have\n{_LAYOUT}")
@@ -179,32 +201,70 @@ class _Table:
       raise ValueError(
         f"{where}: the embeddings must be numbers [N, D], got {vectors.dtype} {list(vectors.shape)}"
       )
-    with np.errstate(over="ignore"):
-      self.vectors = np.ascontiguousarray(vectors, np.float32)
-    finite = np.isfinite(self.vectors).all(axis=1)
-    if not finite.all():
-      raise ValueError(
-        f"{where}: {int((~finite).sum())} vectors are not finite in float32, the first in row "
-        f"{int(np.argmin(finite))}: remove them"
-      )
+    self.vectors = _as_float32(vectors, where)
     count = len(vectors)
-    columns = {
-      what: _texts(arrays, names, count, what=what, where=where)
-      for what, names in (("labels", _CLASSES), ("splits", _SPLITS), ("ids", _IDS))
-    }
-    self.classes, self.splits = columns["labels"], columns["splits"]
-    self.ids = columns["ids"] or [str(row) for row in range(count)]
+    self.classes = _texts(arrays, _CLASSES, count, what="labels", where=where, partly=partly)
+    self.splits = None
+    if not partly:
+      self.splits = _texts(arrays, _SPLITS, count, what="splits", where=where)
+    self.ids = _texts(arrays, _IDS, count, what="ids", where=where) or [
+      str(row) for row in range(count)
+    ]
     twice, times = collections.Counter(self.ids).most_common(1)[0]
     if times > 1:
       raise ValueError(f"{where}: the id {shown(twice)} occurs {times} times: ids must differ")
+    # Of the model that `soprc embed` used; empty in other files.
+    digest = arrays.get("digest", "")
+    self.made_by = str(digest) if np.ndim(digest) == 0 else ""
 
 
-def _read(path: str, *, name: str) -> _Table:
+def _check_names(arrays: Mapping[str, Any], where: str) -> None:
+  """Raises a ValueError for a name that is one of ours but for case or blanks.
+
+  Such an array would be left out silently, for example the splits.
+  """
+  known = {*_VECTORS, *_CLASSES, *_SPLITS, *_IDS}
+  for name in arrays:
+    plain = name.strip().lower()
+    if name not in known and plain in known:
+      raise ValueError(f"{where}: rename {shown(name)} to {plain!r}")
+
+
+def _as_float32(vectors: np.ndarray, where: str) -> np.ndarray:
+  """Returns vectors in float32, and warns of those that are 0."""
+  with np.errstate(over="ignore", under="ignore"):
+    found = np.ascontiguousarray(vectors, np.float32)
+  finite = np.isfinite(found).all(axis=1)
+  if not finite.all():
+    raise ValueError(
+      f"{where}: {int((~finite).sum())} vectors are not finite in float32, the first in row "
+      f"{int(np.argmin(finite))}: remove them"
+    )
+  zero = ~found.any(axis=1)
+  lost = zero & vectors.any(axis=1)
+  if lost.any():
+    raise ValueError(
+      f"{where}: {int(lost.sum())} vectors are 0 in float32, the first in row "
+      f"{int(np.argmax(lost))}: multiply all by a large number"
+    )
+  if zero.any():
+    _log.warning(
+      "%s: %d of %d vectors are 0, the first in row %d. Is an image missing?",
+      where,
+      int(zero.sum()),
+      len(found),
+      int(np.argmax(zero)),
+    )
+  return found
+
+
+def _read(path: str, *, name: str, partly: bool = False) -> _Table:
   file = file_io.given(path, name=name)
-  why = file_io.why_no_file(file) if path else "missing"
+  why = file_io.why_no_file(file) if path else "empty"
   if why:
     raise FileNotFoundError(
-      f"{name}={path!r} must be a file of stored embeddings ({why}). It must have\n{_LAYOUT}"
+      f"{name}={path!r} must be a file of stored embeddings, and it is {why}. It must have\n"
+      f"{_LAYOUT}"
     )
   reader = _READERS.get(file.suffix.lower())
   if reader is None:
@@ -220,13 +280,20 @@ def _read(path: str, *, name: str) -> _Table:
       "convert the file to .npz"
     ) from None
   except Exception as error:  # corrupt files raise many kinds of errors
-    raise ValueError(f"{name}={printable(path)} cannot be read: {error}") from error
-  return _Table(arrays, printable(path))
+    # numpy would advise to load pickled objects, which can run code.
+    reason = "an array has objects: save texts with .astype(str)" if _is_pickle(error) else error
+    raise ValueError(f"{name}={printable(path)} cannot be read: {reason}") from error
+  return _Table(arrays, printable(path), partly=partly)
 
 
-def _first(arrays: Mapping[str, Any], names: Sequence[str]) -> Any:
-  """Returns the first array that is there and not empty, or None."""
-  return next((arrays[name] for name in names if name in arrays and np.size(arrays[name])), None)
+def _is_pickle(error: Exception) -> bool:
+  return "allow_pickle" in str(error)
+
+
+def _first(arrays: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
+  """Returns name and content of the first array that is there and not empty, or ("", None)."""
+  found = ((name, arrays[name]) for name in names if name in arrays and np.size(arrays[name]))
+  return next(found, ("", None))
 
 
 def _names(arrays: Mapping[str, Any]) -> str:
@@ -234,32 +301,57 @@ def _names(arrays: Mapping[str, Any]) -> str:
 
 
 def _texts(
-  arrays: Mapping[str, Any], names: Sequence[str], count: int, *, what: str, where: str
+  arrays: Mapping[str, Any],
+  names: Sequence[str],
+  count: int,
+  *,
+  what: str,
+  where: str,
+  partly: bool = False,
 ) -> list[str] | None:
   """Returns a column as texts without blanks at their ends, or None if there is none."""
-  array = _first(arrays, names)
-  if array is None or np.ndim(array) == 0:  # a scalar is a note of `soprc embed` on its own run
+  name, array = _first(arrays, names)
+  if name == "split" and np.ndim(array) == 0:  # `soprc embed` notes the split of all vectors
+    return None
+  if array is None:
     return None
   values = np.asarray(array).tolist()
-  if len(values) != count or not all(isinstance(value, (int, str, bytes)) for value in values):
+  if not isinstance(values, list) or len(values) != count:
+    got = len(values) if isinstance(values, list) else "a scalar"
     raise ValueError(
-      f"{where}: the {what} must be {count} integers or texts, one for each vector; got "
-      f"{len(values)} of {type(values[0]).__name__}"
+      f"{where}: the {what} ({name}) must be {count} integers or texts, one for each vector; got "
+      f"{got}"
     )
-  texts = [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+  texts = []
+  for row, value in enumerate(values):
+    if isinstance(value, bool) or not isinstance(value, (int, str, bytes)):
+      raise ValueError(
+        f"{where}: the {what} ({name}) must be integers or texts; got {shown(value)} in row {row}"
+      )
+    try:
+      texts.append(value.decode() if isinstance(value, bytes) else str(value))
+    except UnicodeDecodeError as error:
+      raise ValueError(f"{where}: the {what} ({name}) are not UTF-8 in row {row}") from error
   if what == "ids":
     return texts
   texts = [strings.class_name(text) for text in texts]
   if what == "labels" and not any(texts):
     return None
-  if "" in texts:
-    raise ValueError(f"{where}: the {what} are empty in row {texts.index('')}")
+  if "" in texts and not partly:
+    raise ValueError(f"{where}: the {what} ({name}) are empty in row {texts.index('')}")
   return texts
 
 
+_KNOWN = (*_VECTORS, *_CLASSES, *_SPLITS, *_IDS)
+
+
 def _npz(file: Path) -> dict[str, Any]:
+  if not zipfile.is_zipfile(file):
+    raise ValueError("it is not an .npz file")
   with np.load(file, allow_pickle=False) as arrays:
-    return {name: arrays[name] for name in arrays.files}
+    names = [name for name in arrays.files if name in (*_KNOWN, "digest")]
+    others = dict.fromkeys(arrays.files)
+    return others | {name: arrays[name] for name in names}
 
 
 def _npy(file: Path) -> dict[str, Any]:
@@ -267,11 +359,19 @@ def _npy(file: Path) -> dict[str, Any]:
   beside = file.with_suffix(".csv")
   if beside.exists():
     with beside.open(newline="", encoding="utf-8-sig") as stream:
-      header, *rows = csv.reader(stream)
+      lines = [row for row in csv.reader(stream) if row]
+    header, *rows = lines or [[]]
+    header = [strings.class_name(column) for column in header]
+    wrong = [column for column in header if column not in _KNOWN or header.count(column) > 1]
+    if wrong or not header:
+      raise ValueError(
+        f"{beside.name} must have different columns of {', '.join(_KNOWN[len(_VECTORS) :])}, "
+        f"separated by commas; got {shown(wrong[0] if wrong else '')}"
+      )
     uneven = [row for row in rows if len(row) != len(header)]
     if uneven:
       raise ValueError(f"{beside.name} has {len(header)} columns, and a row has {uneven[0]}")
-    arrays |= dict(zip(header, map(list, zip(*rows)), strict=True))
+    arrays |= dict(zip(header, map(list, zip(*rows)), strict=True)) if rows else {}
   return arrays
 
 
@@ -279,18 +379,30 @@ def _parquet(file: Path) -> dict[str, Any]:
   from pyarrow import parquet
 
   table = parquet.read_table(file)
-  return {
-    name: np.stack(table[name].to_numpy()) if name in _VECTORS else table[name].to_pylist()
-    for name in table.column_names
-    if name in (*_VECTORS, *_CLASSES, *_SPLITS, *_IDS)
-  }
+  found: dict[str, Any] = dict.fromkeys(table.column_names)
+  for name in table.column_names:
+    if name in _VECTORS:
+      rows = table[name].to_pylist()
+      widths = {row: 0 if vector is None else len(vector) for row, vector in enumerate(rows)}
+      odd = [row for row, width in widths.items() if width != widths[0] or not width]
+      if odd:
+        raise ValueError(f"{name} has {widths[odd[0]]} numbers in row {odd[0]}")
+      found[name] = np.array(rows)
+    elif name in _KNOWN:
+      found[name] = table[name].to_pylist()
+  return found
 
 
 def _hdf5(file: Path) -> dict[str, Any]:
   import h5py
 
   with h5py.File(file, "r") as content:
-    return {name: content[name][()] for name in content}
+    others = dict.fromkeys(content)
+    return others | {
+      name: content[name][()]
+      for name in content
+      if name in _KNOWN and isinstance(content[name], h5py.Dataset)
+    }
 
 
 _READERS: Mapping[str, Callable[[Path], dict[str, Any]]] = {

@@ -47,13 +47,19 @@ class Head(nn.Module):
     """
     del train, where
     width = features.shape[-1]
-    scaled = embedding.l2_normalize(features.astype(jnp.float32)) * width**0.5
+    features = features.astype(jnp.float32)
+    # By the largest entry first, whose square could overflow or vanish.
+    largest = jnp.max(jnp.abs(features), axis=-1, keepdims=True)
+    features = features / jnp.where(largest > 0, largest, jnp.ones_like(largest))
+    scaled = embedding.l2_normalize(features) * width**0.5
     x = scaled.astype(self.dtype)
+    # Other names, so that no head starts from the weights of one of another kind.
+    hidden, last = ("branch", "shift") if self.kind == "residual" else ("hidden", "head")
     if self.kind != "linear":
-      x = nn.gelu(nn.Dense(self.hidden, dtype=self.dtype, name="hidden")(x))
+      x = nn.gelu(nn.Dense(self.hidden, dtype=self.dtype, name=hidden)(x))
     if self.kind == "residual":
       zero = nn.initializers.zeros
-      x = scaled + nn.Dense(width, dtype=self.dtype, kernel_init=zero, name="head")(x)
+      x = scaled + nn.Dense(width, dtype=self.dtype, kernel_init=zero, name=last)(x)
     else:
-      x = nn.Dense(self.embedding_dim, dtype=self.dtype, name="head")(x)
+      x = nn.Dense(self.embedding_dim, dtype=self.dtype, name=last)(x)
     return embedding.l2_normalize(x.astype(jnp.float32))

@@ -107,8 +107,9 @@ def of_images(
 def summary(index: index_lib.Index, path: Path) -> str:
   """Returns a readable summary of what was embedded."""
   count, width = index.embeddings.shape
+  what = "images" if index.image_size else "stored embeddings"
   line = (
-    f"Embedded {count} images as vectors of width {width} with step {index.step} of "
+    f"Embedded {count} {what} as vectors of width {width} with step {index.step} of "
     f"{printable(index.workdir)}."
   )
   if len(index.broken_ids):

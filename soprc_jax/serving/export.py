@@ -133,6 +133,7 @@ def _onnx(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
       "--format=onnx needs the package jax2onnx (pip install -e '.[onnx]')"
     ) from None
   images = build.example_input(network.config, "b", side=network.image_size)
+  name = "features" if network.features else "images"
   # Runtimes support few operations in bfloat16.
   embed = _embedder(network, dtype="float32")
   # jax2onnx logs a traceback for each of its plugins that does not support this jax version. An
@@ -145,7 +146,7 @@ def _onnx(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
       embed,
       inputs=[images],
       model_name="soprc_jax",
-      input_names=["images"],
+      input_names=[name],
       output_names=["embeddings"],
     )
   finally:
@@ -153,7 +154,7 @@ def _onnx(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
   more = {
     "computed_in": "float32",
     "opset": max(entry.version for entry in model.opset_import if entry.domain == ""),
-    "load": "onnxruntime.InferenceSession(FILE).run(['embeddings'], {'images': images})[0]",
+    "load": f"onnxruntime.InferenceSession(FILE).run(['embeddings'], {{'{name}': {name}}})[0]",
   }
   return model.SerializeToString(), more
 
@@ -216,7 +217,8 @@ def _description(network: network_lib.Network) -> dict[str, Any]:
     },
   }
   if network.features:
-    before = {"normalisation": {"where": "inside the model", "norm": "each vector to sqrt(F)"}}
+    where = "inside the model, which divides each vector by its norm: give the features as they are"
+    before = {"normalisation": {"where": where}}
   return {
     "input": _input(network),
     **before,

@@ -112,6 +112,17 @@ def write(path: Path, index: Index) -> None:
     np.savez(file, allow_pickle=False, format=np.asarray(FORMAT), **arrays)
 
 
+def is_index(path: Path) -> bool:
+  """Returns whether a path is to be read as an index: ``.npz``, but not of features alone."""
+  if path.suffix.lower() != ".npz":
+    return False
+  try:
+    with np.load(path, allow_pickle=False) as file:
+      return not ("embeddings" in file.files and "format" not in file.files)
+  except Exception:  # `read` says what is wrong with it
+    return True
+
+
 def read(path: Path) -> Index:
   """Reads an index that `write` has written, and checks its shapes and types.
 

@@ -61,7 +61,7 @@ class Model:
       images: a folder, a list (CSV or text file) or one image file; a sequence of paths of files;
         an array ``[H, W, 3]`` or ``[n, H, W, 3]``, uint8 RGB; or a sequence of arrays
         ``[H, W, 3]`` of any sizes. For a head on stored embeddings: a file of them, or an array
-        ``[n, F]``.
+        ``[n, F]`` of floats.
       batch_size: images per batch, >= 1; default: ``eval.batch_size``, at most the number of
         images.
       progress: show a progress bar on a terminal; default: False.
@@ -106,7 +106,7 @@ class Model:
     if isinstance(gallery, index_lib.Index):
       index_lib.check_network(gallery, self.network, name="gallery")
       return gallery
-    if isinstance(gallery, (str, os.PathLike)) and Path(gallery).suffix.lower() == ".npz":
+    if isinstance(gallery, (str, os.PathLike)) and index_lib.is_index(Path(gallery)):
       path = file_io.given(gallery, name="gallery")
       index = index_lib.read(path)
       index_lib.check_network(index, self.network, name=f"gallery={path}")
@@ -244,7 +244,7 @@ def _source(images: Images) -> sources.Source:
     raise TypeError(
       f"images must be a path, an array, or a sequence of these, got {type(images).__name__}"
     )
-  if isinstance(images, np.ndarray) and images.ndim == 2:
+  if isinstance(images, np.ndarray) and images.ndim == 2 and images.dtype.kind == "f":
     return features.from_array(images, name="images")
   given: list[Any] = (
     [images] if isinstance(images, np.ndarray) and images.ndim == 3 else list(images)

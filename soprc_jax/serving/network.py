@@ -140,6 +140,11 @@ def make_embed(network: Network, *, at_most: int | None = None, variables: Any =
 
   def embed_source(source: sources.Source) -> evaluation.Embedded:
     width = sources.width(source)
+    if getattr(source, "made_by", "") == network.digest:
+      raise ValueError(
+        f"these vectors are embeddings by the model of {network.workdir} already: give its input, "
+        "the features; or use the file as --index"
+      )
     if width != network.features:
       raise ValueError(
         f"the model of {network.workdir} takes {_inputs(network.features)}; got {_inputs(width)}"

@@ -921,6 +921,11 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
       f"model.name must be one of {', '.join(wanted)} with data.source={config.data.source}; got "
       f"{config.model.name!r}"
     )
+  if config.data.source == "features" and config.data.augmentation != "none":
+    problems.append(
+      "data.augmentation must be none with data.source=features, which are not images; got "
+      f"{config.data.augmentation!r}"
+    )
   return problems
 
 

@@ -91,11 +91,21 @@ class TestLoad:
       ({"embeddings": np.where(VECTORS > 1, np.nan, VECTORS)}, r"vectors are not finite.* row \d"),
       ({"embeddings": VECTORS.astype(np.float64) * 1e300}, "not finite in float32"),
       ({"labels": None}, "has no labels. It must have"),
-      ({"labels": LABELS[:5]}, "the labels must be 12 integers or texts.*; got 5 of int"),
-      ({"labels": LABELS + 0.5}, "the labels must be 12 integers.*; got 12 of float"),
-      ({"labels": np.array(["a"] * 11 + [" "])}, "the labels are empty in row 11"),
+      ({"labels": LABELS[:5]}, r"the labels \(labels\) must be 12 integers or texts.*; got 5"),
+      (
+        {"labels": LABELS + 0.5},
+        r"must be integers or texts; got 7\.5 in row 0",
+      ),
+      ({"labels": np.array(["a"] * 11 + [" "])}, r"the labels \(labels\) are empty in row 11"),
       ({"ids": ["a"] * 2 + list(range(10))}, "the id 'a' occurs 2 times"),
       ({"splits": ["train"] * 11 + ["dev"]}, "a split must be one of train, val, test; got 'dev'"),
+      ({"labels": LABELS > 4}, r"must be integers or texts; got True in row 0"),
+      ({"labels": np.array([b"\xff"] * N)}, r"the labels \(labels\) are not UTF-8 in row 0"),
+      ({"class_names": ["a", "b"]}, r"the labels \(class_names\) must be 12 .*; got 2"),
+      ({"splits": "train"}, r"the splits \(splits\) must be 12 .*; got a scalar"),
+      ({"Splits": SPLITS}, "rename 'Splits' to 'splits'"),
+      ({" label": LABELS}, "rename ' label' to 'label'"),
+      ({"embeddings": VECTORS.astype(np.float64) * 1e-60}, "12 vectors are 0 in float32"),
       ({"splits": ["train"] * N}, "has no vector of split 'test'"),
       ({"splits": np.roll(SPLITS, 1)}, "classes are both in split"),
     ],
@@ -107,10 +117,10 @@ class TestLoad:
     assert "f.npz" in str(error.value)
 
   def test_a_missing_corrupt_or_other_file(self, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"gone\.npz.*stored embeddings \(missing\)"):
+    with pytest.raises(FileNotFoundError, match=r"gone\.npz.*stored embeddings, and it is missing"):
       features.load(str(tmp_path / "gone.npz"))
     (tmp_path / "bad.npz").write_bytes(b"no archive")
-    with pytest.raises(ValueError, match=r"bad\.npz cannot be read"):
+    with pytest.raises(ValueError, match=r"bad\.npz cannot be read: it is not an \.npz file"):
       features.load(str(tmp_path / "bad.npz"))
     (tmp_path / "f.txt").write_text("1 2 3")
     with pytest.raises(ValueError, match=r"f\.txt: the name must end in \.npz, "):
@@ -121,14 +131,27 @@ class TestLoad:
     (tmp_path / "f.csv").write_text("label,split\n1,train\n2\n")
     with pytest.raises(ValueError, match=r"f\.csv has 2 columns, and a row has \['2'\]"):
       features.load(str(tmp_path / "f.npy"))
+    for text, told in (
+      ("label,fold\n1,2\n", r"must have different columns of .*; got 'fold'"),
+      ("label,label\n1,2\n", "got 'label'"),
+      ("label;split\n1;2\n", "got 'label;split'"),
+      ("", "got ''"),
+    ):
+      (tmp_path / "f.csv").write_text(text)
+      with pytest.raises(ValueError, match=told):
+        features.load(str(tmp_path / "f.npy"))
+    # Blanks after the commas and empty lines do not matter.
+    lines = [f"{label}, {split}" for label, split in zip(LABELS, SPLITS)]
+    (tmp_path / "f.csv").write_text("\n".join(["label, split", *lines, ""]) + "\n")
+    assert set(features.load(str(tmp_path / "f.npy"))) == {"train", "val", "test"}
     (tmp_path / "f.csv").write_text("label\n1\n2\n")
-    with pytest.raises(ValueError, match=r"the labels must be 12 integers or texts.*; got 2"):
+    with pytest.raises(ValueError, match=r"the labels \(label\) must be 12 .*; got 2"):
       features.load(str(tmp_path / "f.npy"))
 
   def test_pickled_objects_are_not_loaded(self, tmp_path):
     path = tmp_path / "f.npz"
     np.savez(path, embeddings=VECTORS, labels=np.array([object()] * N))
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(ValueError, match=r"has objects: save texts with \.astype\(str\)"):
       features.load(str(path))
 
 
@@ -164,10 +187,39 @@ def test_a_checksum_follows_the_numbers(tmp_path):
   assert [one == other for one, other in pairs] == [row != 4 for row in range(N)]
 
 
+def test_vectors_of_zeros_are_counted(tmp_path, caplog):
+  vectors = VECTORS.copy()
+  vectors[[2, 5]] = 0
+  features.load(_npz(tmp_path / "f.npz", embeddings=vectors))
+  assert "2 of 12 vectors are 0, the first in row 2" in caplog.text
+
+
+def test_a_row_of_parquet_without_a_vector_is_named(tmp_path):
+  pyarrow = pytest.importorskip("pyarrow")
+  from pyarrow import parquet
+
+  rows = [list(vector) for vector in VECTORS.astype(float)]
+  for odd, told in ((None, "has 0 numbers in row 3"), ([1.0], "has 1 numbers in row 3")):
+    rows[3] = odd
+    parquet.write_table(pyarrow.table({"embedding": rows, "label": LABELS}), tmp_path / "f.parquet")
+    with pytest.raises(ValueError, match=told):
+      features.load(str(tmp_path / "f.parquet"))
+
+
+def test_groups_in_hdf5_are_left_out(tmp_path):
+  h5py = pytest.importorskip("h5py")
+  with h5py.File(tmp_path / "f.h5", "w") as file:
+    file["embeddings"], file["labels"] = VECTORS, LABELS
+    file.create_group("more")["notes"] = 1
+  assert len(features.load(str(tmp_path / "f.h5"))["all"]) == N
+
+
 def test_vectors_without_classes(tmp_path):
   path = _npz(tmp_path / "f.npz", labels=None)
   found = features.load_unlabeled(path, name="--images")
   assert (len(found), found[0].class_name) == (N, "")
+  some = _npz(tmp_path / "g.npz", labels=["a", ""] * 6)  # a query may lack a class
+  assert [one.class_name for one in features.load_unlabeled(some, name="--query")][:2] == ["a", ""]
   array = features.from_array(VECTORS, name="images")
   np.testing.assert_array_equal(array.vectors(np.arange(N)), VECTORS)
   with pytest.raises(ValueError, match=r"images: the embeddings must be numbers"):

@@ -22,7 +22,7 @@ def test_embeddings_have_norm_1_whatever_the_scale_of_the_features(kind):
   found = net.apply(variables, FEATURES)
   assert found.shape == (5, 8 if kind == "residual" else 6)
   np.testing.assert_allclose(jnp.linalg.norm(found, axis=1), 1, rtol=1e-5)
-  for factor in (1e-3, 1e4):
+  for factor in (1e-30, 1e-3, 1e4, 1e30):
     np.testing.assert_allclose(net.apply(variables, factor * FEATURES), found, atol=1e-5)
   half = net.apply(variables, FEATURES.astype(jnp.float16))
   np.testing.assert_allclose(half, found, atol=1e-2)
@@ -35,7 +35,7 @@ def test_residual_starts_at_the_features():
   slopes = jax.grad(lambda params: jnp.sum(net.apply({"params": params}, FEATURES)[:, 0]))(
     variables["params"]
   )
-  assert np.any(slopes["head"]["kernel"])
+  assert np.any(slopes["shift"]["kernel"])
 
 
 def test_layers():
@@ -45,7 +45,8 @@ def test_layers():
     "hidden": {"kernel": (8, 16), "bias": (16,)},
     "head": {"kernel": (16, 6), "bias": (6,)},
   }
-  assert shapes["residual"]["head"]["kernel"] == (16, 8)
+  assert set(shapes["residual"]) == {"branch", "shift"}
+  assert shapes["residual"]["shift"]["kernel"] == (16, 8)
 
 
 def test_a_vector_of_zeros_is_finite():

@@ -28,7 +28,8 @@ def made(tmp_path_factory):
     ("l.txt", "gone.png\n", r"l\.txt:1: there is no file 'gone\.png'"),
     ("l.txt", "l.txt\n\nl.txt\n", r"l\.txt:3: 'l\.txt' is listed twice, first in line 1"),
     ("l.txt", "\n", "lists no image"),
-    ("l.npz", b"PK\x03\xff", "not a readable list"),
+    ("l.dat", b"PK\x03\xff", "not a readable list"),
+    ("l.npz", b"PK\x03\xff", "it is not an .npz file"),
   ],
 )
 def test_lists_that_are_none(tmp_path, name, content, message):
@@ -233,7 +234,7 @@ def test_f63_a_query_that_leads_nowhere_is_named(tmp_path, monkeypatch):
   with pytest.raises(
     ValueError, match=r"dead\.jpg: this file cannot be read \(a link to nothing\)"
   ):
-    search.check_queries(found)
+    search.find_queries(["."])
 
 
 def test_f61_queries_below_the_home_folder(tmp_path, monkeypatch):

@@ -118,9 +118,24 @@ def test_the_index_can_be_written_and_read(made, tmp_path):
   index.write(tmp_path / "v.npz", gallery)
   read = index.read(tmp_path / "v.npz")
   index.check_network(read, loaded, name="v.npz")
-  # It is a file of stored embeddings itself.
+  # It is a file of stored embeddings itself, for another model.
   again = image_inputs.find(str(tmp_path / "v.npz"), flag="--images")
   np.testing.assert_array_equal(again.vectors(np.arange(3)), gallery.embeddings[:3])
+  with pytest.raises(ValueError, match=r"embeddings by the model of .* already"):
+    embed.of_images(loaded, again)
+
+
+def test_python_searches_in_features_and_in_an_index(made, tmp_path):
+  model = soprc_jax.load(made[1])
+  gallery = embed.of_images(model.network, image_inputs.find(str(made[0]), flag="--images"))
+  index.write(tmp_path / "v.npz", gallery)
+  vectors, _ = _vectors()
+  of_index, of_features = (
+    model.search(vectors[:2], path, top=3) for path in (tmp_path / "v.npz", made[0])
+  )
+  assert [[one.place for one in row] for row in of_index] == [
+    [one.place for one in row] for row in of_features
+  ]
 
 
 def test_an_exported_head_takes_vectors(made, tmp_path):
@@ -153,12 +168,16 @@ def test_inputs_of_another_kind_are_refused(made):
 def test_the_report_names_vectors_instead_of_showing_them(made):
   page = report.make(made[1])
   assert 'class="vector"' in page
-  assert "features as they are" in page
+  assert "linear head on 16 features, embedding of\n16" in page
+  assert "Thumbnails" not in page
+  assert "batch norm" not in page.split("Baselines")[0].split("compared by their cosine")[1][:200]
 
 
 def test_what_does_not_go_together_is_refused(made):
   with pytest.raises(ValueError, match=r"model\.name must be one of linear, mlp, residual"):
     _config(made[0], **{"model.name": "conv3"})
+  with pytest.raises(ValueError, match=r"data\.augmentation must be none"):
+    _config(made[0], **{"data.augmentation": "crop"})
   with pytest.raises(ValueError, match="embedding_dim must be that of the features"):
     _config(
       made[0],
