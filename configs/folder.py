@@ -52,7 +52,7 @@ def get_config(arg: str = "") -> Any:
   config.presets.default.link = "log"
   config.presets.default.prior.update({"kind": "constant", "value": 0.001, "start": 0.0})
   # SOPRC alone leaves the images of a class as far apart as the ranking allows.
-  config.presets.default.pull = 4.0
+  config.presets.default.pull = 8.0
   config.loss.tau1 = 0.03
   config.optim.update({"name": "adam", "schedule": "cosine", "weight_decay": 0.0})
   # Adam's first full steps can move a network to where no loss recovers.

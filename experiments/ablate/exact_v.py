@@ -78,7 +78,7 @@ def objective(config: Any, setting: Setting) -> Objective:
       **used.masks,
     )
     if config.pull:
-      loss += config.pull * estimators.positive_pull(
+      loss += objectives.make_pull(config, setting)(inputs.step) * estimators.positive_pull(
         used.positive_scores, positive_where=used.positive_where
       )
     return Outputs(loss, soprc.idle_args(inputs), {})

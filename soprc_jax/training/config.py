@@ -414,7 +414,8 @@ KEYS = (
   Key(
     "loss.pull",
     None,
-    "weight of the positive part of Multi-Similarity, which pulls positives to their query",
+    "final weight of the positive part of Multi-Similarity, which pulls positives to their query; "
+    "it grows linearly from 0",
     low=0,
     kind=float,
     losses=_SOPRC,

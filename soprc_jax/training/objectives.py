@@ -140,6 +140,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
   tracker = _tracker(config, setting)
   prior_fn = make_prior(config.prior, setting)
   tau1_fn = log_linear(config.tau1_start, config.tau1, setting.num_steps)
+  pull_fn = make_pull(config, setting)
 
   def compute(inputs: Inputs) -> Outputs:
     found = lists.retrieval_lists(
@@ -208,7 +209,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
         positive_where=found.positive_where,
         axis_name=setting.axis_name,
       )
-      loss += config.pull * metrics["positive_pull"]
+      loss += pull_fn(inputs.step) * metrics["positive_pull"]
     metrics[VALID_LISTS] = collectives.psum(jnp.sum(found.valid), setting.axis_name)
     metrics["dropped_positives"] = found.num_dropped
     metrics["saturated_lists"] = mean((risks > _SATURATED).astype(jnp.float32))
@@ -287,6 +288,14 @@ def make_prior(
     )
 
   return prior
+
+
+def make_pull(config: Any, setting: Setting) -> optax.Schedule:
+  """Returns the weight of the pull at a step: it grows linearly from 0 to ``config.pull``.
+
+  A full pull on an untrained network can move all images to one point.
+  """
+  return optax.linear_schedule(0.0, config.pull, setting.num_steps)
 
 
 def log_linear(start: float, end: Any, num_steps: int) -> Callable[[jax.Array], jax.Array]:

@@ -41,7 +41,7 @@ def _compute(images, *, exact=False, v="batch", name=None):
 
   def loss(embeddings):
     inputs = objectives.Inputs(
-      embeddings, jnp.array(_LABELS), jnp.array(_WHERE), jnp.int32(0), state
+      embeddings, jnp.array(_LABELS), jnp.array(_WHERE), jnp.int32(5), state
     )
     outputs = objective.compute(inputs)
     return outputs.loss, outputs.update_args

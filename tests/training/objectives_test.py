@@ -200,13 +200,14 @@ class SoprcTest(chex.TestCase):
 
   def test_the_pull_is_added_with_its_weight(self):
     outputs = []
-    for weight in (0.0, 3.0):
+    for weight, step in ((0.0, 10), (3.0, 10), (3.0, 0), (3.0, 5)):
       objective = objectives.make_objective("soprc", _loss_config(pull=weight), _setting())
-      outputs.append(objective.compute(_inputs(objective)[0]))
+      outputs.append(objective.compute(_inputs(objective, step=step)[0]))
     found = _found()
     want = positive_pull(found.positive_scores, positive_where=found.positive_where)
     np.testing.assert_allclose(outputs[1].metrics["positive_pull"], want, rtol=1e-6)
-    np.testing.assert_allclose(outputs[1].loss - outputs[0].loss, 3.0 * want, rtol=1e-5)
+    gains = [float(one.loss - outputs[0].loss) for one in outputs[1:]]
+    np.testing.assert_allclose(gains, [3 * want, 0, 1.5 * want], rtol=1e-5, atol=1e-6)
     self.assertNotIn("positive_pull", outputs[0].metrics)
 
   def test_link_changes_the_loss_and_no_metric(self):
