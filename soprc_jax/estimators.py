@@ -314,8 +314,11 @@ def positive_pull(
   positives towards their query in any case, far ones more than near ones. See Wang et al.,
   "Multi-similarity loss with general pair weighting", CVPR 2019.
 
-  .. math:: L = \mathrm{mean}_{lists}\; \tfrac{1}{\alpha} \log\Big(1 + \sum_i e^{-\alpha (h_i
-            - b)}\Big)
+  .. math:: L = \mathrm{mean}_{lists}\; \tfrac{1}{\alpha} \log\frac{1 + \sum_i e^{-\alpha (h_i
+            - b)}}{1 + n\, e^{-\alpha (1 - b)}}
+
+  The denominator, for n positives, has no gradient. It makes the term 0 where all similarities are
+  1.
 
   Args:
     positive_scores: ``[..., P]`` cosine similarities of the positives.
@@ -325,8 +328,8 @@ def positive_pull(
     axis_name: name of a mapped axis whose devices hold the other lists of the batch.
 
   Returns:
-    Scalar >= 0, at least float32. Lists without a valid positive are ignored; 0 if there is no
-    other.
+    Scalar, at least float32, >= 0 for similarities up to 1. Lists without a valid positive are
+    ignored; 0 if there is no other.
 
   Raises:
     TypeError: the scores are not real numbers.
@@ -334,7 +337,7 @@ def positive_pull(
       0 and 1.
 
   >>> print(f"{positive_pull(jnp.array([[0.9, 0.5], [1.0, 1.0]])):.3f}")
-  0.362
+  0.086
   """
   checks.check_width("alpha", alpha)
   checks.check_range("base", base)
@@ -343,6 +346,7 @@ def positive_pull(
   scores, mask = masks.masked(scores, positive_where, "positive_where")
   alpha, base = (jnp.asarray(value, scores.dtype) for value in (alpha, base))
   pulls = masks.log1p_sum_exp(-alpha * (scores - base), mask) / alpha
+  pulls -= masks.log1p_sum_exp(jnp.full_like(scores, -alpha * (1.0 - base)), mask) / alpha
   return masks.masked_mean(pulls, jnp.any(mask, axis=-1), None, axis_name)
 
 

@@ -840,7 +840,11 @@ class PositivePullTest(chex.TestCase):
   def test_matches_the_reference(self, positive, mask):
     got = jax.jit(positive_pull)(positive, positive_where=mask)
     rows = [row[valid].astype(np.float64) for row, valid in zip(positive, mask)]
-    pulls = [np.log1p(np.exp(-2 * (row - 0.5)).sum()) / 2 for row in rows if row.size]
+    pulls = [
+      np.log((1 + np.exp(-2 * (row - 0.5)).sum()) / (1 + len(row) * np.exp(-1))) / 2
+      for row in rows
+      if row.size
+    ]
     np.testing.assert_allclose(got, np.mean(pulls) if pulls else 0.0, rtol=1e-5, atol=1e-6)
 
   def test_it_is_the_positive_part_of_multi_similarity(self):
@@ -851,7 +855,12 @@ class PositivePullTest(chex.TestCase):
     got = positive_pull(found.positive_scores, positive_where=found.positive_where, alpha=3, base=0)
     whole = losses.multi_similarity_loss(vectors, labels, alpha=3, beta=1, base=0)
     negatives = np.exp(vectors @ vectors.T)[labels[:, None] != labels].reshape(8, 4)
-    np.testing.assert_allclose(got, whole - np.log1p(negatives.sum(1)).mean(), rtol=1e-4)
+    lowest = np.log1p(3 * np.exp(-3)) / 3
+    np.testing.assert_allclose(got, whole - np.log1p(negatives.sum(1)).mean() - lowest, rtol=1e-4)
+
+  def test_it_is_0_where_all_similarities_are_1(self):
+    mask = np.array([[True, True, True], [True, False, False]])
+    np.testing.assert_allclose(positive_pull(jnp.ones((2, 3)), positive_where=mask), 0.0, atol=1e-7)
 
   def test_gradient(self):
     mask = np.array([[True, True, False], [True, False, False], [False, False, False]])
