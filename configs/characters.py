@@ -36,12 +36,8 @@ def get_config(arg: str = "") -> Any:
   config.data.update({"max_rotation": 5.0, "max_scale": 0.1, "max_shear": 0.05})
   config.model.update({"name": "conv3", "width": 32, "pool_grid": 4, "embedding_dim": 128})
   config.model.freeze_bn = False
-  # With the log link a small prior starves no list, so it needs no annealing.
-  config.presets.default.link = "log"
-  config.presets.default.prior.update({"kind": "constant", "value": 0.001, "start": 0.0})
-  config.loss.tau1 = 0.03
-  config.optim.update({"name": "adam", "schedule": "cosine", "weight_decay": 0.0})
-  config.optim.update({"learning_rate": 8e-3, "ramp_steps": 50})
+  common.log_link_recipe(config)
+  config.optim.learning_rate = 8e-3
   config.train.update({"steps": 2000, "batch_size": 256})
   config.eval.update({"every": 500, "image_size": 32})
   config.checkpoint.every = 500

@@ -72,6 +72,19 @@ def ablation_values(row: int) -> dict[str, Any]:
   }
 
 
+def log_link_recipe(config: Any) -> None:
+  """Sets SOPRC with the log link at a constant prior, and Adam with a ramp.
+
+  With the log link a small prior starves no list, so it needs no annealing.
+  """
+  config.presets.default.link = "log"
+  config.presets.default.prior.update({"kind": "constant", "value": 0.001, "start": 0.0})
+  config.loss.tau1 = 0.03
+  config.optim.update({"name": "adam", "schedule": "cosine", "weight_decay": 0.0})
+  # Adam's first full steps can move a network to where no loss recovers.
+  config.optim.ramp_steps = 50
+
+
 def compared(config: Any, **settings: Any) -> None:
   """Adds the settings of ``soprc compare`` to a config: its defaults, with some replaced."""
   config.compare = plans.default_settings()

@@ -30,12 +30,7 @@ def get_config(arg: str = "") -> Any:
   config = config_lib.default_config()
   config.data.update({"source": "features", "augmentation": "none"})
   config.model.update({"name": "linear", "freeze_bn": False})
-  # With the log link a small prior starves no list, so it needs no annealing.
-  config.presets.default.link = "log"
-  config.presets.default.prior.update({"kind": "constant", "value": 0.001, "start": 0.0})
-  config.loss.tau1 = 0.03
-  config.optim.update({"name": "adam", "schedule": "cosine", "weight_decay": 0.0})
-  config.optim.ramp_steps = 50
+  common.log_link_recipe(config)
   config.train.steps = 1000
   config.eval.update({"every": 100, "ks": (1, 5, 10)})
   config.checkpoint.every = 100

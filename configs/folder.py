@@ -48,15 +48,9 @@ def get_config(arg: str = "") -> Any:
   # A crop of a fifth of an image, the paper's, may not show its class.
   config.data.min_crop_area = 0.5
   config.data.sampler = "confusable"
-  # With the log link a small prior starves no list, so it needs no annealing.
-  config.presets.default.link = "log"
-  config.presets.default.prior.update({"kind": "constant", "value": 0.001, "start": 0.0})
+  common.log_link_recipe(config)
   # SOPRC alone leaves the images of a class as far apart as the ranking allows.
   config.presets.default.pull = 8.0
-  config.loss.tau1 = 0.03
-  config.optim.update({"name": "adam", "schedule": "cosine", "weight_decay": 0.0})
-  # Adam's first full steps can move a network to where no loss recovers.
-  config.optim.ramp_steps = 50
   config.train.steps = 1000
   config.eval.update({"every": 100, "ks": (1, 5, 10)})
   config.checkpoint.every = 100
