@@ -1,8 +1,6 @@
 """Embeds images and makes an index of them."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,12 +32,12 @@ def make_index(
   Raises:
     ValueError: if an image is unreadable and must not be skipped, or if all are unreadable.
   """
-  noted: Any = _Noted(source)
-  if sources.width(source):  # nothing is read late
-    noted = _Named(sources.ids(source), [source[i].class_name for i in range(len(source))])
-  embedded = (embed or network_lib.make_embed(network, at_most=len(source)))(
-    source if sources.width(source) else noted
-  )
+  noted, has_vectors = _Noted(source), sources.width(source) > 0
+  embed = embed or network_lib.make_embed(network, at_most=len(source))
+  embedded = embed(source if has_vectors else noted)
+  if has_vectors:  # they are not read one by one
+    for index in range(len(source)):
+      noted[index]
   at = embedded.positions
   if not at.size:
     raise ValueError(f"none of the {len(source)} images can be decoded")
@@ -118,13 +116,6 @@ def summary(index: index_lib.Index, path: Path) -> str:
       f"{printable(index.broken_ids[0])}."
     )
   return f"{line}\nWritten to {printable(path)}"
-
-
-class _Named(NamedTuple):
-  """Ids and class names that are known without reading."""
-
-  ids: Sequence[str]
-  class_names: Sequence[str]
 
 
 class _Noted:

@@ -225,13 +225,12 @@ class _Run:
     self.meta = classes.describe(self.data.splits, data_source=config.data.source)
     found = self.newest.restore_intact(self.like, check=self._check_unchanged)
     meta: dict[str, Any] = {}
-    self.meta["baselines"] = None  # until they are measured
     if found is None:
       state = build.starting_state(config, self.parts) if start is None else start
     else:
       state, meta = found
       started_from = meta.get("started_from")
-      self.meta["baselines"] = meta.get("baselines")  # None: not measured, or by an older version
+    self.meta["baselines"] = meta.get("baselines")  # None: not measured, or by an older version
     # Not read again on resuming: model.init_from may be gone, or hold another model.
     self.meta["started_from"] = self._check_unseen(splits) if started_from is None else started_from
     if parallel.is_main() and (found is None or not (workdir / classes.IMAGES).exists()):
