@@ -11,11 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from soprc_jax import estimators, interpolation, lists
+from soprc_jax import interpolation, lists
 from soprc_jax.training import objectives
 from soprc_jax.training.loss_protocol import Inputs, Objective, Outputs, Setting
 
-NAME = "experiments.ablate.exact_v:objective"
 _BOUNDS = (-1.0, 1.0)
 
 
@@ -34,56 +33,30 @@ def objective(config: Any, setting: Setting) -> Objective:
   """
   if setting.axis_name is not None:
     raise ValueError("this study is for one device: the images of a class must lie on one")
-  soprc = objectives.LOSSES["soprc"](config, setting)
-  prior_fn = objectives.make_prior(config.prior, setting)
+  soprc = objectives.soprc(config, setting)
 
-  def carried_or_batch(inputs: Inputs) -> Outputs:
+  def compute(inputs: Inputs) -> Outputs:
     where = first_of_class(inputs.labels, inputs.where, config.custom.images)
-    return soprc.compute(inputs._replace(where=where))
+    objective = soprc
+    if config.custom.exact:
+      objective = objectives.soprc(config, setting, v=_exact_v(config, setting, inputs))
+    return objective.compute(inputs._replace(where=where))
 
-  def exact(inputs: Inputs) -> Outputs:
-    def found(where: jax.Array) -> lists.RetrievalLists:
-      return lists.retrieval_lists(
-        inputs.embeddings, inputs.labels, max_positives=setting.max_positives, where=where
-      )
+  return soprc._replace(compute=compute)
 
-    used = found(first_of_class(inputs.labels, inputs.where, config.custom.images))
-    everyone = found(inputs.where)
-    v = interpolation.interpolate_scores(
-      jax.lax.stop_gradient(everyone.positive_scores),
-      num_points=config.num_points,
-      bounds=_BOUNDS,
-      grid=config.grid,
-      where=everyone.positive_where,
-    )
-    scores = used.positive_scores, used.negative_scores
-    loss = estimators.soprc_loss(
-      *scores,
-      v,
-      prior=prior_fn(inputs.step, inputs.labels, used),
-      tau1=config.tau1,
-      tau2=config.tau2,
-      self_weight=config.self_weight,
-      tpr_gradient=config.tpr_gradient,
-      link=config.link,
-      **used.masks,
-    )
-    loss += estimators.semi_variance(
-      *scores,
-      lambda1=config.lambda1,
-      lambda2=config.lambda2,
-      average_over=config.average_over,
-      pool=config.pool,
-      mean_gradient=config.mean_gradient,
-      **used.masks,
-    )
-    if config.pull:
-      loss += objectives.make_pull(config, setting)(inputs.step) * estimators.positive_pull(
-        used.positive_scores, positive_where=used.positive_where
-      )
-    return Outputs(loss, soprc.idle_args(inputs), {})
 
-  return soprc._replace(compute=exact if config.custom.exact else carried_or_batch)
+def _exact_v(config: Any, setting: Setting, inputs: Inputs) -> jax.Array:
+  """Returns phi of the scores of each image to all others of its class, ``[B, M]``."""
+  found = lists.retrieval_lists(
+    inputs.embeddings, inputs.labels, max_positives=setting.max_positives, where=inputs.where
+  )
+  return interpolation.interpolate_scores(
+    jax.lax.stop_gradient(found.positive_scores),
+    num_points=config.num_points,
+    bounds=_BOUNDS,
+    grid=config.grid,
+    where=found.positive_where,
+  )
 
 
 def first_of_class(labels: jax.Array, where: jax.Array, count: int) -> jax.Array:

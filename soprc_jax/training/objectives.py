@@ -130,17 +130,23 @@ def _factory(name: str) -> Callable[[Any, Setting], Objective]:
   return getattr(importlib.import_module(module), function)
 
 
-def _soprc(config: Any, setting: Setting) -> Objective:
+def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objective:
   """Returns SOPRC: Eq. 8 with v of Eq. 10, or of the batch, plus the semi-variance (Eq. 9).
 
   The metrics ``soprc`` and ``saturated_lists`` are those of Eq. 8 with either ``link``, so that
   runs can be compared.
+
+  Args:
+    config: ``config.loss``, resolved.
+    setting: properties of the run.
+    v: ``[B, M]``, used in the loss instead; None takes that of ``config.v``.
   """
   carried = config.v == "carried"
   tracker = _tracker(config, setting)
   prior_fn = make_prior(config.prior, setting)
   tau1_fn = log_linear(config.tau1_start, config.tau1, setting.num_steps)
-  pull_fn = make_pull(config, setting)
+  # A full pull on an untrained network can move all images to one point.
+  pull_fn = optax.linear_schedule(0.0, config.pull, setting.num_steps)
 
   def compute(inputs: Inputs) -> Outputs:
     found = lists.retrieval_lists(
@@ -151,10 +157,12 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       axis_name=setting.axis_name,
     )
     update_args = found.update_args(inputs.labels)
-    if carried:
-      v = tracker.lookahead(inputs.opt_state, **update_args)
+    if v is not None:
+      own_v = v
+    elif carried:
+      own_v = tracker.lookahead(inputs.opt_state, **update_args)
     else:
-      v = interpolation.interpolate_scores(
+      own_v = interpolation.interpolate_scores(
         found.positive_scores,
         num_points=config.num_points,
         bounds=_COSINE_BOUNDS,
@@ -166,7 +174,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
       estimators.soprc_loss,
       found.positive_scores,
       found.negative_scores,
-      v,
+      own_v,
       prior=prior,
       tau1=tau1_fn(inputs.step),
       tau2=config.tau2,
@@ -232,7 +240,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
   return Objective(tracker if carried else optax.identity(), compute, idle_args)
 
 
-LOSSES: Mapping[str, Callable[[Any, Setting], Objective]] = {"soprc": _soprc, **baselines.LOSSES}
+LOSSES: Mapping[str, Callable[[Any, Setting], Objective]] = {"soprc": soprc, **baselines.LOSSES}
 # Losses with carried state cannot serve as the warm-up of another one.
 CARRIED = ("soprc", *baselines.CARRIED)
 
@@ -288,14 +296,6 @@ def make_prior(
     )
 
   return prior
-
-
-def make_pull(config: Any, setting: Setting) -> optax.Schedule:
-  """Returns the weight of the pull at a step: it grows linearly from 0 to ``config.pull``.
-
-  A full pull on an untrained network can move all images to one point.
-  """
-  return optax.linear_schedule(0.0, config.pull, setting.num_steps)
 
 
 def log_linear(start: float, end: Any, num_steps: int) -> Callable[[jax.Array], jax.Array]:
