@@ -101,8 +101,13 @@ def sample(source: sources.Source) -> list[tuple[str, Markup]]:
   return rows
 
 
+def _is_vector(example: sources.Example) -> bool:
+  """Returns whether an example is a stored embedding, which cannot be shown."""
+  return isinstance(example.image, np.ndarray) and example.image.ndim == 1
+
+
 def _is_readable(example: sources.Example) -> bool:
-  if isinstance(example.image, np.ndarray) and example.image.ndim == 1:
+  if _is_vector(example):
     return True
   try:
     decoding.as_picture(example.image)
@@ -144,7 +149,7 @@ def _strip(tested: Tested, positions: Iterable[int]) -> Markup:
 
 def _thumbnail(example: sources.Example, badge: str = "") -> Markup:
   name, class_name = printable(example.id), printable(example.shown_class)
-  if isinstance(example.image, np.ndarray) and example.image.ndim == 1:  # a vector has no image
+  if _is_vector(example):
     html = '<span class="vector" title="{}">{}</span>'
     return page.markup(html, name, page.name(name, _SHORT))
   html = '<img src="{}" alt="{}class {}, image {}" title="{}"/>'
