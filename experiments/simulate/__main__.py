@@ -1,6 +1,7 @@
 r"""Simulates the errors of the estimators and of the interpolated scores.
 
-It reproduces Fig. 1, Appendix B.2 and Props. 1 to 3 of the paper.
+It reproduces Fig. 1, Appendix B.2 and Props. 1 to 3 of the paper. It also simulates a memory of the
+scores of all training images.
 
 soprc simulate --workdir=runs/simulation
 
@@ -102,12 +103,22 @@ def _summary(results: dict, settings: "simulation.Settings") -> str:  # type: ig
   ]
   lines.append(f"{'':>10} {'':>13} " + " ".join(f"{share:>8g}" for share in settings.shares))
   for name in results:
-    if name == "tracking":
+    if isinstance(results[name], list):  # no distribution
       continue
     entries = [entry for entry in results[name]["estimation"] if entry["batch_size"] == largest]
     for estimator in entries[0]["zero_one"]:
       means = " ".join(f"{entry['zero_one'][estimator]['mean']:+8.4f}" for entry in entries)
       lines.append(f"{name:>10} {estimator:>13} {means}")
+  lines += ["", "score memory, error of the risk and relative error of its gradient, mean (std):"]
+  for entry in results["score_memory"]:
+    case = f"{entry['link']}, prior {entry['prior']:g}, separation {entry['separation']:g}"
+    found = [
+      f"{name} {value['bias']:+.3f} ({value['std']:.3f}), "
+      f"{value['gradient_bias']:+.2f} ({value['gradient_std']:.2f})"
+      for name, value in entry.items()
+      if isinstance(value, dict)
+    ]
+    lines.append(f"{case}: {'; '.join(found)}")
   return "\n".join(lines)
 
 

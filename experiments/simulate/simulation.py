@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
+from experiments.simulate import score_memory
 from soprc_jax import estimators, interpolation, metrics, surrogates, tracking
 from soprc_jax._internal import blockwise, masks
 
@@ -422,6 +423,7 @@ class Settings(NamedTuple):
     betas: values of beta in the test of Prop. 1.
     steps: values of T, the number of steps of Eq. 10.
     chains: number of independent trackers.
+    stored: number of negatives in the study of a score memory.
     seed: seed of all draws.
   """
 
@@ -437,6 +439,7 @@ class Settings(NamedTuple):
   betas: tuple[float, ...] = (0.02, 0.1, 0.5)
   steps: tuple[int, ...] = (1, 3, 10, 30, 100)
   chains: int = 2000
+  stored: int = 20_000
   seed: int = 0
 
 
@@ -463,6 +466,7 @@ RESULTS: dict[str, Any] = {
     )
     | {"start": str}
   ],
+  "score_memory": [score_memory.ENTRY],
 }
 
 
@@ -524,6 +528,15 @@ def run(settings: Settings, *, told: Callable[[str], None] = lambda line: None) 
     for steps in settings.steps
   ]
   told(f"tracking: {len(found['tracking'])} settings of Prop. 1")
+  found["score_memory"] = score_memory.study(
+    score_memory.CASES,
+    stored=settings.stored,
+    repetitions=settings.repetitions,
+    tau1=settings.tau1,
+    tau2=settings.tau2,
+    seed=settings.seed,
+  )
+  told(f"score memory: {len(score_memory.CASES)} populations")
   return found
 
 

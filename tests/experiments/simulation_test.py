@@ -12,7 +12,7 @@ import runs
 import scipy.stats
 
 from experiments import flags as flags_lib
-from experiments.simulate import simulation
+from experiments.simulate import score_memory, simulation
 import soprc_jax
 from soprc_jax import metrics, surrogates
 
@@ -201,7 +201,7 @@ def test_command(tmp_path):
   done = runs.call("experiments.simulate", *flags)
   assert done.returncode == 0, done.stderr
   content = json.loads((tmp_path / "run" / "simulation.json").read_text())
-  assert {"binormal", "bibeta", "uniform", "tracking"} == set(content["results"])
+  assert {"binormal", "bibeta", "uniform", "tracking", "score_memory"} == set(content["results"])
   assert len(content["results"]["bibeta"]["estimation"]) == 5
   pictures = sorted(path.name for path in (tmp_path / "run").glob("*.png"))
   assert pictures == [
@@ -219,6 +219,7 @@ def test_command(tmp_path):
     *flags_lib.WRITES["simulation.json"],
   }
   assert "SOPRC" in done.stdout
+  assert done.stdout.count("old memory ") == len(score_memory.CASES)
   (tmp_path / "run" / "tracking.png").unlink()
   again = runs.call("experiments.simulate", *flags)
   assert again.stdout == done.stdout
