@@ -72,6 +72,7 @@ _AFFINE = ("data.augmentation", ("affine",))
 _RANDOM = ("data.augmentation", ("affine", "resized_crop", "crop"))
 _CONFUSABLE = ("data.sampler", ("confusable",))
 _CHARACTERS = ("data.source", ("characters",))
+_OF_IMAGES = ("data.source", tuple(name for name in datasets.SOURCES if name != "features"))
 _RESNET = ("model.name", tuple(sorted(RESNETS)))
 _HEADS = ("model.name", HEADS)
 _SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX = (
@@ -107,6 +108,7 @@ KEYS = (
     low=1,
     high=_SIDE,
     may_be_open=True,
+    used_with=_OF_IMAGES,
   ),
   Key(
     "data.augmentation",
@@ -181,6 +183,7 @@ KEYS = (
     "what to do with an image that cannot be decoded",
     choices=pipeline.ON_BROKEN,
     on_resume=True,
+    used_with=_OF_IMAGES,
   ),
   Key(
     "data.small_classes",
@@ -696,8 +699,9 @@ KEYS = (
     low=1,
     high=_SIDE,
     may_be_open=True,
+    used_with=_OF_IMAGES,
   ),
-  Key("eval.resize", 0, "shorter side before that crop; 0: image_size"),
+  Key("eval.resize", 0, "shorter side before that crop; 0: image_size", used_with=_OF_IMAGES),
   Key("eval.batch_size", 224, "images embedded at a time", low=1, high=_IMAGES),
   Key(
     "eval.baselines",

@@ -588,6 +588,15 @@ def test_keys_that_a_loss_does_not_use_are_told(name, used, unused):
   assert all(f"loss.name={name}: leave it out" in line for line in told)
 
 
+def test_keys_of_images_are_not_used_by_features():
+  config = config_lib.default_config()
+  names = ("data.image_size", "data.on_broken", "eval.image_size", "eval.resize")
+  assert config_lib.unused_problems(config, names) == []
+  config.data.source = "features"
+  told = config_lib.unused_problems(config, (*names, "data.small_classes"))
+  assert [line.partition(" is not used by data.source=features: ")[0] for line in told] == [*names]
+
+
 def test_keys_of_the_loss_of_the_warm_up_are_used():
   config = config_lib.default_config()
   config.warmup.loss = "triplet"
