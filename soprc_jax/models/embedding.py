@@ -6,6 +6,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from soprc_jax._internal.masks import l2_normalize
+
 # Mean and standard deviation of ImageNet's RGB values in [0, 1], as pretrained models expect.
 IMAGE_MEAN = (0.485, 0.456, 0.406)
 IMAGE_STD = (0.229, 0.224, 0.225)
@@ -47,25 +49,3 @@ class EmbeddingNet(nn.Module):
     if self.embedding_dim:
       features = nn.Dense(self.embedding_dim, dtype=self.dtype, name="head")(features)
     return l2_normalize(features.astype(jnp.float32))
-
-
-def l2_normalize(vectors: jax.Array, *, eps: float = 1e-12) -> jax.Array:
-  """Divides the vectors of the last axis by their norm.
-
-  A norm of at most ``eps`` gives 0 with gradient 0, never NaN.
-
-  >>> print(l2_normalize(jnp.array([[3.0, 4.0], [0.0, 0.0]])))
-  [[0.6 0.8]
-   [0.  0. ]]
-  """
-  # Beyond 2^60 the squares could overflow. The factor is an exact power of two that the norm
-  # cancels.
-  huge = jnp.max(jnp.abs(vectors), axis=-1, keepdims=True) > 2.0**60
-  vectors = vectors * jnp.where(
-    huge, jnp.asarray(2.0**-70, vectors.dtype), jnp.ones([], vectors.dtype)
-  )
-  squared = jnp.sum(jnp.square(vectors), axis=-1, keepdims=True)
-  usable = squared > eps**2
-  # The inner `where` avoids rsqrt(0), whose gradient would be inf * 0.
-  scale = jax.lax.rsqrt(jnp.where(usable, squared, jnp.ones_like(squared)))
-  return vectors * jnp.where(usable, scale, jnp.zeros_like(scale))

@@ -6,7 +6,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from soprc_jax.models import embedding
+from soprc_jax._internal import masks
 
 HEADS = ("linear", "mlp", "residual")
 
@@ -43,7 +43,7 @@ class Head(nn.Module):
       where: not used.
 
     Returns:
-      ``[B, D]`` float32 of norm 1 (or 0, see `embedding.l2_normalize`).
+      ``[B, D]`` float32 of norm 1 (or 0, see `l2_normalize`).
     """
     del train, where
     width = features.shape[-1]
@@ -51,7 +51,7 @@ class Head(nn.Module):
     # By the largest entry first, whose square could overflow or vanish.
     largest = jnp.max(jnp.abs(features), axis=-1, keepdims=True)
     features = features / jnp.where(largest > 0, largest, jnp.ones_like(largest))
-    scaled = embedding.l2_normalize(features) * width**0.5
+    scaled = masks.l2_normalize(features) * width**0.5
     x = scaled.astype(self.dtype)
     # Other names, so that no head starts from the weights of one of another kind.
     hidden, last = ("branch", "shift") if self.kind == "residual" else ("hidden", "head")
@@ -62,4 +62,4 @@ class Head(nn.Module):
       x = scaled + nn.Dense(width, dtype=self.dtype, kernel_init=zero, name=last)(x)
     else:
       x = nn.Dense(self.embedding_dim, dtype=self.dtype, name=last)(x)
-    return embedding.l2_normalize(x.astype(jnp.float32))
+    return masks.l2_normalize(x.astype(jnp.float32))

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from soprc_jax.data import sources
-from soprc_jax.models import EmbeddingNet, ResNet, embedding
+from soprc_jax.models import EmbeddingNet, ResNet, l2_normalize
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import evaluation, loss_protocol, objectives, optimizers, parallel
 from soprc_jax.training import step as step_lib
@@ -83,7 +83,7 @@ def losses(name, *, mapped):
     def loss_fn(kernel):
       vectors = jnp.matmul(batch["features"], kernel, precision=jax.lax.Precision.HIGHEST)
       inputs = loss_protocol.Inputs(
-        embedding.l2_normalize(vectors), batch["label"], batch["where"], count, (carried,)
+        l2_normalize(vectors), batch["label"], batch["where"], count, (carried,)
       )
       outputs = objective.compute(inputs)
       return outputs.loss, outputs.update_args
