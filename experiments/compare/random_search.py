@@ -76,6 +76,7 @@ _KNOBS = {
   "fast_ap": Dimension("loss.fast_ap.num_bins", 5, 50, integer=True),
   "listwise_ap": Dimension("loss.listwise_ap.num_bins", 5, 50, integer=True),
   "auroc": Dimension("loss.auroc.tau", 0.03, 0.3),
+  "sup_con": Dimension("loss.sup_con.temperature", 0.02, 0.2),
   "blackbox": Dimension("loss.blackbox.lambda_", 1.0, 20.0),
 }
 Space = tuple[Dimension, ...]

@@ -171,12 +171,27 @@ def count_true(where: jax.Array, axis: int | Sequence[int] | None = None) -> jax
     return jnp.sum(where, axis=axis, dtype=jnp.int64)
 
 
-def log1p_sum_exp(logits: jax.Array, mask: jax.Array) -> jax.Array:
-  """Computes ``log(1 + sum exp)`` over the last axis without overflow; 0 if nothing is valid."""
-  top = jnp.max(logits, axis=-1, keepdims=True, where=mask, initial=0.0)
-  top = jax.lax.stop_gradient(top)
+def log1p_sum_exp(
+  logits: jax.Array, mask: jax.Array, axis_name: collectives.AxisName = None
+) -> jax.Array:
+  """Computes ``log(1 + sum exp)`` over the last axis without overflow; 0 if nothing is valid.
+
+  With ``axis_name`` the sum is over the last axes of all its devices.
+  """
+  top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True, where=mask, initial=0.0))
+  top = top if axis_name is None else jax.lax.pmax(top, axis_name)
   total = jnp.sum(jnp.where(mask, jnp.exp(jnp.where(mask, logits, 0.0) - top), 0.0), axis=-1)
+  total = collectives.psum(total, axis_name)
   return top[..., 0] + jnp.log(jnp.exp(-top[..., 0]) + total)
+
+
+def log_sum_exp(logits: jax.Array, mask: jax.Array) -> jax.Array:
+  """Computes ``log(sum exp)`` over the last axis without overflow; 0 if nothing is valid."""
+  valid = jnp.any(mask, axis=-1)
+  top = jnp.max(logits, axis=-1, keepdims=True, where=mask, initial=-jnp.inf)
+  top = jax.lax.stop_gradient(jnp.where(valid[..., None], top, 0.0))
+  total = jnp.sum(jnp.where(mask, jnp.exp(jnp.where(mask, logits, 0.0) - top), 0.0), axis=-1)
+  return top[..., 0] + jnp.log(jnp.where(valid, total, 1.0))
 
 
 def l2_normalize(vectors: jax.Array, *, eps: float = 1e-12) -> jax.Array:

@@ -11,6 +11,7 @@ from soprc_jax.losses.fast_ap import fast_ap_loss
 from soprc_jax.losses.listwise_ap import listwise_ap_loss
 from soprc_jax.losses.multi_similarity import multi_similarity_loss
 from soprc_jax.losses.smooth_ap import smooth_ap_loss
+from soprc_jax.losses.sup_con import sup_con_loss
 from soprc_jax.losses.triplet import triplet_loss
 from soprc_jax.losses.xbm import xbm_contrastive_loss
 
@@ -22,6 +23,7 @@ __all__ = [
   "listwise_ap_loss",
   "multi_similarity_loss",
   "smooth_ap_loss",
+  "sup_con_loss",
   "triplet_loss",
   "xbm_contrastive_loss",
 ]

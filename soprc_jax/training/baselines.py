@@ -143,6 +143,7 @@ LOSSES: Mapping[str, Callable[[Any, Setting], Objective]] = {
   "fast_ap": _by_options("fast_ap", losses.fast_ap_loss),
   "listwise_ap": _by_options("listwise_ap", losses.listwise_ap_loss),
   "auroc": _by_options("auroc", losses.auroc_loss, bounded=True),
+  "sup_con": _by_options("sup_con", losses.sup_con_loss),
   "xbm": _xbm,
   "blackbox": _blackbox,
 }

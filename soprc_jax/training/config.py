@@ -586,6 +586,7 @@ KEYS = (
   ),
   Key("loss.auroc.tau", 0.1, "width of huber and sigmoid", above=0, losses=("auroc",)),
   Key("loss.auroc.include_self", True, "the query is relevant to itself", losses=("auroc",)),
+  Key("loss.sup_con.temperature", 0.07, "temperature of the softmax", above=0, losses=("sup_con",)),
   Key(
     "loss.xbm.memory_size",
     4096,

@@ -33,6 +33,7 @@ METHODS: Mapping[str, Method] = {
   "fast_ap": Method("FastAP", "fast_ap"),
   "auroc": Method("AUROC", "auroc"),
   "blackbox": Method("BlackBox", "blackbox"),
+  "sup_con": Method("SupCon", "sup_con"),
   "ap": Method("AP loss (Eq. 5)", "ap"),
 }
 

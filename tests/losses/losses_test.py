@@ -172,6 +172,7 @@ _LOSSES = {
   "auroc_logistic": functools.partial(losses.auroc_loss, surrogate="logistic"),
   "auroc_sigmoid": functools.partial(losses.auroc_loss, surrogate="sigmoid"),
   "xbm": _xbm,
+  "sup_con": losses.sup_con_loss,
   "blackbox": losses.blackbox_ap_loss,
   "blackbox_memory": _blackbox_with_memory,
 }
@@ -188,6 +189,7 @@ _LOOPS = {
   "auroc_logistic": functools.partial(loops.auroc, surrogate="logistic"),
   "auroc_sigmoid": functools.partial(loops.auroc, surrogate="sigmoid"),
   "xbm": loops.xbm_of_one_batch,
+  "sup_con": loops.sup_con,
   "blackbox": loops.blackbox,
 }
 _LABELS = np.array([7, 2, 7, -5, 2, 7, 90, 2])  # unsorted; three, three, one and one

@@ -145,3 +145,14 @@ def blackbox(embeddings, labels, interclass_coef=0.9):
   relevant = np.array([scores[p] for p in pairs if labels[p[0]] == labels[p[1]]])
   negatives = np.array([scores[p] for p in pairs if labels[p[0]] != labels[p[1]]])
   return (1 - interclass_coef) * own + interclass_coef * (1 - _blackbox_ap(relevant, negatives))
+
+
+def sup_con(embeddings, labels, temperature=0.07):
+  scores, count, queries = np.float64(embeddings) @ np.float64(embeddings).T, len(labels), []
+  for q in range(count):
+    others = [i for i in range(count) if i != q]
+    total = sum(np.exp(scores[q, i] / temperature) for i in others)
+    positives = [i for i in others if labels[i] == labels[q]]
+    if positives:
+      queries.append(_mean(-np.log(np.exp(scores[q, p] / temperature) / total) for p in positives))
+  return _mean(queries)

@@ -286,6 +286,7 @@ _OF_IMAGES = {
   "listwise_ap_loss": (losses.listwise_ap_loss, {}),
   "auroc_loss": (losses.auroc_loss, {}),
   "auroc_loss logistic": (losses.auroc_loss, {"surrogate": "logistic"}),
+  "sup_con_loss": (losses.sup_con_loss, {}),
   "blackbox_ap_loss": (losses.blackbox_ap_loss, {}),
   "blackbox_ap_loss max_positives": (losses.blackbox_ap_loss, {"max_positives": _IMAGES - 1}),
   "blackbox_ap_loss margin": (

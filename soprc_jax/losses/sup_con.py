@@ -1,0 +1,49 @@
+"""SupCon, the supervised contrastive loss; InfoNCE with one positive per query."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from soprc_jax import lists
+from soprc_jax._internal import checks, collectives, masks
+
+
+def sup_con_loss(
+  embeddings: ArrayLike,
+  labels: ArrayLike,
+  *,
+  temperature: ArrayLike = 0.07,
+  where: ArrayLike | None = None,
+  axis_name: collectives.AxisName = None,
+) -> jax.Array:
+  r"""Computes the supervised contrastive loss (SupCon), a softmax over the other images.
+
+  See Khosla et al., "Supervised contrastive learning", NeurIPS 2020, the form with the mean outside
+  of the logarithm (L_out). With one positive per query it is InfoNCE (van den Oord et al.,
+  "Representation learning with contrastive predictive coding", 2018).
+
+  .. math:: L = \mathrm{mean}_q\, \mathrm{mean}_{p \in P(q)} \Big( -\log \frac{e^{s_{qp} / \tau}}
+            {\sum_{a \ne q} e^{s_{qa} / \tau}} \Big)
+
+  Args:
+    embeddings: ``[B, D]``, unit norm (not normalized again).
+    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
+      into 32 bits, see `retrieval_lists`.
+    temperature: tau > 0.
+    where: ``[B]`` mask of the valid images; None means all.
+    axis_name: name of a mapped axis. Pairs are then formed over the joined batch of all its
+      devices.
+
+  Returns:
+    Scalar >= 0, at least float32. Queries without a positive are skipped; 0 if all are.
+
+  >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
+  >>> print(f"{sup_con_loss(embeddings, jnp.array([0, 0, 1])):.4f}")
+  0.0279
+  """
+  checks.check_width("temperature", temperature)
+  pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
+  logits = pairs.scores / jnp.asarray(temperature, pairs.scores.dtype)
+  total = masks.log_sum_exp(logits, pairs.positive | pairs.negative)
+  per_query = total - masks.masked_mean(logits, pairs.positive, -1)
+  return masks.masked_mean(per_query, jnp.any(pairs.positive, axis=-1), None, axis_name)
