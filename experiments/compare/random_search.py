@@ -77,6 +77,9 @@ _KNOBS = {
   "listwise_ap": Dimension("loss.listwise_ap.num_bins", 5, 50, integer=True),
   "auroc": Dimension("loss.auroc.tau", 0.03, 0.3),
   "sup_con": Dimension("loss.sup_con.temperature", 0.02, 0.2),
+  "quad_linear_ap": Dimension("loss.quad_linear_ap.width", 0.03, 0.3),
+  "sup_ap": Dimension("loss.sup_ap.tau", 0.003, 0.1),
+  "recall_at_k": Dimension("loss.recall_at_k.tau2", 0.003, 0.1),
   "blackbox": Dimension("loss.blackbox.lambda_", 1.0, 20.0),
 }
 Space = tuple[Dimension, ...]

@@ -10,7 +10,10 @@ from soprc_jax.losses.contrastive import contrastive_loss
 from soprc_jax.losses.fast_ap import fast_ap_loss
 from soprc_jax.losses.listwise_ap import listwise_ap_loss
 from soprc_jax.losses.multi_similarity import multi_similarity_loss
+from soprc_jax.losses.quad_linear_ap import quad_linear_ap_loss
+from soprc_jax.losses.recall_at_k import recall_at_k_loss
 from soprc_jax.losses.smooth_ap import smooth_ap_loss
+from soprc_jax.losses.sup_ap import sup_ap_loss
 from soprc_jax.losses.sup_con import sup_con_loss
 from soprc_jax.losses.triplet import triplet_loss
 from soprc_jax.losses.xbm import xbm_contrastive_loss
@@ -22,7 +25,10 @@ __all__ = [
   "fast_ap_loss",
   "listwise_ap_loss",
   "multi_similarity_loss",
+  "quad_linear_ap_loss",
+  "recall_at_k_loss",
   "smooth_ap_loss",
+  "sup_ap_loss",
   "sup_con_loss",
   "triplet_loss",
   "xbm_contrastive_loss",

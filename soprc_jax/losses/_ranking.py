@@ -3,11 +3,12 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
 from soprc_jax import lists
-from soprc_jax._internal import checks, collectives, masks
+from soprc_jax._internal import blockwise, checks, collectives, masks
 
 
 class Ranking(NamedTuple):
@@ -65,6 +66,19 @@ def relevant_scores(
   if width is None:
     return found.scores, found.relevant
   return lists.pick_positives(found.scores, found.relevant, width)
+
+
+def ranks_among(scores: jax.Array, mask: jax.Array) -> jax.Array:
+  """Counts the valid scores of the same row that are at least as high, ``[B, K]``.
+
+  These are ranks from 1 on, without a gradient. At equal scores each counts the other.
+  """
+
+  def of_row(scores: jax.Array, mask: jax.Array) -> jax.Array:
+    reaching = (scores[None, :] >= scores[:, None]) & mask[None, :]
+    return jnp.sum(reaching, axis=1).astype(scores.dtype)
+
+  return blockwise.map_rows(of_row, (scores, mask), scores.shape[1] ** 2)
 
 
 def relevant_width(

@@ -115,7 +115,7 @@ def _blackbox(config: Any, setting: Setting) -> Objective:
       margin=options.margin,
       interclass_coef=options.interclass_coef,
       memory=tracker.current(inputs.opt_state),
-      key=jax.random.fold_in(jax.random.key(setting.seed), inputs.step),
+      key=_step_key(inputs, setting),
       include_self=options.include_self,
       where=inputs.where,
       max_positives=setting.max_positives,
@@ -124,6 +124,28 @@ def _blackbox(config: Any, setting: Setting) -> Objective:
     return Outputs(loss, _memory_args(inputs, inputs.where), {})
 
   return Objective(tracker, compute, _idle_memory_args)
+
+
+def _recall_at_k(config: Any, setting: Setting) -> Objective:
+  """Returns the recall@k surrogate loss, with a random key of each step for its mixup."""
+
+  def compute(inputs: Inputs) -> Outputs:
+    loss = losses.recall_at_k_loss(
+      inputs.embeddings,
+      inputs.labels,
+      **config.recall_at_k,
+      key=_step_key(inputs, setting),
+      where=inputs.where,
+      max_positives=setting.max_positives,
+      axis_name=setting.axis_name,
+    )
+    return Outputs(loss, {}, {})
+
+  return Objective(optax.identity(), compute)
+
+
+def _step_key(inputs: Inputs, setting: Setting) -> jax.Array:
+  return jax.random.fold_in(jax.random.key(setting.seed), inputs.step)
 
 
 def _memory_args(inputs: Inputs, where: jax.Array) -> dict[str, Any]:
@@ -144,6 +166,9 @@ LOSSES: Mapping[str, Callable[[Any, Setting], Objective]] = {
   "listwise_ap": _by_options("listwise_ap", losses.listwise_ap_loss),
   "auroc": _by_options("auroc", losses.auroc_loss, bounded=True),
   "sup_con": _by_options("sup_con", losses.sup_con_loss),
+  "quad_linear_ap": _by_options("quad_linear_ap", losses.quad_linear_ap_loss, bounded=True),
+  "sup_ap": _by_options("sup_ap", losses.sup_ap_loss, bounded=True),
+  "recall_at_k": _recall_at_k,
   "xbm": _xbm,
   "blackbox": _blackbox,
 }

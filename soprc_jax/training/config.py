@@ -75,12 +75,14 @@ _CHARACTERS = ("data.source", ("characters",))
 _OF_IMAGES = ("data.source", tuple(name for name in datasets.SOURCES if name != "features"))
 _RESNET = ("model.name", tuple(sorted(RESNETS)))
 _HEADS = ("model.name", HEADS)
-_SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX = (
+_SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX, _SUP_AP, _RECALL = (
   ("soprc",),
   ("soprc", "ap"),
   ("contrastive",),
   ("xbm",),
   ("blackbox",),
+  ("sup_ap",),
+  ("recall_at_k",),
 )
 
 # Every key. The defaults are the paper's; where its text gives none, those of the authors' code.
@@ -587,6 +589,49 @@ KEYS = (
   Key("loss.auroc.tau", 0.1, "width of huber and sigmoid", above=0, losses=("auroc",)),
   Key("loss.auroc.include_self", True, "the query is relevant to itself", losses=("auroc",)),
   Key("loss.sup_con.temperature", 0.07, "temperature of the softmax", above=0, losses=("sup_con",)),
+  Key(
+    "loss.quad_linear_ap.width", 0.1, "width of the surrogate", above=0, losses=("quad_linear_ap",)
+  ),
+  Key("loss.sup_ap.tau", 0.01, "temperature of the sigmoid", above=0, losses=_SUP_AP),
+  Key(
+    "loss.sup_ap.rho", 100.0, "slope of the bound beyond loss.sup_ap.delta", low=0, losses=_SUP_AP
+  ),
+  Key(
+    "loss.sup_ap.delta",
+    0.05,
+    "score difference from which on the bound is linear",
+    low=0,
+    losses=_SUP_AP,
+  ),
+  Key("loss.sup_ap.lambda_", 0.5, "weight of the calibration", low=0, high=1, losses=_SUP_AP),
+  Key(
+    "loss.sup_ap.alpha",
+    0.9,
+    "similarity above which a positive has no calibration loss",
+    losses=_SUP_AP,
+  ),
+  Key(
+    "loss.sup_ap.beta",
+    0.6,
+    "similarity below which a negative has no calibration loss",
+    losses=_SUP_AP,
+  ),
+  Key(
+    "loss.recall_at_k.ks",
+    (1, 2, 4, 8, 16),
+    "k of the smoothed recalls",
+    must="different numbers >= 1, at least one",
+    holds=lambda ks: config_key.different(ks, lambda k: 1 <= k <= LARGEST_COUNT),
+    losses=_RECALL,
+  ),
+  Key("loss.recall_at_k.tau1", 1.0, "temperature on ranks", above=0, losses=_RECALL),
+  Key("loss.recall_at_k.tau2", 0.01, "temperature on similarities", above=0, losses=_RECALL),
+  Key(
+    "loss.recall_at_k.mixup",
+    False,
+    "add a virtual image for each, mixed with another of its class (SiMix)",
+    losses=_RECALL,
+  ),
   Key(
     "loss.xbm.memory_size",
     4096,

@@ -34,6 +34,9 @@ METHODS: Mapping[str, Method] = {
   "auroc": Method("AUROC", "auroc"),
   "blackbox": Method("BlackBox", "blackbox"),
   "sup_con": Method("SupCon", "sup_con"),
+  "quad_linear_ap": Method("QuadLinear-AP", "quad_linear_ap"),
+  "sup_ap": Method("SupAP (ROADMAP)", "sup_ap"),
+  "recall_at_k": Method("Recall@k surrogate", "recall_at_k"),
   "ap": Method("AP loss (Eq. 5)", "ap"),
 }
 

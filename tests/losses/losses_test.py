@@ -173,6 +173,9 @@ _LOSSES = {
   "auroc_sigmoid": functools.partial(losses.auroc_loss, surrogate="sigmoid"),
   "xbm": _xbm,
   "sup_con": losses.sup_con_loss,
+  "quad_linear_ap": losses.quad_linear_ap_loss,
+  "sup_ap": losses.sup_ap_loss,
+  "recall_at_k": losses.recall_at_k_loss,
   "blackbox": losses.blackbox_ap_loss,
   "blackbox_memory": _blackbox_with_memory,
 }
@@ -190,6 +193,9 @@ _LOOPS = {
   "auroc_sigmoid": functools.partial(loops.auroc, surrogate="sigmoid"),
   "xbm": loops.xbm_of_one_batch,
   "sup_con": loops.sup_con,
+  "quad_linear_ap": loops.quad_linear_ap,
+  "sup_ap": loops.sup_ap,
+  "recall_at_k": loops.recall_at_k,
   "blackbox": loops.blackbox,
 }
 _LABELS = np.array([7, 2, 7, -5, 2, 7, 90, 2])  # unsorted; three, three, one and one

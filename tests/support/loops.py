@@ -156,3 +156,62 @@ def sup_con(embeddings, labels, temperature=0.07):
     if positives:
       queries.append(_mean(-np.log(np.exp(scores[q, p] / temperature) / total) for p in positives))
   return _mean(queries)
+
+
+def _reaching(relevant, score):
+  return sum(1 for s in relevant if s >= score)
+
+
+def quad_linear_ap(embeddings, labels, width=0.1):
+  def surrogate(d):
+    if d > 0:
+      return 2 * d / width + 1
+    return (d / width) ** 2 + 2 * d / width + 1 if d >= -width else 0.0
+
+  def one(relevant, negatives):
+    ap = 0.0
+    for score in relevant:
+      rank = _reaching(relevant, score)
+      ap += rank / (rank + sum(surrogate(s - score) for s in negatives)) / len(relevant)
+    return 1 - ap
+
+  return _mean(one(*found) for found in _lists(embeddings, labels, include_self=False))
+
+
+def sup_ap(embeddings, labels, tau=0.01, rho=100.0, delta=0.05, lambda_=0.5, alpha=0.9, beta=0.6):
+  def sigmoid(x):
+    return 0.5 * (1 + np.tanh(x / 2))
+
+  def bound(d):
+    if d < 0:
+      return sigmoid(d / tau)
+    if d <= delta:
+      return sigmoid(d / tau) + 0.5
+    return rho * (d - delta) + sigmoid(delta / tau) + 0.5
+
+  def one(relevant, negatives):
+    ap = 0.0
+    for score in relevant:
+      rank = _reaching(relevant, score)
+      ap += rank / (rank + sum(bound(s - score) for s in negatives)) / len(relevant)
+    pull = _mean(max(alpha - s, 0) for s in relevant)
+    push = _mean(max(s - beta, 0) for s in negatives)
+    return (1 - lambda_) * (1 - ap) + lambda_ * (pull + push)
+
+  return _mean(one(*found) for found in _lists(embeddings, labels, include_self=False))
+
+
+def recall_at_k(embeddings, labels, ks=(1, 2, 4, 8, 16), tau1=1.0, tau2=0.01):
+  def sigmoid(x):
+    return 0.5 * (1 + np.tanh(x / 2))  # cannot overflow
+
+  def recall(relevant, negatives, k):
+    found = 0.0
+    for x in range(len(relevant)):
+      others = [*(s for z, s in enumerate(relevant) if z != x), *negatives]
+      rank = 1 + sum(sigmoid((s - relevant[x]) / tau2) for s in others)
+      found += sigmoid((k - rank) / tau1)
+    return found / len(relevant)
+
+  found = _lists(embeddings, labels, include_self=False)
+  return _mean(1 - _mean(recall(r, n, k) for k in ks) for r, n in found)

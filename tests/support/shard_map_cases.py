@@ -287,6 +287,9 @@ _OF_IMAGES = {
   "auroc_loss": (losses.auroc_loss, {}),
   "auroc_loss logistic": (losses.auroc_loss, {"surrogate": "logistic"}),
   "sup_con_loss": (losses.sup_con_loss, {}),
+  "quad_linear_ap_loss": (losses.quad_linear_ap_loss, {}),
+  "sup_ap_loss": (losses.sup_ap_loss, {}),
+  "recall_at_k_loss": (losses.recall_at_k_loss, {}),
   "blackbox_ap_loss": (losses.blackbox_ap_loss, {}),
   "blackbox_ap_loss max_positives": (losses.blackbox_ap_loss, {"max_positives": _IMAGES - 1}),
   "blackbox_ap_loss margin": (

@@ -1,0 +1,62 @@
+"""QuadLinear-AP: average precision with a quadratic-linear surrogate for the negatives."""
+
+import jax
+from jax.typing import ArrayLike
+
+from soprc_jax._internal import checks, collectives, masks, pair_sums
+from soprc_jax.losses import _ranking
+
+
+def quad_linear_ap_loss(
+  embeddings: ArrayLike,
+  labels: ArrayLike,
+  *,
+  width: ArrayLike = 0.1,
+  where: ArrayLike | None = None,
+  axis_name: collectives.AxisName = None,
+  max_positives: int | None = None,
+) -> jax.Array:
+  r"""Computes the QuadLinear-AP loss, 1 - AP with a surrogate of the rank among the negatives.
+
+  See Liu et al., "Not all pairs are equal: hierarchical learning for average-precision-oriented
+  video retrieval", ACM MM 2024.
+
+  .. math:: L = 1 - \mathrm{mean}_q\, \mathrm{mean}_{i \in P(q)} \frac{R^+(i)}{R^+(i) + \sum_{j \in
+            N(q)} R(s_j - s_i)}, \quad R(d) = \begin{cases} 2 d / w + 1 & d > 0 \\ (d / w + 1)^2 &
+            -w \le d \le 0 \\ 0 & d < -w \end{cases}
+
+  R+ is the rank of a positive among the positives, counted without a gradient. R is the surrogate
+  l1 of Eq. 7 with tau1 = w.
+
+  Args:
+    embeddings: ``[B, D]``, unit norm (not normalized again).
+    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
+      into 32 bits, see `retrieval_lists`.
+    width: w > 0. A negative of a similarity less than that of a positive by w costs nothing.
+    where: ``[B]`` mask of the valid images; None means all.
+    axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
+    max_positives: static bound on the positives of a query, as in `smooth_ap_loss`.
+
+  Returns:
+    Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped; 0 if
+    all are.
+
+  >>> import jax.numpy as jnp
+  >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
+  >>> print(f"{quad_linear_ap_loss(embeddings, jnp.array([0, 0, 1, 1])):.4f}")
+  0.4038
+  """
+  checks.check_width("width", width)
+  found = _ranking.ranking(embeddings, labels, include_self=False, where=where, axis_name=axis_name)
+  positives, mask = _ranking.relevant_scores(
+    found,
+    labels,
+    where=where,
+    axis_name=axis_name,
+    max_positives=max_positives,
+    include_self=False,
+  )
+  negative = found.candidates & ~found.relevant
+  above = pair_sums.pair_sums(pair_sums.L1, positives, found.scores, negative, tau=width)
+  lost = masks.share(above, _ranking.ranks_among(positives, mask))
+  return masks.masked_mean(masks.masked_mean(lost, mask, -1), found.valid, None, axis_name)
