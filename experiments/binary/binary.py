@@ -194,7 +194,12 @@ def _at_rate_one(config: Any) -> Any:
   """Returns what `optimizers` reads of a retrieval config, with a learning rate of 1."""
   optim = {**config.optim.to_dict(), "learning_rate": 1.0, "head_multiplier": 1.0}
   return config_dict.ConfigDict(
-    {"optim": optim, "train": config.train.to_dict(), "warmup": {"steps": 0}}
+    {
+      "optim": optim,
+      "train": config.train.to_dict(),
+      "warmup": {"steps": 0},
+      "loss": {"proxy_multiplier": 1.0},
+    }
   )
 
 

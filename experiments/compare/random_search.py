@@ -80,6 +80,10 @@ _KNOBS = {
   "quad_linear_ap": Dimension("loss.quad_linear_ap.width", 0.03, 0.3),
   "sup_ap": Dimension("loss.sup_ap.tau", 0.003, 0.1),
   "recall_at_k": Dimension("loss.recall_at_k.tau2", 0.003, 0.1),
+  "sigmoid": Dimension("loss.sigmoid.scale", 5.0, 50.0),
+  "proxy_anchor": Dimension("loss.proxy_anchor.alpha", 8.0, 64.0),
+  "norm_softmax": Dimension("loss.norm_softmax.temperature", 0.02, 0.2),
+  "arc_face": Dimension("loss.arc_face.margin", 0.1, 0.7),
   "blackbox": Dimension("loss.blackbox.lambda_", 1.0, 20.0),
 }
 Space = tuple[Dimension, ...]

@@ -4,14 +4,18 @@ All accept labels of any integer type or booleans, classes of unequal size, a ma
 ``axis_name`` for the joined batch of several devices.
 """
 
+from soprc_jax.losses.arc_face import arc_face_loss
 from soprc_jax.losses.auroc import auroc_loss
 from soprc_jax.losses.blackbox import blackbox_ap_loss
 from soprc_jax.losses.contrastive import contrastive_loss
 from soprc_jax.losses.fast_ap import fast_ap_loss
 from soprc_jax.losses.listwise_ap import listwise_ap_loss
 from soprc_jax.losses.multi_similarity import multi_similarity_loss
+from soprc_jax.losses.norm_softmax import norm_softmax_loss
+from soprc_jax.losses.proxy_anchor import proxy_anchor_loss
 from soprc_jax.losses.quad_linear_ap import quad_linear_ap_loss
 from soprc_jax.losses.recall_at_k import recall_at_k_loss
+from soprc_jax.losses.sigmoid import sigmoid_loss
 from soprc_jax.losses.smooth_ap import smooth_ap_loss
 from soprc_jax.losses.sup_ap import sup_ap_loss
 from soprc_jax.losses.sup_con import sup_con_loss
@@ -19,14 +23,18 @@ from soprc_jax.losses.triplet import triplet_loss
 from soprc_jax.losses.xbm import xbm_contrastive_loss
 
 __all__ = [
+  "arc_face_loss",
   "auroc_loss",
   "blackbox_ap_loss",
   "contrastive_loss",
   "fast_ap_loss",
   "listwise_ap_loss",
   "multi_similarity_loss",
+  "norm_softmax_loss",
+  "proxy_anchor_loss",
   "quad_linear_ap_loss",
   "recall_at_k_loss",
+  "sigmoid_loss",
   "smooth_ap_loss",
   "sup_ap_loss",
   "sup_con_loss",

@@ -47,6 +47,54 @@ def _by_options(
   return make
 
 
+def _by_proxies(name: str, loss_fn: LossFn) -> Callable[[Any, Setting], Objective]:
+  """Returns a factory of the objective with one learned proxy for each class."""
+
+  def make(config: Any, setting: Setting) -> Objective:
+    shape = len(setting.class_counts), setting.embedding_dim
+
+    def init_params(key: jax.Array) -> Any:
+      # Entries of about 1 / sqrt(D), for norms of about 1.
+      return {"proxies": jax.random.normal(key, shape) / shape[1] ** 0.5}
+
+    def compute(inputs: Inputs) -> Outputs:
+      loss = loss_fn(
+        inputs.embeddings,
+        inputs.labels,
+        inputs.params["proxies"],
+        where=inputs.where,
+        axis_name=setting.axis_name,
+        **config[name],
+      )
+      return Outputs(loss, {}, {})
+
+    return Objective(optax.identity(), compute, init_params=init_params)
+
+  return make
+
+
+def _sigmoid(config: Any, setting: Setting) -> Objective:
+  """Returns the sigmoid loss with a learned scale, as its logarithm, and a learned bias."""
+  options = config.sigmoid
+
+  def init_params(key: jax.Array) -> Any:
+    return {"log_scale": jnp.log(jnp.float32(options.scale)), "bias": jnp.float32(options.bias)}
+
+  def compute(inputs: Inputs) -> Outputs:
+    scale, bias = jnp.exp(inputs.params["log_scale"]), inputs.params["bias"]
+    loss = losses.sigmoid_loss(
+      inputs.embeddings,
+      inputs.labels,
+      scale=scale,
+      bias=bias,
+      where=inputs.where,
+      axis_name=setting.axis_name,
+    )
+    return Outputs(loss, {}, {"scale": scale, "bias": bias})
+
+  return Objective(optax.identity(), compute, init_params=init_params)
+
+
 def _average_precision(config: Any, setting: Setting) -> Objective:
   """Returns the AP loss of the batch (Eq. 5) with SOPRC's surrogates."""
 
@@ -169,6 +217,10 @@ LOSSES: Mapping[str, Callable[[Any, Setting], Objective]] = {
   "quad_linear_ap": _by_options("quad_linear_ap", losses.quad_linear_ap_loss, bounded=True),
   "sup_ap": _by_options("sup_ap", losses.sup_ap_loss, bounded=True),
   "recall_at_k": _recall_at_k,
+  "sigmoid": _sigmoid,
+  "proxy_anchor": _by_proxies("proxy_anchor", losses.proxy_anchor_loss),
+  "norm_softmax": _by_proxies("norm_softmax", losses.norm_softmax_loss),
+  "arc_face": _by_proxies("arc_face", losses.arc_face_loss),
   "xbm": _xbm,
   "blackbox": _blackbox,
 }

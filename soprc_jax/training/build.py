@@ -132,6 +132,7 @@ class Parts:
     schedule: learning rate as a function of the step.
     warmup_step: compiled step of the warm-up phase.
     main_step: compiled step of the main phase.
+    init_loss_params: returns the initial parameters of the loss from a random key.
   """
 
   model: nn.Module
@@ -139,6 +140,7 @@ class Parts:
   schedule: optax.Schedule
   warmup_step: StepFn
   main_step: StepFn
+  init_loss_params: Callable[[jax.Array], Any]
 
 
 def make_parts(
@@ -159,7 +161,8 @@ def make_parts(
     on_nonfinite: replaces ``config.train.on_nonfinite``, see `step.is_kept`; None keeps that one.
 
   Raises:
-    ValueError: the devices do not divide the batch; a custom loss does not work.
+    ValueError: the devices do not divide the batch; a custom loss does not work; the loss of the
+      warm-up is another one than ``loss.name`` and has parameters.
   """
   parallel.check_batch(config.train.batch_size, config.train.per_class, config.train.microbatch)
   if config.loss.name not in objectives.LOSSES:
@@ -175,6 +178,8 @@ def make_parts(
   main = objectives.make_objective(config.loss.name, config.loss, setting)
   warmup_setting = setting._replace(num_steps=config.warmup.steps)
   warmup = objectives.make_objective(config.warmup.loss, config.loss, warmup_setting)
+  if config.warmup.steps and config.warmup.loss != config.loss.name:
+    _check_without_params(config.warmup.loss, warmup)
   tx = optax.chain(
     main.tracker, optimizers.make_optimizer(config) if optimizer is None else optimizer
   )
@@ -204,7 +209,16 @@ def make_parts(
     schedule=optimizers.make_schedule(config),
     warmup_step=compiled(warmup, config.warmup.freeze_bn, 0),
     main_step=compiled(main, config.model.freeze_bn, config.warmup.steps),
+    init_loss_params=main.init_params,
   )
+
+
+def _check_without_params(name: str, objective: objectives.Objective) -> None:
+  if jax.tree.leaves(jax.eval_shape(objective.init_params, jax.random.key(0))):
+    raise ValueError(
+      f"warmup.loss={name} has parameters of its own, as proxies, and a run has only those of "
+      f"loss.name: choose a loss without parameters for the warm-up, or loss.name={name} too"
+    )
 
 
 def example_input(config: ConfigDict, count: Any = 1, *, side: int = 0) -> jax.ShapeDtypeStruct:
@@ -294,4 +308,10 @@ def check_unseen(
 
 def _random_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
   key = jax.random.key(config.seed)
-  return step_lib.init_state(parts.model, parts.tx, key=key, like=example_input(config))
+  return step_lib.init_state(
+    parts.model,
+    parts.tx,
+    key=key,
+    like=example_input(config),
+    init_loss_params=parts.init_loss_params,
+  )

@@ -400,7 +400,10 @@ def _fitted(variables: dict[str, Any], like: dict[str, Any], source: str) -> dic
 def _parts(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
   """Splits a state into the model, which other runs can start from, and the rest."""
   network = {"params": state.params, "batch_stats": state.batch_stats}
-  return network, {"step": state.step, "opt_state": state.opt_state}
+  rest = {"step": state.step, "opt_state": state.opt_state}
+  if jax.tree.leaves(state.loss_params):
+    rest["loss_params"] = state.loss_params
+  return network, rest
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -75,7 +75,7 @@ _CHARACTERS = ("data.source", ("characters",))
 _OF_IMAGES = ("data.source", tuple(name for name in datasets.SOURCES if name != "features"))
 _RESNET = ("model.name", tuple(sorted(RESNETS)))
 _HEADS = ("model.name", HEADS)
-_SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX, _SUP_AP, _RECALL = (
+_SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX, _SUP_AP, _RECALL, _PROXIES = (
   ("soprc",),
   ("soprc", "ap"),
   ("contrastive",),
@@ -83,6 +83,7 @@ _SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX, _SUP_AP, _RECALL = (
   ("blackbox",),
   ("sup_ap",),
   ("recall_at_k",),
+  ("proxy_anchor", "norm_softmax", "arc_face"),
 )
 
 # Every key. The defaults are the paper's; where its text gives none, those of the authors' code.
@@ -633,6 +634,32 @@ KEYS = (
     losses=_RECALL,
   ),
   Key(
+    "loss.sigmoid.scale",
+    10.0,
+    "initial factor of the similarities, learned",
+    above=0,
+    losses=("sigmoid",),
+  ),
+  Key("loss.sigmoid.bias", -10.0, "initial bias, learned", losses=("sigmoid",)),
+  Key("loss.proxy_anchor.alpha", 32.0, "sharpness", above=0, losses=("proxy_anchor",)),
+  Key("loss.proxy_anchor.margin", 0.1, "margin", low=0, losses=("proxy_anchor",)),
+  Key(
+    "loss.norm_softmax.temperature",
+    0.05,
+    "temperature of the softmax",
+    above=0,
+    losses=("norm_softmax",),
+  ),
+  Key("loss.arc_face.scale", 64.0, "factor of the cosines", above=0, losses=("arc_face",)),
+  Key(
+    "loss.arc_face.margin",
+    0.5,
+    "margin added to the angle to the own proxy, in radians",
+    low=0,
+    high=1.5,
+    losses=("arc_face",),
+  ),
+  Key(
     "loss.xbm.memory_size",
     4096,
     "embeddings kept, at least train.batch_size",
@@ -671,6 +698,13 @@ KEYS = (
     losses=_BLACKBOX,
   ),
   Key("loss.blackbox.include_self", True, "the query is relevant to itself", losses=_BLACKBOX),
+  Key(
+    "loss.proxy_multiplier",
+    1.0,
+    "learning rate of the proxies relative to the model's",
+    low=0,
+    losses=_PROXIES,
+  ),
   Key("loss.custom", {}, "options of a custom loss", losses=("custom losses",)),
   Key("optim.name", "sgd", "optimizer", choices=optimizers.OPTIMIZERS),
   Key(

@@ -7,16 +7,16 @@ import jax
 import jax.numpy as jnp
 
 EmbedFn = Callable[[Any, jax.Array], jax.Array]
-LossFn = Callable[[jax.Array], tuple[jax.Array, Any]]
+LossFn = Callable[[jax.Array, Any], tuple[jax.Array, Any]]
 
 
 def by_microbatches(
-  embed: EmbedFn, loss_fn: LossFn, params: Any, images: jax.Array, *, size: int
-) -> tuple[tuple[jax.Array, Any], Any]:
+  embed: EmbedFn, loss_fn: LossFn, params: Any, loss_params: Any, images: jax.Array, *, size: int
+) -> tuple[tuple[jax.Array, Any], tuple[Any, Any]]:
   """Computes the loss of a batch and its gradient in the memory of ``size`` images.
 
-  The result is that of
-  ``jax.value_and_grad(lambda p: loss_fn(embed(p, images)), has_aux=True)(params)``.
+  The result is that of ``jax.value_and_grad(f, (0, 1), has_aux=True)(params, loss_params)`` with
+  ``f(p, q) = loss_fn(embed(p, images), q)``.
 
   All images are embedded first. The loss is computed on all embeddings, so its lists are those of
   the whole batch. Then each microbatch is embedded again and backpropagates its part of the
@@ -26,13 +26,14 @@ def by_microbatches(
   Args:
     embed: ``(params, images [n, ...]) -> [n, D]``, each image independently, without statistics of
       the batch.
-    loss_fn: ``[B, D] -> (loss, aux)``.
-    params: parameters that the loss is differentiated by.
+    loss_fn: ``(embeddings [B, D], loss_params) -> (loss, aux)``.
+    params: parameters of the model.
+    loss_params: parameters of the loss.
     images: ``[B, ...]``.
     size: number of images per microbatch; divides B.
 
   Returns:
-    ``((loss, aux), gradient)``.
+    ``((loss, aux), gradients)``, with the gradients of both kinds of parameters.
 
   Raises:
     ValueError: when traced, if ``size`` does not divide B.
@@ -46,7 +47,9 @@ def by_microbatches(
 
   parts = split(images)
   embeddings = jax.lax.map(lambda part: embed(params, part), parts)
-  outputs, slopes = jax.value_and_grad(loss_fn, has_aux=True)(embeddings.reshape(count, -1))
+  outputs, (slopes, loss_gradient) = jax.value_and_grad(loss_fn, (0, 1), has_aux=True)(
+    embeddings.reshape(count, -1), loss_params
+  )
 
   def add(total: Any, part: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
     part_images, part_slopes = part
@@ -54,4 +57,4 @@ def by_microbatches(
     return jax.tree.map(jnp.add, total, pull_back(part_slopes)[0]), None
 
   gradient, _ = jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), (parts, split(slopes)))
-  return outputs, gradient
+  return outputs, (gradient, loss_gradient)

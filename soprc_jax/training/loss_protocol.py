@@ -7,6 +7,9 @@ import jax
 import numpy as np
 import optax
 
+# Name of the parameters of the loss among those that the optimizer changes.
+LOSS_PARAMS = "loss"
+
 
 class Inputs(NamedTuple):
   """Inputs of an objective: the embeddings of a batch and the carried state.
@@ -17,6 +20,7 @@ class Inputs(NamedTuple):
     where: ``[B]`` bool, valid images.
     step: scalar int32, number of steps done in this phase.
     opt_state: optimizer state, which includes the carried state.
+    params: parameters of the loss, a tree as `Objective.init_params` returns it.
   """
 
   embeddings: jax.Array
@@ -24,6 +28,7 @@ class Inputs(NamedTuple):
   where: jax.Array
   step: jax.Array
   opt_state: Any
+  params: Any = ()
 
 
 class Outputs(NamedTuple):
@@ -41,7 +46,7 @@ class Outputs(NamedTuple):
 
 
 class Objective(NamedTuple):
-  """A loss with its carried state.
+  """A loss with its carried state and its parameters.
 
   Attributes:
     tracker: transform that carries the state; comes before the optimizer in ``optax.chain``.
@@ -49,11 +54,35 @@ class Objective(NamedTuple):
     idle_args: function `Inputs` -> arguments of ``tx.update`` that do not change a bit of the
       carried state but its scalars, for a warm-up with another loss and for rejected steps. The
       default returns none.
+    init_params: function of a random key that returns the parameters of the loss, a tree of
+      arrays. They are trained with those of the model, by the same optimizer. The default returns
+      none.
   """
 
   tracker: optax.GradientTransformation
   compute: Callable[[Inputs], Outputs]
   idle_args: Callable[[Inputs], dict[str, Any]] = lambda inputs: {}
+  init_params: Callable[[jax.Array], Any] = lambda key: ()
+
+
+def with_loss_params(params: Any, loss_params: Any) -> Any:
+  """Returns the parameters that the optimizer changes: those of the model and of the loss.
+
+  Without parameters of the loss these are ``params`` itself.
+  """
+  return {**params, LOSS_PARAMS: loss_params} if jax.tree.leaves(loss_params) else params
+
+
+def split_params(trained: Any, loss_params: Any) -> tuple[Any, Any]:
+  """Splits what `with_loss_params` has joined.
+
+  Args:
+    trained: parameters of the model and of the loss.
+    loss_params: parameters of the loss before the step; returned if there are none.
+  """
+  if not jax.tree.leaves(loss_params):
+    return trained, loss_params
+  return {key: value for key, value in trained.items() if key != LOSS_PARAMS}, trained[LOSS_PARAMS]
 
 
 class Setting(NamedTuple):

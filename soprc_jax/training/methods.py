@@ -37,6 +37,10 @@ METHODS: Mapping[str, Method] = {
   "quad_linear_ap": Method("QuadLinear-AP", "quad_linear_ap"),
   "sup_ap": Method("SupAP (ROADMAP)", "sup_ap"),
   "recall_at_k": Method("Recall@k surrogate", "recall_at_k"),
+  "sigmoid": Method("Sigmoid (SigLIP)", "sigmoid"),
+  "proxy_anchor": Method("Proxy-Anchor", "proxy_anchor"),
+  "norm_softmax": Method("Normalized softmax", "norm_softmax"),
+  "arc_face": Method("ArcFace", "arc_face"),
   "ap": Method("AP loss (Eq. 5)", "ap"),
 }
 

@@ -107,9 +107,12 @@ def check(name: str, config: Any) -> None:
 
   def loss(embeddings: Any) -> Any:
     objective = make_objective(name, config, setting)
+    params = objective.init_params(jax.random.key(0))
     state = objective.tracker.init({})
     labels = jnp.arange(count, dtype=jnp.int32) // 4
-    inputs = Inputs(embeddings, labels, jnp.ones(count, bool), jnp.zeros([], jnp.int32), (state,))
+    inputs = Inputs(
+      embeddings, labels, jnp.ones(count, bool), jnp.zeros([], jnp.int32), (state,), params
+    )
     outputs = objective.compute(inputs)
     objective.tracker.update({}, state, {}, **outputs.update_args)
     return outputs.loss

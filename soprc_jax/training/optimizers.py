@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import optax
 
+from soprc_jax.training import loss_protocol
+
 OPTIMIZERS = ("sgd", "adam")
 SCHEDULES = ("constant", "cosine", "step")
 
@@ -43,7 +45,10 @@ def make_schedule(config: Any) -> optax.Schedule:
 def make_optimizer(config: Any) -> optax.GradientTransformation:
   """Returns SGD with momentum, or Adam.
 
-  Weight decay is added to the gradient of all parameters (L2), as in the authors' code.
+  Weight decay is added to the gradient of all parameters of the model (L2), as in the authors'
+  code. Parameters of the loss are not decayed: the norm of a proxy has no meaning. So those that a
+  loss does not use, as in a warm-up by another loss, do not change. The updates of proxies are
+  multiplied by ``loss.proxy_multiplier``.
   """
   optim = config.optim
   if optim.name == "sgd":
@@ -52,11 +57,40 @@ def make_optimizer(config: Any) -> optax.GradientTransformation:
     direction = optax.scale_by_adam()
   else:
     raise ValueError(f"optim.name must be one of {OPTIMIZERS}, got {optim.name!r}")
-  parts = [optax.add_decayed_weights(optim.weight_decay), direction]
+  parts = [_weight_decay(optim.weight_decay), direction]
   if optim.head_multiplier != 1.0:
     parts.append(optax.masked(optax.scale(optim.head_multiplier), _is_head))
-  optimizer = optax.chain(*parts, optax.scale_by_learning_rate(make_schedule(config)))
-  return optimizer._replace(update=_promoting(optimizer.update))
+  parts.append(optax.scale_by_learning_rate(make_schedule(config)))
+  optimizer = optax.chain(*parts)
+
+  def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+    updates, state = optimizer.update(updates, state, params, **extra)
+    return _scaled_proxies(updates, config.loss.proxy_multiplier), state
+
+  # Not a part of the chain, whose state would have another structure.
+  return optax.GradientTransformationExtraArgs(optimizer.init, _promoting(update))
+
+
+def _weight_decay(weight: float) -> optax.GradientTransformation:
+  """Adds weight decay to the gradient of the parameters of the model."""
+
+  def add(updates: Any, params: Any) -> Any:
+    def leaf(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
+      return update if _top(path) == loss_protocol.LOSS_PARAMS else update + weight * param
+
+    return jax.tree_util.tree_map_with_path(leaf, updates, params)
+
+  return optax.stateless(add)
+
+
+def _scaled_proxies(updates: Any, multiplier: float) -> Any:
+  """Multiplies the updates of parameters of the loss that are named ``proxies``."""
+
+  def leaf(path: Any, update: jax.Array) -> jax.Array:
+    is_proxies = _top(path) == loss_protocol.LOSS_PARAMS and _name(path[-1]) == "proxies"
+    return multiplier * update if is_proxies else update
+
+  return jax.tree_util.tree_map_with_path(leaf, updates)
 
 
 def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,6 +111,14 @@ def _is_head(params: Any) -> Any:
   """Returns a tree of bools, True for the parameters of the linear head."""
 
   def under_head(path: Any, _: Any) -> bool:
-    return getattr(path[0], "key", None) == "head"
+    return _top(path) == "head"
 
   return jax.tree_util.tree_map_with_path(under_head, params)
+
+
+def _top(path: Any) -> Any:
+  return _name(path[0]) if path else None
+
+
+def _name(entry: Any) -> Any:
+  return getattr(entry, "key", None)

@@ -16,7 +16,7 @@ import optax
 
 from soprc_jax._internal import stored, text_table
 from soprc_jax._internal.strings import printable
-from soprc_jax.training import build, checkpoints, parallel
+from soprc_jax.training import build, checkpoints, loss_protocol, parallel
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
@@ -284,7 +284,8 @@ def _broken_state(found: Found) -> tuple[Any, Any]:
     found.config, counts, optimizer=optax.trace(decay=0.0), on_nonfinite="keep"
   )
   # A trace without decay holds the gradient itself.
-  opt_state = (found.state.opt_state[0], jax.jit(parts.tx.init)(found.state.params)[1])
+  trained = loss_protocol.with_loss_params(found.state.params, found.state.loss_params)
+  opt_state = (found.state.opt_state[0], jax.jit(parts.tx.init)(trained)[1])
   after, _ = run(
     found._replace(parts=parts, state=dataclasses.replace(found.state, opt_state=opt_state))
   )

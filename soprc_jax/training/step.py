@@ -1,6 +1,6 @@
 """A training step (Alg. 1) of SOPRC, or of any other objective, as a pure function."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
@@ -12,7 +12,7 @@ import optax
 
 from soprc_jax import memory, tracking
 from soprc_jax._internal import collectives
-from soprc_jax.training import gradients, objectives
+from soprc_jax.training import gradients, loss_protocol, objectives
 
 # What to do after a step that is not finite: stop the run with the state before that step, or skip
 # the step.
@@ -32,16 +32,23 @@ class TrainState:
     params: parameters of the model.
     batch_stats: running statistics of batch norm.
     opt_state: state of the optimizer chain, including the carried state of the loss.
+    loss_params: parameters of the loss, see `loss_protocol.Objective`.
   """
 
   step: jax.Array
   params: Any
   batch_stats: Any
   opt_state: optax.OptState
+  loss_params: Any = ()
 
 
 def init_state(
-  model: nn.Module, tx: optax.GradientTransformation, *, key: jax.Array, like: jax.ShapeDtypeStruct
+  model: nn.Module,
+  tx: optax.GradientTransformation,
+  *,
+  key: jax.Array,
+  like: jax.ShapeDtypeStruct,
+  init_loss_params: Callable[[jax.Array], Any] = lambda key: (),
 ) -> TrainState:
   """Returns the state at step 0, with random weights drawn from ``key``.
 
@@ -50,14 +57,17 @@ def init_state(
     tx: the optimizer.
     key: random key.
     like: shape and dtype of an input of the model.
+    init_loss_params: ``init_params`` of the objective.
   """
   variables = jax.jit(model.init)(key, jnp.zeros(like.shape, like.dtype))
   params = variables["params"]
+  loss_params = jax.jit(init_loss_params)(jax.random.fold_in(key, 1))
   return TrainState(
     step=jnp.zeros([], jnp.int32),
     params=params,
     batch_stats=variables.get("batch_stats", {}),
-    opt_state=jax.jit(tx.init)(params),
+    opt_state=jax.jit(tx.init)(loss_protocol.with_loss_params(params, loss_params)),
+    loss_params=loss_params,
   )
 
 
@@ -105,20 +115,25 @@ def train_step(
   where = batch["where"] if masked else None
   batch_stats = state.batch_stats
 
-  def loss_fn(embeddings: jax.Array) -> tuple[jax.Array, Any]:
+  def loss_fn(embeddings: jax.Array, loss_params: Any) -> tuple[jax.Array, Any]:
     inputs = objectives.Inputs(
-      embeddings, batch["label"], batch["where"], state.step - first_step, state.opt_state
+      embeddings,
+      batch["label"],
+      batch["where"],
+      state.step - first_step,
+      state.opt_state,
+      loss_params,
     )
     outputs, idle_args = objective.compute(inputs), carrier.idle_args(inputs)
     update_args = outputs.update_args if objective is carrier else idle_args
     return outputs.loss, ((update_args, idle_args), outputs.metrics, any_nonfinite(embeddings))
 
-  def whole(params: Any) -> tuple[jax.Array, Any]:
+  def whole(params: Any, loss_params: Any) -> tuple[jax.Array, Any]:
     variables = {"params": params, "batch_stats": batch_stats}
     embeddings, moved = model.apply(
       variables, batch["image"], train=True, where=where, mutable=["batch_stats"]
     )
-    loss, aux = loss_fn(embeddings)
+    loss, aux = loss_fn(embeddings, loss_params)
     return loss, (*aux, moved.get("batch_stats", batch_stats))
 
   def embed(params: Any, images: jax.Array) -> jax.Array:
@@ -131,28 +146,34 @@ def train_step(
     # Batch norm is frozen here (the config ensures it): images are independent, and no statistics
     # are updated.
     (loss, (args, metrics, bad_embeddings)), grads = gradients.by_microbatches(
-      embed, loss_fn, state.params, batch["image"], size=microbatch
+      embed, loss_fn, state.params, state.loss_params, batch["image"], size=microbatch
     )
   else:
     (loss, (args, metrics, bad_embeddings, batch_stats)), grads = jax.value_and_grad(
-      whole, has_aux=True
-    )(state.params)
+      whole, (0, 1), has_aux=True
+    )(state.params, state.loss_params)
   # Every device has the same loss of the joined batch, so the mean of the gradients is the gradient
   # of that loss.
+  grads = loss_protocol.with_loss_params(*grads)
   if axis_name is not None:
     grads = jax.lax.pmean(grads, axis_name)
   update_args, idle_args = args
-  updates, opt_state = tx.update(grads, state.opt_state, state.params, **update_args)
+  trained = loss_protocol.with_loss_params(state.params, state.loss_params)
+  updates, opt_state = tx.update(grads, state.opt_state, trained, **update_args)
   # v and memories are tables with many rows. To choose between the old and the new one would copy
   # both at every step, so a rejected step updates them with arguments that change nothing. The
   # state of a custom loss may be of another kind, or the loss may have no such arguments.
   is_table = isinstance(state.opt_state[0], (tracking.ScoreEmaState, memory.EmbeddingMemoryState))
   in_place = is_table and set(update_args) == set(idle_args)
+  params, loss_params = loss_protocol.split_params(
+    optax.apply_updates(trained, updates), state.loss_params
+  )
   new_state = TrainState(
     step=state.step + 1,
-    params=optax.apply_updates(state.params, updates),
+    params=params,
     batch_stats=batch_stats,
     opt_state=opt_state,
+    loss_params=loss_params,
   )
   grad_norm = optax.tree.norm(grads)
   code = nonfinite_code(
@@ -172,7 +193,7 @@ def train_step(
   keep = is_kept(new_state.step, code, policy=on_nonfinite, step=batch.get("step"))
   if in_place:
     chosen = jax.tree.map(lambda one, other: jnp.where(keep, one, other), update_args, idle_args)
-    _, carried = carrier.tracker.update(grads, state.opt_state[0], state.params, **chosen)
+    _, carried = carrier.tracker.update(grads, state.opt_state[0], trained, **chosen)
     new_state = guarded(state, new_state, keep, policy=on_nonfinite, carried=carried)
   else:
     new_state = guarded(state, new_state, keep, policy=on_nonfinite)

@@ -159,6 +159,20 @@ def _blackbox_with_memory(embeddings, labels, *, where=None, axis_name=None):
   )
 
 
+def _with_proxies(loss_fn):
+  """Returns the loss with a proxy for each label from -5 to 90. Labels become rows by adding 5."""
+
+  def compute(embeddings, labels, *, where=None, axis_name=None):
+    return loss_fn(embeddings, labels + 5, _PROXIES, where=where, axis_name=axis_name)
+
+  return compute
+
+
+def _loops_with_proxies(loops_fn):
+  return lambda embeddings, labels: loops_fn(embeddings, labels + 5, _PROXIES)
+
+
+_PROXIES = 3 * np.float32(np.random.default_rng(7).standard_normal((96, 4)))
 _LOSSES = {
   "contrastive": losses.contrastive_loss,
   "contrastive_active": functools.partial(losses.contrastive_loss, average_active=True),
@@ -176,6 +190,10 @@ _LOSSES = {
   "quad_linear_ap": losses.quad_linear_ap_loss,
   "sup_ap": losses.sup_ap_loss,
   "recall_at_k": losses.recall_at_k_loss,
+  "sigmoid": losses.sigmoid_loss,
+  "proxy_anchor": _with_proxies(losses.proxy_anchor_loss),
+  "norm_softmax": _with_proxies(losses.norm_softmax_loss),
+  "arc_face": _with_proxies(losses.arc_face_loss),
   "blackbox": losses.blackbox_ap_loss,
   "blackbox_memory": _blackbox_with_memory,
 }
@@ -196,6 +214,10 @@ _LOOPS = {
   "quad_linear_ap": loops.quad_linear_ap,
   "sup_ap": loops.sup_ap,
   "recall_at_k": loops.recall_at_k,
+  "sigmoid": loops.sigmoid,
+  "proxy_anchor": _loops_with_proxies(loops.proxy_anchor),
+  "norm_softmax": _loops_with_proxies(loops.norm_softmax),
+  "arc_face": _loops_with_proxies(loops.arc_face),
   "blackbox": loops.blackbox,
 }
 _LABELS = np.array([7, 2, 7, -5, 2, 7, 90, 2])  # unsorted; three, three, one and one

@@ -215,3 +215,50 @@ def recall_at_k(embeddings, labels, ks=(1, 2, 4, 8, 16), tau1=1.0, tau2=0.01):
 
   found = _lists(embeddings, labels, include_self=False)
   return _mean(1 - _mean(recall(r, n, k) for k in ks) for r, n in found)
+
+
+def _cosines(embeddings, proxies):
+  proxies = np.float64(proxies)
+  return np.float64(embeddings) @ (proxies / np.linalg.norm(proxies, axis=1, keepdims=True)).T
+
+
+def proxy_anchor(embeddings, rows, proxies, alpha=32.0, margin=0.1):
+  scores, classes, pull, push = _cosines(embeddings, proxies), len(proxies), [], []
+  for c in range(classes):
+    own = [scores[i, c] for i in range(len(rows)) if rows[i] == c]
+    others = [scores[i, c] for i in range(len(rows)) if rows[i] != c]
+    if own:
+      pull.append(np.log(1 + sum(np.exp(-alpha * (s - margin)) for s in own)))
+    push.append(np.log(1 + sum(np.exp(alpha * (s + margin)) for s in others)))
+  return _mean(pull) + _mean(push)
+
+
+def norm_softmax(embeddings, rows, proxies, temperature=0.05):
+  scores = _cosines(embeddings, proxies) / temperature
+  return _mean(
+    -np.log(np.exp(scores[i, row]) / sum(np.exp(s) for s in scores[i]))
+    for i, row in enumerate(rows)
+  )
+
+
+def arc_face(embeddings, rows, proxies, scale=64.0, margin=0.5):
+  scores, found = _cosines(embeddings, proxies), []
+  for i, row in enumerate(rows):
+    angle = np.arccos(np.clip(scores[i, row], -1, 1))
+    own = (
+      np.cos(angle + margin) if angle + margin <= np.pi else np.cos(angle) - margin * np.sin(margin)
+    )
+    logits = [scale * (own if c == row else scores[i, c]) for c in range(len(proxies))]
+    top = max(logits)
+    found.append(top + np.log(sum(np.exp(x - top) for x in logits)) - scale * own)
+  return _mean(found)
+
+
+def sigmoid(embeddings, labels, scale=10.0, bias=-10.0):
+  scores, count, pairs = np.float64(embeddings) @ np.float64(embeddings).T, len(labels), []
+  for i in range(count):
+    for j in range(count):
+      if i != j:
+        sign = 1 if labels[i] == labels[j] else -1
+        pairs.append(np.log(1 + np.exp(-sign * (scale * scores[i, j] + bias))))
+  return _mean(pairs)

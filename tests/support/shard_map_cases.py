@@ -94,6 +94,35 @@ def _on_images(function, **options):
   return _of_loss(loss_fn)
 
 
+def _on_proxies(function):
+  """Wraps a loss with proxies, which every device has. Their gradient is one of the values."""
+
+  def loss_fn(shared, features, others, axis_name):
+    labels, where = others
+    return function(
+      _embed(shared["kernel"], features[0]),
+      labels,
+      shared["proxies"],
+      where=where,
+      axis_name=axis_name,
+    )
+
+  shared, parts = _images()
+  proxies = np.float32(np.random.default_rng(4).normal(size=(_CLASSES + 2, _DIM)))
+  return Case(_of_loss(loss_fn), shared | {"proxies": proxies}, parts)
+
+
+def _sigmoid(shared, parts, axis_name):
+  def loss_fn(shared, features, others, axis_name):
+    labels, where = others
+    embeddings = _embed(shared["kernel"], features[0])
+    options = {"scale": jnp.exp(shared["log_scale"]), "bias": shared["bias"]}
+    return losses.sigmoid_loss(embeddings, labels, where=where, axis_name=axis_name, **options)
+
+  learned = {"log_scale": np.float32(2.0), "bias": np.float32(-5.0)}
+  return _of_loss(loss_fn)(shared | learned, parts, axis_name)
+
+
 def _scores(num_positives, num_negatives, *, with_v=True):
   rng = np.random.default_rng(0)
   positive, negative, v = (
@@ -248,6 +277,9 @@ CASES: dict[str, Case] = {
     lambda axis: memory.embedding_memory(40, _DIM, axis_name=axis), _blackbox
   ),
 }
+for _function in (losses.proxy_anchor_loss, losses.norm_softmax_loss, losses.arc_face_loss):
+  CASES[_function.__name__] = _on_proxies(_function)
+CASES["sigmoid_loss learned"] = Case(_sigmoid, *_images())
 for _name, (_p, _n) in {"short": _SHORT, "long": _LONG}.items():
   CASES |= {
     f"soprc_loss {_name}": Case(_on_scores(soprc_jax.soprc_loss, prior=0.1), *_scores(_p, _n)),
@@ -288,8 +320,13 @@ _OF_IMAGES = {
   "auroc_loss logistic": (losses.auroc_loss, {"surrogate": "logistic"}),
   "sup_con_loss": (losses.sup_con_loss, {}),
   "quad_linear_ap_loss": (losses.quad_linear_ap_loss, {}),
-  "sup_ap_loss": (losses.sup_ap_loss, {}),
-  "recall_at_k_loss": (losses.recall_at_k_loss, {}),
+  "sup_ap_loss": (losses.sup_ap_loss, {"tau": 0.1}),
+  "recall_at_k_loss": (losses.recall_at_k_loss, {"tau2": 0.1}),
+  "sigmoid_loss": (losses.sigmoid_loss, {}),
+  "recall_at_k_loss mixup": (
+    losses.recall_at_k_loss,
+    {"mixup": True, "key": np.array([1, 2], np.uint32), "tau2": 0.1},
+  ),
   "blackbox_ap_loss": (losses.blackbox_ap_loss, {}),
   "blackbox_ap_loss max_positives": (losses.blackbox_ap_loss, {"max_positives": _IMAGES - 1}),
   "blackbox_ap_loss margin": (
@@ -304,6 +341,9 @@ for _name in (
   "soprc_loss of images",
   "triplet_loss",
   "smooth_ap_loss",
+  "sup_ap_loss",
+  "quad_linear_ap_loss",
+  "recall_at_k_loss",
   "auroc_loss",
   "blackbox_ap_loss",
 ):

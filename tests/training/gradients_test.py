@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -20,7 +21,8 @@ _NET = EmbeddingNet(ResNet((1, 1), False, width=4, stem="small"), embedding_dim=
 _LABELS = np.random.default_rng(1).permutation(np.repeat(np.arange(56), 4))
 
 
-def _loss(embeddings, labels):
+def _loss(embeddings, scale, labels):
+  embeddings = embeddings * scale
   found = lists.retrieval_lists(embeddings, labels, max_positives=3)
   masks = {"positive_where": found.positive_where, "negative_where": found.negative_where}
   return estimators.ap_loss(found.positive_scores, found.negative_scores, **masks), {
@@ -37,19 +39,26 @@ def _problem():
   def embed(params, images):
     return _NET.apply({"params": params, "batch_stats": variables["batch_stats"]}, images)
 
-  return images, variables["params"], embed, functools.partial(_loss, labels=_LABELS)
+  params = variables["params"], jnp.linspace(0.9, 1.1, 8)
+  return images, params, embed, functools.partial(_loss, labels=_LABELS)
 
 
 @functools.cache
 def _whole():
   images, params, embed, loss_fn = _problem()
-  return jax.jit(jax.value_and_grad(lambda p: loss_fn(embed(p, images)), has_aux=True))(params)
+
+  def loss(params, scale):
+    return loss_fn(embed(params, images), scale)
+
+  return jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(*params)
 
 
 @pytest.mark.parametrize("size", [1, 8, 32, 224])
 def test_gradient_is_that_of_the_whole_batch(size):
   images, params, embed, loss_fn = _problem()
-  got = jax.jit(lambda p: gradients.by_microbatches(embed, loss_fn, p, images, size=size))(params)
+  got = jax.jit(lambda *p: gradients.by_microbatches(embed, loss_fn, *p, images, size=size))(
+    *params
+  )
   (want_loss, want_aux), want_gradient = _whole()
   (loss, aux), gradient = got
   np.testing.assert_allclose(loss, want_loss, rtol=1e-5)
@@ -60,16 +69,18 @@ def test_gradient_is_that_of_the_whole_batch(size):
 
 def test_it_is_not_the_mean_of_the_microbatches_own_losses():
   # Gradient accumulation would descend another loss, since the lists of a microbatch are shorter.
-  images, params, embed, _ = _problem()
+  images, (params, scale), embed, _ = _problem()
   order = np.argsort(_LABELS, kind="stable")  # whole classes in each part
-  parts = [_loss(embed(params, images[part]), _LABELS[part])[0] for part in np.split(order, 4)]
+  parts = [
+    _loss(embed(params, images[part]), scale, _LABELS[part])[0] for part in np.split(order, 4)
+  ]
   assert abs(float(np.mean(parts)) - float(_whole()[0][0])) > 0.02
 
 
 def test_size_that_does_not_divide_the_batch():
   images, params, embed, loss_fn = _problem()
   with pytest.raises(ValueError, match="microbatches of 9 images do not divide a batch of 224"):
-    gradients.by_microbatches(embed, loss_fn, params, images, size=9)
+    gradients.by_microbatches(embed, loss_fn, *params, images, size=9)
 
 
 def _temporaries(batch_size, microbatch, *, side=224):
