@@ -19,8 +19,17 @@ from soprc_jax.training import config as config_lib
 from soprc_jax.training import loop, objectives
 
 _B, _DIM, _CLASSES = 8, 4, 8
-# Their terms need a positive or a negative, not both.
-_OF_PAIRS = ("contrastive", "xbm", "multi_similarity")
+# Their terms need a positive or a negative, not both, or proxies alone.
+_OF_PAIRS = (
+  "contrastive",
+  "xbm",
+  "multi_similarity",
+  "sup_con",
+  "sigmoid",
+  "proxy_anchor",
+  "norm_softmax",
+  "arc_face",
+)
 _every_loss = pytest.mark.parametrize("name", list(objectives.LOSSES))
 
 
@@ -43,7 +52,14 @@ def _compiled(name, max_positives=_B - 1):
   def step(state, embeddings, labels, where):
     def loss_fn(embeddings):
       outputs = objective.compute(
-        objectives.Inputs(embeddings, labels, where, jnp.int32(0), (state,))
+        objectives.Inputs(
+          embeddings,
+          labels,
+          where,
+          jnp.int32(0),
+          (state,),
+          objective.init_params(jax.random.key(0)),
+        )
       )
       return outputs.loss, outputs
 

@@ -33,6 +33,11 @@ _LOSSES = {
   "triplet": losses.triplet_loss,
   "multi_similarity": losses.multi_similarity_loss,
   "smooth_ap": losses.smooth_ap_loss,
+  "sup_con": losses.sup_con_loss,
+  "sigmoid": losses.sigmoid_loss,
+  "sup_ap": losses.sup_ap_loss,
+  "quad_linear_ap": losses.quad_linear_ap_loss,
+  "recall_at_k": losses.recall_at_k_loss,
   "fast_ap": losses.fast_ap_loss,
   "listwise_ap": losses.listwise_ap_loss,
   "auroc_huber": losses.auroc_loss,
@@ -41,7 +46,15 @@ _LOSSES = {
   "xbm": _xbm,
   "blackbox": losses.blackbox_ap_loss,
 }
-_IN_UNIT_INTERVAL = ("smooth_ap", "fast_ap", "listwise_ap", "auroc_sigmoid", "blackbox")
+_IN_UNIT_INTERVAL = (
+  "smooth_ap",
+  "quad_linear_ap",
+  "recall_at_k",
+  "fast_ap",
+  "listwise_ap",
+  "auroc_sigmoid",
+  "blackbox",
+)
 # The order decides which of several equal scores gets the gradient of a rank.
 _VALUE_ONLY = ("blackbox",)
 _each_loss = pytest.mark.parametrize("name", list(_LOSSES))

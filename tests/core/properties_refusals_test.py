@@ -338,6 +338,20 @@ _CASES = {
     {"alpha": _WIDTHS, "beta": _WIDTHS, "base": _NUMBERS},
   ),
   "smooth_ap": (_on_batch(losses.smooth_ap_loss), {"tau": _WIDTHS, "max_positives": _COUNTS}),
+  "sup_con": (_on_batch(losses.sup_con_loss), {"temperature": _WIDTHS}),
+  "sigmoid_loss": (_on_batch(losses.sigmoid_loss), {"scale": _WIDTHS, "bias": _NUMBERS}),
+  "quad_linear_ap": (
+    _on_batch(losses.quad_linear_ap_loss),
+    {"width": _WIDTHS, "max_positives": _COUNTS},
+  ),
+  "sup_ap": (
+    _on_batch(losses.sup_ap_loss),
+    {"tau": _WIDTHS, "alpha": _NUMBERS, "beta": _NUMBERS, "max_positives": _COUNTS},
+  ),
+  "recall_at_k": (
+    _on_batch(losses.recall_at_k_loss),
+    {"tau1": _WIDTHS, "tau2": _WIDTHS, "max_positives": _COUNTS},
+  ),
   "fast_ap": (_on_batch(losses.fast_ap_loss), {"num_bins": _COUNTS}),
   "listwise_ap": (_on_batch(losses.listwise_ap_loss), {"num_bins": st.one_of(_COUNTS, st.just(1))}),
   "auroc": (

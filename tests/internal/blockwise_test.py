@@ -13,7 +13,19 @@ from soprc_jax._internal import blockwise
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import loss_protocol, objectives
 
-_NAMES = ("soprc", "ap", "smooth_ap", "fast_ap", "listwise_ap", "blackbox", "auroc", "triplet")
+_NAMES = (
+  "soprc",
+  "ap",
+  "smooth_ap",
+  "sup_ap",
+  "quad_linear_ap",
+  "recall_at_k",
+  "fast_ap",
+  "listwise_ap",
+  "blackbox",
+  "auroc",
+  "triplet",
+)
 
 
 def _objective(name, *, max_positives):

@@ -38,6 +38,7 @@ TRAININGS = {
   "frozen": {"model.freeze_bn": True},
   "microbatches": {"model.freeze_bn": True, "train.microbatch": 12},
   "xbm": {"model.freeze_bn": True, "loss.name": "xbm"},
+  "proxies": {"model.freeze_bn": True, "loss.name": "proxy_anchor", "loss.proxy_multiplier": 3.0},
 }
 _SETTINGS = {
   "loss.tau1": 0.1,
@@ -80,15 +81,19 @@ def losses(name, *, mapped):
   def step(state, batch):
     kernel, carried, count = state
 
-    def loss_fn(kernel):
+    def loss_fn(kernel, params):
       vectors = jnp.matmul(batch["features"], kernel, precision=jax.lax.Precision.HIGHEST)
       inputs = loss_protocol.Inputs(
-        l2_normalize(vectors), batch["label"], batch["where"], count, (carried,)
+        l2_normalize(vectors), batch["label"], batch["where"], count, (carried,), params
       )
       outputs = objective.compute(inputs)
       return outputs.loss, outputs.update_args
 
-    (loss, arguments), gradient = jax.value_and_grad(loss_fn, has_aux=True)(kernel)
+    (loss, arguments), gradients = jax.value_and_grad(loss_fn, (0, 1), has_aux=True)(
+      kernel, objective.init_params(jax.random.key(2))
+    )
+    # One vector, with the gradient of the parameters of the loss, if it has any.
+    gradient = jnp.concatenate([leaf.reshape(-1) for leaf in jax.tree.leaves(gradients)])
     gradient = jax.lax.pmean(gradient, axis_name) if mapped else gradient
     _, carried = objective.tracker.update(gradient, carried, None, **arguments)
     # The model changes independently of the gradient: following it would amplify its rounding from
@@ -132,8 +137,12 @@ def training(name, *, mapped):
     microbatch=values.get("train.microbatch", 0) // (parallel.num_devices() if mapped else 1),
   )
   variables = _variables()
+  loss_params = objective.init_params(jax.random.key(2))
   state = step_lib.TrainState(
-    step=jnp.zeros([], jnp.int32), **variables, opt_state=tx.init(variables["params"])
+    step=jnp.zeros([], jnp.int32),
+    **variables,
+    opt_state=tx.init(loss_protocol.with_loss_params(variables["params"], loss_params)),
+    loss_params=loss_params,
   )
   run = _runner(step, state, mapped)
   rng = np.random.default_rng(3)

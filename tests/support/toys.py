@@ -9,7 +9,7 @@ import optax
 
 from soprc_jax.models import EmbeddingNet, ResNet
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import objectives, optimizers, parallel
+from soprc_jax.training import loss_protocol, objectives, optimizers, parallel
 from soprc_jax.training import step as step_lib
 
 NUM_DEVICES = 2
@@ -74,6 +74,7 @@ class Toy:
       axis_name=axis_name,
     )
     self.model = EmbeddingNet(backbone, embedding_dim=8, dtype=jnp.dtype(dtype))
+    self.init_loss_params = main.init_params
     self.tx = optax.chain(main.tracker, optimizers.make_optimizer(config))
     self.function = functools.partial(
       step_lib.train_step,
@@ -89,9 +90,13 @@ class Toy:
     self.step = jax.jit(self.function) if devices == 1 else parallel.compile_step(self.function)
 
   def initial(self):
-    variables = drawn()
+    variables, loss_params = drawn(), self.init_loss_params(jax.random.key(1))
+    trained = loss_protocol.with_loss_params(variables["params"], loss_params)
     return step_lib.TrainState(
-      step=jnp.zeros([], jnp.int32), **variables, opt_state=self.tx.init(variables["params"])
+      step=jnp.zeros([], jnp.int32),
+      **variables,
+      opt_state=self.tx.init(trained),
+      loss_params=loss_params,
     )
 
   def run(self, batches, state=None):

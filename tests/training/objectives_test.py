@@ -323,6 +323,7 @@ class OtherObjectivesTest(chex.TestCase):
   def test_every_loss_gives_a_finite_scalar_and_gradient(self, name):
     objective = objectives.make_objective(name, _loss_config(), _setting())
     inputs, _ = _inputs(objective)
+    inputs = inputs._replace(params=objective.init_params(jax.random.key(0)))
 
     def loss(embeddings):
       return objective.compute(inputs._replace(embeddings=embeddings)).loss
