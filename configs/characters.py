@@ -16,7 +16,9 @@ Arguments, joined by commas (``--config=characters:inat,triplet``):
 * ``pretrain``: 10,000 classes that are in no split, for a model to start from;
 * ``finetune``: a small learning rate, to start from ``--config.model.init_from=WORKDIR``;
 * ``soprc``: the file as it is; ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``,
-  ``smooth_ap``, ``fast_ap``, ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss;
+  ``smooth_ap``, ``fast_ap``, ``listwise_ap``, ``blackbox``, ``auroc``, ``sup_ap``,
+  ``quad_linear_ap``, ``recall_at_k``, ``sup_con``, ``sigmoid``, ``proxy_anchor``,
+  ``norm_softmax``, ``arc_face``, ``ap``: another loss;
 * ``paper``, ``authors``: the preset of that name (docs/paper.md, errata);
 * ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2.
 """

@@ -11,7 +11,9 @@ Arguments, joined by commas, change the run: ``--config=glyphs:authors`` or ``:f
 
 * ``soprc``: the file as it is;
 * ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``, ``smooth_ap``, ``fast_ap``,
-  ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss instead of SOPRC;
+  ``listwise_ap``, ``blackbox``, ``auroc``, ``sup_ap``, ``quad_linear_ap``, ``recall_at_k``,
+  ``sup_con``, ``sigmoid``, ``proxy_anchor``, ``norm_softmax``, ``arc_face``, ``ap``: another loss
+  instead of SOPRC;
 * ``paper``, ``authors``: the preset of that name (docs/paper.md, errata) with its prior and
   semi-variance term;
 * ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2: (1) biased prior, v of the batch;

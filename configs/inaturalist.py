@@ -17,7 +17,9 @@ of a class, and a class is visited a few hundred times (docs/paper.md, errata 10
 Arguments, joined by commas (``--config=inaturalist:paper,crop``):
 
 * ``soprc``: the file as it is; ``contrastive``, ``triplet``, ``multi_similarity``, ``xbm``,
-  ``smooth_ap``, ``fast_ap``, ``listwise_ap``, ``blackbox``, ``auroc``, ``ap``: another loss;
+  ``smooth_ap``, ``fast_ap``, ``listwise_ap``, ``blackbox``, ``auroc``, ``sup_ap``,
+  ``quad_linear_ap``, ``recall_at_k``, ``sup_con``, ``sigmoid``, ``proxy_anchor``,
+  ``norm_softmax``, ``arc_face``, ``ap``: another loss;
 * ``paper``, ``authors``: the preset of that name (docs/paper.md, errata), with the paper's beta =
   0.001;
 * ``ablation1`` .. ``ablation5``: the rows of the paper's Table 2; rows 1 to 4 by SGD, row 5 by

@@ -1,7 +1,8 @@
-"""Losses that the paper compares SOPRC with, as pure functions of embeddings and labels.
+"""Losses that SOPRC is compared with, as pure functions of embeddings and labels.
 
 All accept labels of any integer type or booleans, classes of unequal size, a mask, and an
-``axis_name`` for the joined batch of several devices.
+``axis_name`` for the joined batch of several devices. Those with proxies take rows of proxies as
+labels.
 """
 
 from soprc_jax.losses.arc_face import arc_face_loss

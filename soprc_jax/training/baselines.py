@@ -1,4 +1,4 @@
-"""Objectives of the paper's baseline methods: the loss function and its options."""
+"""Objectives of the baseline methods: the loss function, its options and its parameters."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

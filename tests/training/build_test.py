@@ -3,6 +3,7 @@
 import chex
 import jax
 import numpy as np
+import pytest
 import runs
 import toys
 
@@ -52,6 +53,16 @@ class TestBuild:
     config = runs.tiny_config(**{"warmup.freeze_bn": False, "model.freeze_bn": True})
     for name, want in (("warmup", False), ("model", True)):
       assert build.make_model(config, freeze_bn=config[name].freeze_bn).backbone.freeze_bn is want
+
+  def test_the_loss_of_a_warmup_has_no_parameters_of_its_own(self):
+    counts = np.full(5, 4)
+    values = {"warmup.loss": "proxy_anchor"}
+    with pytest.raises(ValueError, match=r"warmup\.loss=proxy_anchor has parameters of its own"):
+      build.make_parts(runs.tiny_config(**values), counts)
+    build.make_parts(runs.tiny_config(**values, warmup_steps=0), counts)
+    config = runs.tiny_config(**values, **{"loss.name": "proxy_anchor"})
+    state = build.abstract_state(config, build.make_parts(config, counts))
+    assert state.loss_params["proxies"].shape == (5, config.model.embedding_dim)
 
   def test_seed_decides_the_weights(self):
     net = EmbeddingNet(ResNet((1,), False, width=4, stem="small"), embedding_dim=8)

@@ -81,6 +81,15 @@ class TestStore:
       tracking.find_state(state.opt_state).v, tracking.find_state(saved.opt_state).v
     )
 
+  def test_parameters_of_the_loss_are_stored_apart_from_the_model(self, tmp_path, store):
+    proxies = {"proxies": np.arange(6, dtype=np.float32).reshape(3, 2)}
+    saved = _state().replace(loss_params=proxies)
+    store.save(saved, {})
+    like = _state(step=0).replace(loss_params=jax.tree.map(np.zeros_like, proxies))
+    _assert_same(store.restore(like)[0], saved)
+    network = {"params": saved.params, "batch_stats": saved.batch_stats}
+    _assert_same(store.restore_network(network), network)
+
   def test_another_process_finds_it(self, tmp_path, store):
     store.save(_state(), {})
     again = _open(tmp_path / "store", keep=2)

@@ -39,7 +39,7 @@ def _problem():
   def embed(params, images):
     return _NET.apply({"params": params, "batch_stats": variables["batch_stats"]}, images)
 
-  params = variables["params"], jnp.linspace(0.9, 1.1, 8)
+  params = variables["params"], jnp.linspace(0.9, 1.1, 8)[None]
   return images, params, embed, functools.partial(_loss, labels=_LABELS)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import optimizers
+from soprc_jax.training import loss_protocol, optimizers
 
 
 def _config(**values):
@@ -215,3 +215,18 @@ def test_f58_under_strict_promotion(name, schedule):
     rates = [optimizers.make_schedule(config)(jnp.int32(step)) for step in range(4)]
   chex.assert_trees_all_equal(found, want)
   np.testing.assert_allclose(np.array(rates, np.float64), _rates(config, range(4)), rtol=1e-6)
+
+
+def test_proxies_have_their_multiplier_and_no_parameter_of_the_loss_decays():
+  params = {"head": np.ones(3, np.float32)}
+  loss_params = {"proxies": np.ones((2, 3), np.float32), "bias": np.float32(1.0)}
+  trained = loss_protocol.with_loss_params(params, loss_params)
+  values = {"optim__name": "sgd", "optim__learning_rate": 0.1, "optim__schedule": "constant"}
+  config = _config(**values, optim__weight_decay=0.5, loss__proxy_multiplier=100.0)
+  tx = optimizers.make_optimizer(config)
+  updates, _ = tx.update(jax.tree.map(np.ones_like, trained), tx.init(trained), trained)
+  want = {"head": np.full(3, -0.15), "loss": {"proxies": np.full((2, 3), -10.0), "bias": -0.1}}
+  chex.assert_trees_all_close(updates, want, rtol=1e-6)
+  # A state without parameters of the loss is the one of a run of any other loss.
+  other = optimizers.make_optimizer(_config(**values, optim__weight_decay=0.5))
+  assert jax.tree.structure(tx.init(params)) == jax.tree.structure(other.init(params))

@@ -13,7 +13,7 @@ import optax
 import pytest
 import toys
 
-from soprc_jax import tracking
+from soprc_jax import losses, tracking
 from soprc_jax.training import objectives, parallel
 
 
@@ -56,11 +56,12 @@ class TestStep:
       ({}, None),
       ({"loss__preset": "paper", "loss__name": "soprc"}, None),
       ({"loss__name": "triplet"}, None),
+      ({"loss__name": "proxy_anchor"}, None),
       # Devices may have equal or unequal numbers of valid images. The lists must be right in any
       # case. Batch norm is frozen here.
       ({"masked": True, "freeze_bn": True}, [1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0]),
     ],
-    ids=["soprc", "paper", "triplet", "masked"],
+    ids=["soprc", "paper", "triplet", "proxies", "masked"],
   )
   def test_f23_two_devices_equal_one_on_the_joined_batch(self, values, where):
     batches = [toys.make_batch(seed, where) for seed in range(3)]
@@ -188,6 +189,49 @@ class TestCarriedScores:
     # Both phases update the same state: no part of it may change its type.
     state, _ = toys.make(warmup=True).run([toys.make_batch(0)])
     assert jax.tree.structure(toys.make().initial()) == jax.tree.structure(state)
+
+
+class TestLossParams:
+  """Parameters of the loss are trained with the model, by the same optimizer."""
+
+  def test_the_gradient_of_proxies_is_that_of_the_loss(self):
+    values = {"loss__name": "norm_softmax", "optim__name": "sgd", "optim__momentum": 0.0}
+    toy = toys.make(freeze_bn=True, loss__proxy_multiplier=3.0, **values)
+    batch, start = toys.make_batch(0), toy.initial()
+    after, _ = toy.run([batch])
+    variables = {"params": start.params, "batch_stats": start.batch_stats}
+    embeddings = toy.model.apply(variables, batch["image"])
+    slopes = jax.grad(lambda p: losses.norm_softmax_loss(embeddings, batch["label"], p))(
+      start.loss_params["proxies"]
+    )
+    moved = after.loss_params["proxies"] - start.loss_params["proxies"]
+    assert np.abs(moved).max() > 1e-4
+    np.testing.assert_allclose(moved, -3.0 * 0.01 * slopes, rtol=1e-3, atol=1e-7)
+
+  @pytest.mark.parametrize("name", ["proxy_anchor", "sigmoid"])
+  def test_microbatches_change_nothing(self, name):
+    batches = [toys.make_batch(seed) for seed in range(2)]
+    values = {"freeze_bn": True, "loss__name": name}
+    want, _ = toys.make(**values).run(batches)
+    got, _ = toys.make(microbatch=4, **values).run(batches)
+    chex.assert_trees_all_close(got, want, rtol=1e-3, atol=2e-5)
+    assert all(_leaves_moved(toys.make(**values).initial().loss_params, got.loss_params))
+
+  def test_a_warmup_by_another_loss_leaves_them_and_their_moments_alone(self):
+    toy = toys.make(warmup=True, loss__name="proxy_anchor", optim__weight_decay=0.1)
+    start = jax.device_get(toy.initial())
+    after, _ = toy.run([toys.make_batch(0), toys.make_batch(1)])
+    assert jax.tree.structure(start) == jax.tree.structure(after)
+    chex.assert_trees_all_equal(after.loss_params, start.loss_params)
+    assert all(_leaves_moved(start.params, after.params))
+
+  def test_a_rejected_step_keeps_them(self):
+    toy = toys.make(loss__name="proxy_anchor")
+    start = toy.initial()
+    broken = dataclasses.replace(start, params=jax.tree.map(lambda x: x * jnp.nan, start.params))
+    after, history = toy.run([toys.make_batch(0)], broken)
+    assert history[0]["nonfinite"] > 0
+    chex.assert_trees_all_equal(after.loss_params, jax.device_get(start.loss_params))
 
 
 class TestRejectedSteps:
