@@ -22,7 +22,7 @@ T = TypeVar("T")
 KEYS = (
   Key(
     "compare.methods",
-    tuple(name for name in methods.METHODS if name != "ap"),
+    methods.OF_PAPER,
     "methods; the default is the rows of the paper's tables, SOPRC in three ways",
   ),
   Key(

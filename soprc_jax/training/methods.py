@@ -44,6 +44,22 @@ METHODS: Mapping[str, Method] = {
   "ap": Method("AP loss (Eq. 5)", "ap"),
 }
 
+# The rows of the paper's tables, SOPRC in three ways.
+OF_PAPER = (
+  "soprc",
+  "paper",
+  "authors",
+  "contrastive",
+  "triplet",
+  "multi_similarity",
+  "xbm",
+  "smooth_ap",
+  "listwise_ap",
+  "fast_ap",
+  "auroc",
+  "blackbox",
+)
+
 
 def is_method(name: str) -> bool:
   """Returns whether `choose` accepts a name."""

@@ -3,8 +3,8 @@
 The stateless ones are checked for parity with the authors' code. All losses answer one list of
 questions.
 
-What several share (losses/_counting.py, losses/_histogram.py, losses/_ranking.py) is tested with
-them.
+What several share (losses/_counting.py, losses/_histogram.py, losses/_proxies.py,
+losses/_ranking.py) is tested with them.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,7 @@ import pytest
 import soprc_jax
 from soprc_jax import losses
 from soprc_jax import memory as memory_lib
+from soprc_jax.losses import recall_at_k
 
 
 class Case(NamedTuple):
@@ -386,9 +387,113 @@ def test_two_devices_equal_one(name, kind):
   np.testing.assert_allclose(got[1][0], expected, atol=1e-4 * max(np.abs(expected).max(), 1e-3))
 
 
+def test_info_nce_is_sup_con_with_one_positive():
+  # Two views of four images: the cross entropy of finding the other view among the other seven.
+  embeddings, labels = _embeddings(), np.tile(np.arange(4), 2)
+  logits = np.float64(embeddings) @ np.float64(embeddings).T / 0.2
+  np.fill_diagonal(logits, -np.inf)
+  other = logits[np.arange(8), (np.arange(8) + 4) % 8]
+  want = np.mean(np.log(np.exp(logits).sum(axis=1)) - other)
+  np.testing.assert_allclose(
+    losses.sup_con_loss(embeddings, labels, temperature=0.2), want, rtol=1e-5
+  )
+
+
+@pytest.mark.parametrize("max_positives", [None, 1])
+def test_recall_at_k_with_mixup_is_that_of_the_batch_with_virtual_images(max_positives):
+  # Two images of each class: the partner of each is known, and only the shares are random.
+  embeddings, labels = _embeddings(), np.array([3, 1, 1, 0, 3, 2, 0, 2])
+  key = jax.random.key(5)
+  shares = np.float64(jax.random.uniform(jax.random.split(key)[1], [8]))[:, None]
+  partners = np.array([4, 2, 1, 6, 0, 7, 3, 5])
+  mixed = shares * embeddings + (1 - shares) * embeddings[partners]
+  both = np.concatenate([embeddings, mixed]), np.concatenate([labels, labels])
+  loss_fn = functools.partial(losses.recall_at_k_loss, mixup=True, key=key, tau2=0.1)
+  got = loss_fn(embeddings, labels, max_positives=max_positives)
+  np.testing.assert_allclose(got, loops.recall_at_k(*both, tau2=0.1), rtol=1e-5)
+  # A masked image is no partner. An image without one has no virtual image.
+  where = np.arange(8) != 4
+  kept = np.concatenate([where, where & (np.arange(8) != 0)])
+  got = loss_fn(embeddings, labels, where=where)
+  want = loops.recall_at_k(both[0][kept], both[1][kept], tau2=0.1)
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_recall_at_k_with_mixup_draws_partners_of_the_class():
+  labels = np.array([0, 0, 0, 0, 1, 1, 1, 1])
+  keys = jax.random.split(jax.random.key(0), 50)
+  make = jax.vmap(
+    lambda key: recall_at_k._with_virtual(jnp.eye(8), jnp.asarray(labels), None, key, None)[0][8:]
+  )
+  mixed = np.asarray(make(keys)) > 0
+  np.testing.assert_array_equal(mixed.sum(axis=2), 2)
+  # Each image meets every other one of its class, and none of another.
+  same = labels[:, None] == labels[None, :]
+  np.testing.assert_array_equal(mixed.any(axis=0), same)
+
+
+def test_arc_face_where_the_angle_with_the_margin_exceeds_pi():
+  proxies, rows = np.float32([[1.0, 0.0], [0.0, 1.0]]), np.array([0, 0])
+  embeddings = np.float32([[-1.0, 0.0], [-0.96, 0.28]])
+  options = {"scale": 2.0, "margin": 0.5}
+  got = losses.arc_face_loss(embeddings, rows, proxies, **options)
+  np.testing.assert_allclose(got, loops.arc_face(embeddings, rows, proxies, **options), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["proxy_anchor", "norm_softmax", "arc_face"])
+@pytest.mark.parametrize("kind", ["zero", "equal", "huge", "aligned"])
+def test_any_proxies_are_finite(name, kind):
+  proxies = {
+    "zero": np.zeros((96, 4)),
+    "equal": np.ones((96, 4)),
+    "huge": 1e37 * _PROXIES,
+    "aligned": np.resize(_embeddings(), (96, 4)),
+  }[kind]
+  loss_fn = getattr(losses, f"{name}_loss")
+  value, slopes = jax.value_and_grad(loss_fn, (0, 2))(
+    _embeddings(), jnp.arange(8), jnp.asarray(proxies, jnp.float32)
+  )
+  assert np.isfinite(value)
+  assert all(np.isfinite(slope).all() for slope in slopes)
+
+
+@pytest.mark.parametrize("name", ["proxy_anchor", "norm_softmax", "arc_face"])
+def test_labels_that_are_no_rows_are_refused_or_left_out(name):
+  loss_fn, embeddings = getattr(losses, f"{name}_loss"), _embeddings()
+  for wrong in (-1, 96):
+    labels = np.array([3, wrong, 0, 1, 1, 2, 3, 0])
+    with pytest.raises(ValueError, match=f"rows of proxies, from 0 to 95; got {wrong}"):
+      loss_fn(embeddings, labels, _PROXIES)
+    where = labels != wrong
+    want = loss_fn(embeddings[where], labels[where], _PROXIES)
+    for got in (
+      loss_fn(embeddings, labels, _PROXIES, where=where),
+      jax.jit(loss_fn)(embeddings, labels, _PROXIES),
+    ):
+      np.testing.assert_allclose(got, want, rtol=1e-6)
+  with pytest.raises(AssertionError, match="with the width D of the embeddings"):
+    loss_fn(embeddings, np.zeros(8, int), _PROXIES[:, :3])
+
+
 @pytest.mark.parametrize(
   ("make", "message"),
   [
+    (lambda: losses.sup_con_loss(_embeddings(), _LABELS, temperature=0.0), "temperature must lie"),
+    (lambda: losses.sigmoid_loss(_embeddings(), _LABELS, scale=-1.0), "scale must lie in"),
+    (lambda: losses.quad_linear_ap_loss(_embeddings(), _LABELS, width=0.0), "width must lie in"),
+    (lambda: losses.sup_ap_loss(_embeddings(), _LABELS, rho=-1.0), "rho must lie in"),
+    (lambda: losses.sup_ap_loss(_embeddings(), _LABELS, lambda_=1.1), "lambda_ must lie in"),
+    (lambda: losses.recall_at_k_loss(_embeddings(), _LABELS, ks=()), "ks must have at least one"),
+    (lambda: losses.recall_at_k_loss(_embeddings(), _LABELS, ks=(1, 0)), "ks must be an integer"),
+    (lambda: losses.recall_at_k_loss(_embeddings(), _LABELS, mixup=True), "mixup needs key"),
+    (
+      lambda: losses.arc_face_loss(_embeddings(), np.zeros(8, int), _PROXIES, margin=4.0),
+      "margin must lie in",
+    ),
+    (
+      lambda: losses.proxy_anchor_loss(_embeddings(), np.zeros(8, int), _PROXIES, alpha=0.0),
+      "alpha must lie in",
+    ),
     (
       lambda: losses.auroc_loss(_embeddings(), _LABELS, surrogate="hinge"),
       "surrogate must be one of",
