@@ -58,7 +58,7 @@ class Network(NamedTuple):
     """The part of the config that determines the computation, as sorted JSON."""
     model = self.config.model.to_dict()
     return json.dumps(
-      {key: value for key, value in model.items() if key not in ("init_from", "freeze_bn")},
+      {key: value for key, value in model.items() if key not in ("init_from", "freeze_bn", "lora")},
       sort_keys=True,
     )
 

@@ -175,7 +175,7 @@ def measure(config: ConfigDict, data: build.Data, budget: Budget) -> Costs:
   config.data.sampler = "random"
   parts = build.make_parts(config, data.class_counts())
   state = parallel.replicate(parallel.from_main(build.starting_state(config, parts)))
-  variables = {"params": state.params, "batch_stats": state.batch_stats}
+  variables = evaluation.variables_of(state)
   evaluation_costs = _evaluation_costs(config, data, parts, variables)
   stream = pipeline.iterate(
     build.make_batches(config, build.make_data(config, data.splits)),

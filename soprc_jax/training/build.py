@@ -15,7 +15,15 @@ import optax
 from soprc_jax._internal import file_io
 from soprc_jax.data import confusable, datasets, pipeline, sampler, sources, transforms
 from soprc_jax.models import HEADS, RESNETS, ConvNet, EmbeddingNet, Head, ResNet
-from soprc_jax.training import checkpoints, classes, objectives, optimizers, parallel
+from soprc_jax.training import (
+  checkpoints,
+  classes,
+  finetuning,
+  lora,
+  objectives,
+  optimizers,
+  parallel,
+)
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -129,6 +137,7 @@ class Parts:
   Attributes:
     model: model in evaluation mode.
     tx: optimizer chain; the carried state of the loss comes first.
+    trained: pattern of the trained parameters, see `finetuning.select`. ``tx`` takes only these.
     schedule: learning rate as a function of the step.
     warmup_step: compiled step of the warm-up phase.
     main_step: compiled step of the main phase.
@@ -137,6 +146,7 @@ class Parts:
 
   model: nn.Module
   tx: optax.GradientTransformation
+  trained: str
   schedule: optax.Schedule
   warmup_step: StepFn
   main_step: StepFn
@@ -162,7 +172,8 @@ def make_parts(
 
   Raises:
     ValueError: the devices do not divide the batch; a custom loss does not work; the loss of the
-      warm-up is another one than ``loss.name`` and has parameters.
+      warm-up is another one than ``loss.name`` and has parameters; ``optim.train_only``,
+      ``optim.layer_decay`` or ``model.lora`` does not fit the model.
   """
   parallel.check_batch(config.train.batch_size, config.train.per_class, config.train.microbatch)
   if config.loss.name not in objectives.LOSSES:
@@ -180,14 +191,16 @@ def make_parts(
   warmup = objectives.make_objective(config.warmup.loss, config.loss, warmup_setting)
   if config.warmup.steps and config.warmup.loss != config.loss.name:
     _check_without_params(config.warmup.loss, warmup)
-  tx = optax.chain(
-    main.tracker, optimizers.make_optimizer(config) if optimizer is None else optimizer
-  )
+  trained, factors = _tuning(config)
+  if optimizer is None:
+    optimizer = optimizers.make_optimizer(config, factors)
+  tx = optax.chain(main.tracker, optimizer)
   # A single microbatch is the batch itself.
   microbatch = config.train.microbatch if config.train.microbatch < config.train.batch_size else 0
   has_small = bool(np.any(class_counts < config.train.per_class))
   shared = {
     "tx": tx,
+    "trained": trained,
     "carrier": main,
     "masked": (has_small and config.data.small_classes == "mask")
     or config.data.on_broken == "skip",
@@ -206,6 +219,7 @@ def make_parts(
   return Parts(
     model=make_model(config, freeze_bn=True),
     tx=tx,
+    trained=trained,
     schedule=optimizers.make_schedule(config),
     warmup_step=compiled(warmup, config.warmup.freeze_bn, 0),
     main_step=compiled(main, config.model.freeze_bn, config.warmup.steps),
@@ -219,6 +233,30 @@ def _check_without_params(name: str, objective: objectives.Objective) -> None:
       f"warmup.loss={name} has parameters of its own, as proxies, and a run has only those of "
       f"loss.name: choose a loss without parameters for the warm-up, or loss.name={name} too"
     )
+
+
+def _tuning(config: ConfigDict) -> tuple[str, dict[str, float]]:
+  """Returns the pattern of the trained parameters, and the factors of their learning rates.
+
+  The factors are empty if all are 1.
+
+  Raises:
+    ValueError: see `make_parts`.
+  """
+  pattern, decay = config.optim.train_only, config.optim.layer_decay
+  adapters = _adapters(config)
+  if not pattern and adapters is None and decay == 1:
+    return "", {}
+  params = abstract_network(config)["params"]
+  if adapters is not None:
+    pattern = lora.TRAINED
+    params = jax.eval_shape(functools.partial(lora.add, **adapters), params, key=jax.random.key(0))
+  finetuning.check(params, pattern)
+  return pattern, {} if decay == 1 else finetuning.rate_factors(finetuning.flat(params), decay)
+
+
+def _adapters(config: ConfigDict) -> dict[str, Any] | None:
+  return config.model.lora.to_dict() if config.model.lora.rank else None
 
 
 def example_input(config: ConfigDict, count: Any = 1, *, side: int = 0) -> jax.ShapeDtypeStruct:
@@ -259,9 +297,11 @@ def starting_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
   if not config.model.init_from:
     return state
   network = checkpoints.load_network(
-    config.model.init_from, {"params": state.params, "batch_stats": state.batch_stats}
+    config.model.init_from, {"params": lora.base(state.params), "batch_stats": state.batch_stats}
   )
-  return dataclasses.replace(state, **network)
+  return dataclasses.replace(
+    state, params=state.params | network["params"], batch_stats=network["batch_stats"]
+  )
 
 
 def check_unseen(
@@ -314,4 +354,6 @@ def _random_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
     key=key,
     like=example_input(config),
     init_loss_params=parts.init_loss_params,
+    trained=parts.trained,
+    adapters=_adapters(config),
   )

@@ -14,7 +14,7 @@ import orbax.checkpoint as ocp
 
 from soprc_jax._internal import file_io
 from soprc_jax.models import pretrained
-from soprc_jax.training import checksums, parallel
+from soprc_jax.training import checksums, finetuning, lora, parallel
 from soprc_jax.training.step import TrainState
 
 _log = logging.getLogger(__name__)
@@ -99,8 +99,8 @@ class Store:
           self._folder / str(step)
         )  # the process was killed between the checkpoint and its digests
       return
-    self._check_space(state)
-    network, rest = _parts(state)
+    network, rest = _parts(state, lora.merged(state.params))
+    self._check_space((network, rest))
     self._manager.save(
       step,
       args=ocp.args.Composite(
@@ -114,12 +114,12 @@ class Store:
     if parallel.is_main():
       checksums.write(self._folder / str(step))
 
-  def _check_space(self, state: TrainState) -> None:
+  def _check_space(self, arrays: Any) -> None:
     """Raises an OSError if the disk has too little space.
 
     This comes before Orbax writes: each of its threads would raise a different error.
     """
-    needed = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(state)) + _OVERHEAD
+    needed = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(arrays)) + _OVERHEAD
     free = shutil.disk_usage(self._folder).free
     if free < needed:
       raise OSError(
@@ -211,7 +211,8 @@ class Store:
 
   def _read(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
     """Reads a checkpoint whose files have been verified."""
-    network, rest = _parts(jax.tree.map(_abstract, like))
+    like = jax.tree.map(_abstract, like)
+    network, rest = _parts(like, lora.base(like.params))
     found = self._manager.restore(
       step,
       args=ocp.args.Composite(
@@ -221,7 +222,7 @@ class Store:
       ),
     )
     parts = _checked(found["network"], network), _checked(found["training"], rest)
-    return TrainState(**parts[0], **parts[1]), found["meta"]
+    return TrainState(**(parts[0] | parts[1])), found["meta"]
 
   def restore_network(self, like: dict[str, Any]) -> dict[str, Any]:
     """Restores ``params`` and ``batch_stats`` of the newest checkpoint, and nothing else.
@@ -397,12 +398,22 @@ def _fitted(variables: dict[str, Any], like: dict[str, Any], source: str) -> dic
   return network
 
 
-def _parts(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Splits a state into the model, which other runs can start from, and the rest."""
-  network = {"params": state.params, "batch_stats": state.batch_stats}
+def _parts(state: TrainState, params: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Splits a state into the model, which other runs can start from, and the rest.
+
+  The rest of a run with adapters has its own parameters, since the merged ones do not determine
+  them.
+
+  Args:
+    state: state of a run.
+    params: parameters of the model, those of ``state`` with merged adapters.
+  """
+  network = {"params": params, "batch_stats": state.batch_stats}
   rest = {"step": state.step, "opt_state": state.opt_state}
   if jax.tree.leaves(state.loss_params):
     rest["loss_params"] = state.loss_params
+  if finetuning.ADAPTERS in state.params:
+    rest["params"] = state.params
   return network, rest
 
 

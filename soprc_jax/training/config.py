@@ -9,6 +9,7 @@ A key of `OPEN` may be open: None until the run chooses its value, see `leave_op
 from collections.abc import Iterable, Mapping
 import json
 import math
+import re
 from typing import Any
 
 from ml_collections import config_dict
@@ -85,6 +86,15 @@ _SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX, _SUP_AP, _RECALL, _PROXIES = (
   ("recall_at_k",),
   ("proxy_anchor", "norm_softmax", "arc_face"),
 )
+
+
+def _is_pattern(text: str) -> bool:
+  try:
+    re.compile(text)
+  except re.error:
+    return False
+  return True
+
 
 # Every key. The defaults are the paper's; where its text gives none, those of the authors' code.
 KEYS = (
@@ -367,6 +377,21 @@ KEYS = (
     "",
     "initial weights: workdir, FILE.pth, FILE.safetensors, hf://USER/REPOSITORY; empty: random",
     often=True,
+  ),
+  Key(
+    "model.lora.rank",
+    0,
+    "rank r of the trained adapters A B of frozen kernels, the model's are W + alpha/r A B; the "
+    "head is trained too; 0: no adapters",
+    high=_SIDE,
+  ),
+  Key("model.lora.alpha", 16.0, "alpha, the scale of the adapters times r", above=0),
+  Key(
+    "model.lora.targets",
+    r"/blocks_\d+/",
+    "regular expression of the paths of the dense kernels that have adapters",
+    must="a regular expression",
+    holds=_is_pattern,
   ),
   Key("loss.name", "soprc", "loss", must=_LOSS, often=True),
   Key(
@@ -731,6 +756,21 @@ KEYS = (
   Key("optim.momentum", 0.9, "momentum of SGD", low=0, high=1),
   Key("optim.weight_decay", 4e-4, "weight decay, added to the gradient (L2)", low=0),
   Key("optim.head_multiplier", 1.0, "learning rate of the head relative to the backbone's", low=0),
+  Key(
+    "optim.train_only",
+    "",
+    "regular expression of the paths of the trained parameters, such as ^head/; the "
+    "others are frozen; empty: all are trained",
+    must="a regular expression",
+    holds=_is_pattern,
+  ),
+  Key(
+    "optim.layer_decay",
+    1.0,
+    "factor of the learning rate from one layer to the one before it; the head has factor 1",
+    above=0,
+    high=1,
+  ),
   Key("warmup.steps", 0, "steps of the warm-up, before the main phase"),
   Key("warmup.loss", "triplet", "loss of the warm-up, one without carried state", must=_LOSS),
   Key("warmup.learning_rate", 1e-3, "learning rate of the warm-up", low=0),
@@ -1010,6 +1050,16 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
     problems.append(
       "data.augmentation must be none with data.source=features, which are not images; got "
       f"{config.data.augmentation!r}"
+    )
+  if config.model.lora.rank and config.optim.train_only:
+    problems.append(
+      "optim.train_only must be empty with model.lora.rank > 0, which trains the adapters and the "
+      f"head only; got {shown(config.optim.train_only)}"
+    )
+  if config.optim.layer_decay != 1 and config.model.name in HEADS:
+    problems.append(
+      f"optim.layer_decay must be 1 with model.name={config.model.name}, which has no layers; got "
+      f"{config.optim.layer_decay!r}"
     )
   return problems
 

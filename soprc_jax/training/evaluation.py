@@ -15,7 +15,7 @@ from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import printable
 from soprc_jax.data import datasets, list_files, pipeline, sources
 from soprc_jax.metrics import per_query
-from soprc_jax.training import build, checkpoints, classes, parallel, progress
+from soprc_jax.training import build, checkpoints, classes, finetuning, lora, parallel, progress
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -84,6 +84,17 @@ def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
     return Embedded(embeddings, source.labels[good], np.flatnonzero(good), int((~good).sum()))
 
   return embed
+
+
+def variables_of(state: step_lib.TrainState) -> dict[str, Any]:
+  """Returns the variables of the model of a replicated state, replicated, with merged adapters.
+
+  The adapters are merged as in a checkpoint, so that a loaded model has the same embeddings.
+  """
+  params = state.params
+  if finetuning.ADAPTERS in params:
+    params = parallel.replicate(lora.merged(parallel.unreplicate(params)))
+  return {"params": params, "batch_stats": state.batch_stats}
 
 
 def evaluate(embedded: Embedded, config: ConfigDict) -> dict[str, Any]:

@@ -252,7 +252,15 @@ class _Run:
       opened=opened,
     )
     self.best_value = self.records.val_at(self.best.latest_step())
-    run_log.describe_start(config, self.data, self.like.params, self.start, self.num_steps, workdir)
+    run_log.describe_start(
+      config,
+      self.data,
+      self.like.params,
+      self.start,
+      self.num_steps,
+      workdir,
+      trained=self.parts.trained,
+    )
 
   def _check_unseen(self, splits: datasets.Splits) -> classes.Names:
     return build.check_unseen(self.config, splits, allow_seen_classes=self._allow_seen_classes)
@@ -324,7 +332,7 @@ class _Run:
   def _refresh(self, plan: confusable.ConfusableSampler, start: int, stop: int) -> None:
     """Finds the neighbours of the steps from ``start`` on by the model of this moment."""
     positions, rows = plan.to_embed(start)
-    variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
+    variables = evaluation.variables_of(self.state)
     embedded = self.embed(variables, sources.Subset(self.data.splits["train"], positions))
     found = plan.find(
       embedded.embeddings, rows[embedded.positions], step=start, num_steps=stop - start
@@ -421,7 +429,7 @@ class _Run:
 
   def _evaluate(self, number: int, requests: interrupts.Requests) -> _Evaluation:
     """Measures v and the validation metrics of the model after a step."""
-    variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
+    variables = evaluation.variables_of(self.state)
     if "val" not in self.data.splits:
       return _Evaluation(
         self.records.v.measure(number, self.embed, variables, self.state.opt_state)
@@ -440,7 +448,7 @@ class _Run:
     Every checkpoint holds the result, since a resumed run no longer has the initial model:
     ``model.init_from`` may be gone. A broken test image is noticed here, not after the training.
     """
-    variables = {"params": self.state.params, "batch_stats": self.state.batch_stats}
+    variables = evaluation.variables_of(self.state)
     try:
       with requests.may_cut():
         found = trivial_baselines.measure(self.config, self.data.splits, self.embed, variables)

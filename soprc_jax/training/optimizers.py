@@ -1,13 +1,13 @@
 """Optimizers and learning-rate schedules by name, as the paper uses them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 from typing import Any
 
 import jax
 import optax
 
-from soprc_jax.training import loss_protocol
+from soprc_jax.training import finetuning, loss_protocol
 
 OPTIMIZERS = ("sgd", "adam")
 SCHEDULES = ("constant", "cosine", "step")
@@ -42,13 +42,20 @@ def make_schedule(config: Any) -> optax.Schedule:
   return _promoting(main)
 
 
-def make_optimizer(config: Any) -> optax.GradientTransformation:
+def make_optimizer(
+  config: Any, factors: Mapping[str, float] | None = None
+) -> optax.GradientTransformation:
   """Returns SGD with momentum, or Adam.
 
   Weight decay is added to the gradient of all parameters of the model (L2), as in the authors'
   code. Parameters of the loss are not decayed: the norm of a proxy has no meaning. So those that a
   loss does not use, as in a warm-up by another loss, do not change. The updates of proxies are
   multiplied by ``loss.proxy_multiplier``.
+
+  Args:
+    config: has ``optim``, ``loss.proxy_multiplier``, ``warmup.steps`` and ``train.steps``.
+    factors: path of a parameter of the model -> factor of its learning rate, see
+      `finetuning.rate_factors`; empty or None: all have the same learning rate.
   """
   optim = config.optim
   if optim.name == "sgd":
@@ -60,6 +67,8 @@ def make_optimizer(config: Any) -> optax.GradientTransformation:
   parts = [_weight_decay(optim.weight_decay), direction]
   if optim.head_multiplier != 1.0:
     parts.append(optax.masked(optax.scale(optim.head_multiplier), _is_head))
+  if factors:
+    parts.append(optax.stateless(functools.partial(_scaled, factors=factors)))
   parts.append(optax.scale_by_learning_rate(make_schedule(config)))
   optimizer = optax.chain(*parts)
 
@@ -105,6 +114,13 @@ def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
       return function(*args, **kwargs)
 
   return call
+
+
+def _scaled(updates: Any, _: Any, *, factors: Mapping[str, float]) -> Any:
+  flat = finetuning.flat(updates)
+  return finetuning.nested(
+    {path: leaf * factors[path] if path in factors else leaf for path, leaf in flat.items()}
+  )
 
 
 def _is_head(params: Any) -> Any:

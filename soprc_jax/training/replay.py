@@ -16,7 +16,7 @@ import optax
 
 from soprc_jax._internal import stored, text_table
 from soprc_jax._internal.strings import printable
-from soprc_jax.training import build, checkpoints, loss_protocol, parallel
+from soprc_jax.training import build, checkpoints, finetuning, lora, loss_protocol, parallel
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
@@ -264,7 +264,7 @@ def _table(title: str, tree: Any) -> list[str]:
 
 def _embeddings(found: Found) -> list[str]:
   """Lists the images whose embeddings are not finite."""
-  variables = {"params": found.state.params, "batch_stats": found.state.batch_stats}
+  variables = {"params": lora.merged(found.state.params), "batch_stats": found.state.batch_stats}
   embeddings = np.asarray(jax.jit(found.parts.model.apply)(variables, found.batch["image"]))
   bad = np.flatnonzero(~np.isfinite(embeddings).all(axis=1))
   lines = [
@@ -284,8 +284,10 @@ def _broken_state(found: Found) -> tuple[Any, Any]:
     found.config, counts, optimizer=optax.trace(decay=0.0), on_nonfinite="keep"
   )
   # A trace without decay holds the gradient itself.
-  trained = loss_protocol.with_loss_params(found.state.params, found.state.loss_params)
-  opt_state = (found.state.opt_state[0], jax.jit(parts.tx.init)(trained)[1])
+  part = loss_protocol.with_loss_params(
+    finetuning.select(found.state.params, parts.trained), found.state.loss_params
+  )
+  opt_state = (found.state.opt_state[0], jax.jit(parts.tx.init)(part)[1])
   after, _ = run(
     found._replace(parts=parts, state=dataclasses.replace(found.state, opt_state=opt_state))
   )

@@ -15,7 +15,7 @@ from soprc_jax import version
 from soprc_jax.data import sources
 from soprc_jax.metrics import per_query
 from soprc_jax.models import convolutions
-from soprc_jax.training import evaluation, parallel, plots
+from soprc_jax.training import evaluation, lora, parallel, plots
 from soprc_jax.training import workdir as workdir_lib
 from soprc_jax.training.step import TrainState
 
@@ -50,7 +50,9 @@ def write(
   Raises:
     DivergedError: an embedding is not finite.
   """
-  replicated = parallel.replicate({"params": state.params, "batch_stats": state.batch_stats})
+  replicated = parallel.replicate(
+    {"params": lora.merged(state.params), "batch_stats": state.batch_stats}
+  )
   values: dict[str, Any] = {}
   for name in (name for name in splits if name.startswith("test")):
     embedded = embed(replicated, splits[name])

@@ -14,7 +14,7 @@ import numpy as np
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, summary_pb2
 
-from soprc_jax.training import build, parallel, v_history
+from soprc_jax.training import build, finetuning, parallel, v_history
 from soprc_jax.training import workdir as workdir_lib
 
 _log = logging.getLogger(__name__)
@@ -165,7 +165,14 @@ class Board:
 
 
 def describe_start(
-  config: ConfigDict, data: build.Data, params: Any, first: int, num_steps: int, workdir: Path
+  config: ConfigDict,
+  data: build.Data,
+  params: Any,
+  first: int,
+  num_steps: int,
+  workdir: Path,
+  *,
+  trained: str = "",
 ) -> None:
   """Logs data, model, devices and the step that the run starts from.
 
@@ -176,6 +183,7 @@ def describe_start(
     first: number of steps that are done.
     num_steps: number of steps of the whole run.
     workdir: folder of the run.
+    trained: pattern of the trained parameters, see `finetuning.select`.
   """
   sizes = {
     name: f"{len(np.unique(s.labels))} classes, {len(s)} images" for name, s in data.splits.items()
@@ -190,7 +198,7 @@ def describe_start(
       config.train.per_class,
       config.data.small_classes,
     )
-  count = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
+  count = _count(params)
   _log.info(
     "Model %s: %.2f million parameters, %s; on %s.",
     config.model.name,
@@ -198,6 +206,16 @@ def describe_start(
     config.model.dtype,
     parallel.describe(),
   )
+  if trained:
+    _log.info(
+      "Training %s of %s parameters; the others are frozen. Statistics of batch norm are not "
+      "parameters: model.freeze_bn=%s.",
+      f"{_count(finetuning.select(params, trained)):,}",
+      f"{count:,}",
+      config.model.freeze_bn,
+    )
+    if not config.model.init_from:
+      _log.warning("The frozen parameters are random: set model.init_from.")
   if 0 < config.train.microbatch < config.train.batch_size:
     _log.info(
       "Microbatches of %d images: each image is embedded twice per step.", config.train.microbatch
@@ -211,6 +229,10 @@ def describe_start(
     _log.info("Resuming from step %d of %d in %s.", first, num_steps, workdir)
   else:
     _log.info("Starting: %d steps into %s. The first step compiles.", num_steps, workdir)
+
+
+def _count(params: Any) -> int:
+  return sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))
 
 
 def is_due(step: int, every: int, config: ConfigDict) -> bool:

@@ -12,7 +12,7 @@ import optax
 
 from soprc_jax import memory, tracking
 from soprc_jax._internal import collectives
-from soprc_jax.training import gradients, loss_protocol, objectives
+from soprc_jax.training import finetuning, gradients, lora, loss_protocol, objectives
 
 # What to do after a step that is not finite: stop the run with the state before that step, or skip
 # the step.
@@ -29,7 +29,7 @@ class TrainState:
 
   Attributes:
     step: int32, number of steps done.
-    params: parameters of the model.
+    params: parameters of the model, and under ``lora`` its adapters.
     batch_stats: running statistics of batch norm.
     opt_state: state of the optimizer chain, including the carried state of the loss.
     loss_params: parameters of the loss, see `loss_protocol.Objective`.
@@ -49,6 +49,8 @@ def init_state(
   key: jax.Array,
   like: jax.ShapeDtypeStruct,
   init_loss_params: Callable[[jax.Array], Any] = lambda key: (),
+  trained: str = "",
+  adapters: Mapping[str, Any] | None = None,
 ) -> TrainState:
   """Returns the state at step 0, with random weights drawn from ``key``.
 
@@ -58,15 +60,21 @@ def init_state(
     key: random key.
     like: shape and dtype of an input of the model.
     init_loss_params: ``init_params`` of the objective.
+    trained: pattern of the trained parameters, see `finetuning.select`. ``tx`` has no state for the
+      others.
+    adapters: ``config.model.lora``, see `lora.add`; None: no adapters.
   """
   variables = jax.jit(model.init)(key, jnp.zeros(like.shape, like.dtype))
   params = variables["params"]
+  if adapters is not None:
+    params = lora.add(params, **adapters, key=key)
   loss_params = jax.jit(init_loss_params)(jax.random.fold_in(key, 1))
+  changed = loss_protocol.with_loss_params(finetuning.select(params, trained), loss_params)
   return TrainState(
     step=jnp.zeros([], jnp.int32),
     params=params,
     batch_stats=variables.get("batch_stats", {}),
-    opt_state=jax.jit(tx.init)(loss_protocol.with_loss_params(params, loss_params)),
+    opt_state=jax.jit(tx.init)(changed),
     loss_params=loss_params,
   )
 
@@ -83,6 +91,7 @@ def train_step(
   masked: bool,
   axis_name: str | None,
   microbatch: int = 0,
+  trained: str = "",
   on_nonfinite: str = "stop",
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Computes one optimization step (Alg. 1).
@@ -105,6 +114,8 @@ def train_step(
     axis_name: mapped axis; the lists are over the batch of all its devices.
     microbatch: number of this device's images that the model takes at a time, see
       `gradients.by_microbatches`; 0 takes all at once. Batch norm must be frozen.
+    trained: pattern of the trained parameters, see `finetuning.select`. The others stay the same,
+      and no gradient is computed for them.
     on_nonfinite: what to do at a step with a NaN or an infinity, one of `NONFINITE_POLICIES`. The
       state takes none of these numbers.
 
@@ -114,6 +125,10 @@ def train_step(
   """
   where = batch["where"] if masked else None
   batch_stats = state.batch_stats
+  part = finetuning.select(state.params, trained)
+
+  def whole_of(part: Any) -> Any:
+    return finetuning.join(state.params, part) if trained else part
 
   def loss_fn(embeddings: jax.Array, loss_params: Any) -> tuple[jax.Array, Any]:
     inputs = objectives.Inputs(
@@ -128,49 +143,48 @@ def train_step(
     update_args = outputs.update_args if objective is carrier else idle_args
     return outputs.loss, ((update_args, idle_args), outputs.metrics, any_nonfinite(embeddings))
 
-  def whole(params: Any, loss_params: Any) -> tuple[jax.Array, Any]:
-    variables = {"params": params, "batch_stats": batch_stats}
+  def whole(part: Any, loss_params: Any) -> tuple[jax.Array, Any]:
+    variables = {"params": lora.merge(whole_of(part)), "batch_stats": batch_stats}
     embeddings, moved = model.apply(
       variables, batch["image"], train=True, where=where, mutable=["batch_stats"]
     )
     loss, aux = loss_fn(embeddings, loss_params)
     return loss, (*aux, moved.get("batch_stats", batch_stats))
 
-  def embed(params: Any, images: jax.Array) -> jax.Array:
-    embeddings: Any = model.apply(
-      {"params": params, "batch_stats": batch_stats}, images, train=False
-    )
+  def embed(part: Any, images: jax.Array) -> jax.Array:
+    variables = {"params": lora.merge(whole_of(part)), "batch_stats": batch_stats}
+    embeddings: Any = model.apply(variables, images, train=False)
     return embeddings
 
   if microbatch:
     # Batch norm is frozen here (the config ensures it): images are independent, and no statistics
     # are updated.
     (loss, (args, metrics, bad_embeddings)), grads = gradients.by_microbatches(
-      embed, loss_fn, state.params, state.loss_params, batch["image"], size=microbatch
+      embed, loss_fn, part, state.loss_params, batch["image"], size=microbatch
     )
   else:
     (loss, (args, metrics, bad_embeddings, batch_stats)), grads = jax.value_and_grad(
       whole, (0, 1), has_aux=True
-    )(state.params, state.loss_params)
+    )(part, state.loss_params)
   # Every device has the same loss of the joined batch, so the mean of the gradients is the gradient
   # of that loss.
   grads = loss_protocol.with_loss_params(*grads)
   if axis_name is not None:
     grads = jax.lax.pmean(grads, axis_name)
   update_args, idle_args = args
-  trained = loss_protocol.with_loss_params(state.params, state.loss_params)
-  updates, opt_state = tx.update(grads, state.opt_state, trained, **update_args)
+  changed = loss_protocol.with_loss_params(part, state.loss_params)
+  updates, opt_state = tx.update(grads, state.opt_state, changed, **update_args)
   # v and memories are tables with many rows. To choose between the old and the new one would copy
   # both at every step, so a rejected step updates them with arguments that change nothing. The
   # state of a custom loss may be of another kind, or the loss may have no such arguments.
   is_table = isinstance(state.opt_state[0], (tracking.ScoreEmaState, memory.EmbeddingMemoryState))
   in_place = is_table and set(update_args) == set(idle_args)
-  params, loss_params = loss_protocol.split_params(
-    optax.apply_updates(trained, updates), state.loss_params
+  part, loss_params = loss_protocol.split_params(
+    optax.apply_updates(changed, updates), state.loss_params
   )
   new_state = TrainState(
     step=state.step + 1,
-    params=params,
+    params=whole_of(part),
     batch_stats=batch_stats,
     opt_state=opt_state,
     loss_params=loss_params,
@@ -193,7 +207,7 @@ def train_step(
   keep = is_kept(new_state.step, code, policy=on_nonfinite, step=batch.get("step"))
   if in_place:
     chosen = jax.tree.map(lambda one, other: jnp.where(keep, one, other), update_args, idle_args)
-    _, carried = carrier.tracker.update(grads, state.opt_state[0], trained, **chosen)
+    _, carried = carrier.tracker.update(grads, state.opt_state[0], changed, **chosen)
     new_state = guarded(state, new_state, keep, policy=on_nonfinite, carried=carried)
   else:
     new_state = guarded(state, new_state, keep, policy=on_nonfinite)
