@@ -12,7 +12,7 @@ ADAPTERS = "lora"
 # The first pattern that any path matches counts: conv1 of a ResNet is not a layer but its stem.
 _LAYERS = (r"^backbone/blocks_(\d+)/", r"^backbone/layer(\d+)_(\d+)/", r"^backbone/conv(\d+)_")
 # What comes after the layers, with the learning rate of the head.
-_LAST = re.compile(r"^(backbone/norm|head)/")
+_LAST = re.compile(r"^(backbone/(norm|pool|projection)|head)/")
 _SHOWN = 6  # paths that a message names
 
 
@@ -67,8 +67,8 @@ def examples(paths: Iterable[str]) -> str:
 def depths(paths: Iterable[str]) -> dict[str, int]:
   """Returns path -> depth of its layer: 0 for stem and embeddings, the largest for the head.
 
-  The depths between are those of the layers in order. The final norm of a transformer has the depth
-  of the head, an adapter that of its kernel.
+  The depths between are those of the layers in order. Norm, pooling and projection after the blocks
+  of a transformer have the depth of the head. An adapter has that of its kernel.
 
   Args:
     paths: all paths of the parameters of a model, also of frozen ones.
