@@ -276,6 +276,12 @@ _BAD = [
   ("optim.momentum", 1.5, "<= 1"),
   ("optim.weight_decay", -1e-4, ">= 0"),
   ("optim.head_multiplier", -1.0, ">= 0"),
+  ("optim.train_only", "head(", "a regular expression"),
+  ("optim.layer_decay", 0.0, "> 0"),
+  ("optim.layer_decay", 1.5, "<= 1"),
+  ("model.lora.rank", -1, ">= 0"),
+  ("model.lora.alpha", 0.0, "> 0"),
+  ("model.lora.targets", "*", "a regular expression"),
   ("warmup.steps", -1, ">= 0"),
   ("warmup.loss", "soprc", "must have no carried state"),
   ("warmup.learning_rate", -1.0, ">= 0"),
@@ -334,6 +340,19 @@ class TestCheck:
   def test_prior_value_plays_no_role_in_kinds_without_one(self):
     for kind in ("frequency", "batch"):
       assert _resolved(loss__prior__kind=kind, loss__prior__value=0.0).loss.prior.kind == kind
+
+  def test_adapters_leave_no_choice_of_what_is_trained(self):
+    _resolved(**{"model.lora.rank": 4})
+    with pytest.raises(ValueError, match=r"train_only must be empty with model\.lora\.rank > 0"):
+      _resolved(**{"model.lora.rank": 4, "optim.train_only": "layer4"})
+
+  def test_layer_decay_wants_layers(self):
+    _resolved(**{"optim.layer_decay": 0.7})
+    values = {"data.source": "features", "data.augmentation": "none", "model.name": "mlp"}
+    with pytest.raises(
+      ValueError, match=r"layer_decay must be 1 with model\.name=mlp, .* got 0\.7"
+    ):
+      _resolved(**values, **{"optim.layer_decay": 0.7})
 
   def test_microbatches_want_frozen_batch_norm_in_every_phase_that_trains(self):
     assert _resolved(train__microbatch=32).train.microbatch == 32

@@ -176,6 +176,20 @@ class OptimizerTest(chex.TestCase):
         scaled["head"][part] - start["head"][part], want, rtol=1e-3, atol=1e-6
       )
 
+  @parameterized.parameters("sgd", "adam")
+  def test_factors_scale_the_updates_of_their_parameters_exactly(self, name):
+    config = _config(optim__name=name, optim__head_multiplier=3.0, optim__weight_decay=0.05)
+    factors = {"backbone/kernel": 0.25, "head/kernel": 0.5, "head/bias": 1.0}  # powers of two
+    params = _params()
+    plain, scaled = optimizers.make_optimizer(config), optimizers.make_optimizer(config, factors)
+    state, other = plain.init(params), scaled.init(params)
+    for gradient in _gradients(5):  # at the same parameters, since the decay depends on them
+      want, state = plain.update(gradient, state, params)
+      found, other = scaled.update(gradient, other, params)
+      for path, factor in factors.items():
+        group, leaf = path.split("/")
+        np.testing.assert_array_equal(found[group][leaf], factor * want[group][leaf])
+
   def test_warmup_has_a_rate_of_its_own(self):
     config = _config(
       optim__learning_rate=0.2,
