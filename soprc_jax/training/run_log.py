@@ -14,6 +14,7 @@ import numpy as np
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, summary_pb2
 
+from soprc_jax.models import RESNETS
 from soprc_jax.training import build, finetuning, parallel, v_history
 from soprc_jax.training import workdir as workdir_lib
 
@@ -208,11 +209,12 @@ def describe_start(
   )
   if trained:
     _log.info(
-      "Training %s of %s parameters; the others are frozen. Statistics of batch norm are not "
-      "parameters: model.freeze_bn=%s.",
+      "Training %s of %s parameters; the others are frozen.%s",
       f"{_count(finetuning.select(params, trained)):,}",
       f"{count:,}",
-      config.model.freeze_bn,
+      f" Statistics of batch norm are not parameters: model.freeze_bn={config.model.freeze_bn}."
+      if config.model.name in RESNETS
+      else "",
     )
     if not config.model.init_from:
       _log.warning("The frozen parameters are random: set model.init_from.")
