@@ -276,9 +276,12 @@ class TestRun:
     assert "lora" not in loaded.architecture
     embedded = soprc_jax.load(run).embed(vectors)
     # The test of the run embedded with the state in memory, before any file was written.
-    values, queries = evaluation.evaluate_workdir(
-      network.stored_config(run), run, split="test", newest=False
+    config = network.stored_config(run)
+    val, _ = evaluation.evaluate_workdir(config, run, split="val", newest=False)
+    assert val["mAUPRC"] == max(
+      line["val_mAUPRC"] for line in runs.metrics(run) if "val_mAUPRC" in line
     )
+    values, queries = evaluation.evaluate_workdir(config, run, split="test", newest=False)
     assert values["mAUPRC"] == results["test"]["mAUPRC"]
     chex.assert_trees_all_equal(queries, per_query.read(run / workdir.per_query("test")))
     export.write(tmp_path / "model.shlo", loaded, "stablehlo")
