@@ -201,6 +201,22 @@ class TestConfig:
     for path, leaf in finetuning.flat(updates).items():
       np.testing.assert_array_equal(leaf, -np.float32(factors[path]))
 
+  def test_proxies_are_trained_beside_the_chosen_parameters(self):
+    config = runs.tiny_config(
+      steps=2,
+      warmup_steps=0,
+      **{"loss.name": "norm_softmax", "optim.train_only": "^head/", "optim.layer_decay": 0.5},
+    )
+    data = build.make_data(config)
+    parts = build.make_parts(config, data.class_counts())
+    start = build.starting_state(config, parts)
+    batch = parallel.shard(build.make_batches(config, data)[0])
+    after, _ = parts.main_step(parallel.replicate(start), batch)
+    after = parallel.unreplicate(after)
+    assert np.any(after.loss_params["proxies"] != start.loss_params["proxies"])
+    assert np.any(after.params["head"]["kernel"] != start.params["head"]["kernel"])
+    chex.assert_trees_all_equal(after.params["backbone"], jax.device_get(start.params["backbone"]))
+
   def test_a_run_logs_the_numbers_and_freezes(self, tmp_path, caplog):
     config = runs.tiny_config(
       steps=3,
