@@ -25,6 +25,8 @@ Arguments, joined by commas:
 * ``csv``: ``data.root`` is a CSV file with path,label or path,label,split;
 * ``pretrained``: frozen batch norm, a small learning rate and a constant prior, to start from
   ``--config.model.init_from``;
+* ``vit``: a vision transformer, by default that of ``--config.model.init_from``, whose features are
+  the embeddings. Learning rate and image size are those of pretrained weights;
 * ``small``: three convolutions at 32 pixels and 1,000 steps, which take some minutes on two CPU
   cores; for small images in which the object is where it is in all others. Images are moved a
   little and not mirrored;
@@ -69,6 +71,13 @@ def _pretrained(config: Any) -> None:
   config.model.freeze_bn = True
 
 
+def _vit(config: Any) -> None:
+  # The features themselves, so that training starts from their ranking.
+  config.model.update({"name": "vit", "embedding_dim": 0})
+  config_lib.leave_open(config, *defaults.VIT_KEYS)
+  config.compare.update({"rates": (5e-6, 2e-5, 8e-5), "sgd_rates": (3e-4, 1e-3, 3e-3)})
+
+
 def _small(config: Any) -> None:
   config.model.update({"name": "conv3", "width": 32, "pool_grid": 4})
   # Larger movements, crops and mirrors destroy what tells icons or characters apart.
@@ -82,4 +91,5 @@ ARGUMENTS = {
   "csv": _csv,
   "pretrained": _pretrained,
   "small": _small,
+  "vit": _vit,
 }

@@ -5,5 +5,6 @@ from soprc_jax.models.convnet import ConvNet
 from soprc_jax.models.embedding import EmbeddingNet
 from soprc_jax.models.head import HEADS, Head
 from soprc_jax.models.resnet import RESNETS, ResNet
+from soprc_jax.models.vit import ViT
 
-__all__ = ["HEADS", "RESNETS", "ConvNet", "EmbeddingNet", "Head", "ResNet", "l2_normalize"]
+__all__ = ["HEADS", "RESNETS", "ConvNet", "EmbeddingNet", "Head", "ResNet", "ViT", "l2_normalize"]

@@ -21,11 +21,15 @@ class EmbeddingNet(nn.Module):
     embedding_dim: width D of the embedding, 512 in the paper. 0 omits the head, so that D is the
       number of features.
     dtype: compute dtype of the head.
+    mean: mean of the RGB values in [0, 1] that images are normalized with.
+    std: standard deviation of these values.
   """
 
   backbone: nn.Module
   embedding_dim: int = 512
   dtype: Any = jnp.float32
+  mean: tuple[float, ...] = IMAGE_MEAN
+  std: tuple[float, ...] = IMAGE_STD
 
   @nn.compact
   def __call__(
@@ -42,7 +46,7 @@ class EmbeddingNet(nn.Module):
       ``[B, D]`` float32 of norm 1 (or 0, see `l2_normalize`).
     """
     mean, std = (
-      jnp.array(values, jnp.float32)[None, None, None] for values in (IMAGE_MEAN, IMAGE_STD)
+      jnp.array(values, jnp.float32)[None, None, None] for values in (self.mean, self.std)
     )
     pixels = (images.astype(jnp.float32) / 255.0 - mean) / std
     features = self.backbone(pixels, train=train, where=where)

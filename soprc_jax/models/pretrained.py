@@ -1,6 +1,7 @@
-"""Converts weights of torchvision's ResNets to variables of `EmbeddingNet`.
+"""Reads weights of ResNets and vision transformers as variables of `EmbeddingNet`.
 
-The weights may have the names of torchvision, timm, Hugging Face, or a data-parallel wrapper.
+Those of ResNets may have the names of torchvision, timm, Hugging Face, or a data-parallel wrapper;
+for vision transformers see `vit_weights`.
 """
 
 from collections.abc import Mapping
@@ -11,9 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from soprc_jax._internal import file_io
+from soprc_jax._internal import file_io, stored
+from soprc_jax.models import vit_published, vit_weights
 from soprc_jax.models.embedding import EmbeddingNet
 from soprc_jax.models.resnet import RESNETS, ResNet
+from soprc_jax.models.vit import ViT
 
 SUFFIXES = (".pth", ".pt", ".bin", ".safetensors")
 HUB = "hf://"
@@ -116,17 +119,19 @@ def torchvision_name(name: str) -> str:
 
 
 def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
-  """Converts weights to the variables of an `EmbeddingNet` with a `ResNet`; ``fc`` is its head.
+  """Converts weights to the variables of an `EmbeddingNet` with a `ResNet` or a `ViT`.
 
   Args:
-    weights: state dict with torchvision's names.
+    weights: state dict with torchvision's names, where ``fc`` is the head; or see `vit_weights`.
 
   Returns:
     ``{"params": ..., "batch_stats": ...}``.
 
   Raises:
-    ValueError: a name is both that of a weight and that of a module.
+    ValueError: a name is both that of a weight and that of a module; see `vit_weights.to_flax`.
   """
+  if vit_weights.is_vit(weights):
+    return vit_weights.to_flax(weights)
   variables: Variables = {"params": {}, "batch_stats": {}}
   for name, array in weights.items():
     if name.endswith("num_batches_tracked"):
@@ -145,6 +150,42 @@ def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
     # Torch stores kernels as [out, in, height, width] and as [out, in].
     node[path[-1]] = np.transpose(array, (2, 3, 1, 0)) if array.ndim == 4 else array.T
   return variables
+
+
+def vit_of(variables: Variables, source: str) -> vit_published.Published | None:
+  """Returns what is known of a file with the weights of a vision transformer; None for a ResNet.
+
+  Args:
+    variables: as `to_flax` returns them.
+    source: the file, see `read`. JSON files beside it are read too.
+
+  Raises:
+    ValueError: see `vit_published.describe`; the weights do not fit the architecture.
+  """
+  params = variables["params"].get("backbone", {})
+  if "patch_embed" not in params:
+    return None
+  found = vit_published.describe(params, lambda name: _beside(source, name), source=source)
+  network = EmbeddingNet(ViT(found.architecture), embedding_dim=0)
+  images = jax.ShapeDtypeStruct((1, found.image_size, found.image_size, 3), np.uint8)
+  fit(variables, jax.eval_shape(network.init, jax.random.key(0), images), source=source)
+  return found
+
+
+def _beside(source: str, name: str) -> dict[str, Any] | None:
+  """Returns the content of a JSON file beside a weights file, None if there is none."""
+  if source.startswith(HUB):
+    user, repository, *file = _hub_parts(source)
+    try:
+      path = _from_hub("/".join([HUB + user, repository, *file[:-1], name]))
+    except ValueError:
+      return None
+  else:
+    path = file_io.given(source, name="model.init_from").parent / name
+  if not path.is_file():
+    return None
+  content: dict[str, Any] = stored.read_json(path, dict, remedy="download it again, or remove it")
+  return content
 
 
 def architecture(variables: Variables, *, source: str) -> str:
@@ -167,7 +208,7 @@ def architecture(variables: Variables, *, source: str) -> str:
   names = ", ".join(".".join(path[1:]) for path in list(found)[:3]) or "nothing"
   raise ValueError(
     f"{source} contains the weights of none of {', '.join(RESNETS)} with torchvision's, timm's or "
-    f"Hugging Face's names; it has {names}, ..."
+    f"Hugging Face's names, nor of a vision transformer; it has {names}, ..."
   )
 
 
@@ -197,7 +238,7 @@ def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variable
   problems += [
     f"{'.'.join(path)} is not in the model"
     for path in found
-    if not _is_head(path) and path not in wanted
+    if not _is_head(path) and not _is_pool(path) and path not in wanted
   ]
   problems += [
     f"{'.'.join(path)}: has shape {found[path].shape}, expected {leaf.shape}"
@@ -207,9 +248,8 @@ def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variable
   if problems:
     more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
     raise ValueError(
-      f"the weights in {source} do not fit model.* of this config (check name, width, stem):\n  "
-      + "\n  ".join(problems[:5])
-      + more
+      f"the weights in {source} do not fit model.* of this config (check name, width, stem, "
+      "vit):\n  " + "\n  ".join(problems[:5]) + more
     )
   taken = {
     path: (leaf if _is_head(path) and not has_head else found[path])
@@ -225,6 +265,11 @@ def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variable
 
 def _is_head(path: tuple[str, ...]) -> bool:
   return path[:2] == ("params", "head")
+
+
+def _is_pool(path: tuple[str, ...]) -> bool:
+  """Returns whether a weight belongs to what pools features, which a model may leave out."""
+  return path[:3] in {("params", "backbone", name) for name in ("pool", "projection")}
 
 
 def _flax_path(name: str) -> tuple[str, tuple[str, ...]]:

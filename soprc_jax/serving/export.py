@@ -106,7 +106,7 @@ def _embedder(network: network_lib.Network, *, dtype: str = "") -> Callable[[Any
   config = config_lib.ConfigDict(network.config.to_dict())
   config.model.dtype = dtype or config.model.dtype
   model: Any = build.make_model(config, freeze_bn=True)
-  if not network.features:
+  if not network.features and network.config.model.name != "vit":
     model = model.clone(backbone=model.backbone.clone(convolve=convolutions.by_xla))
   return lambda images: model.apply(network.variables, images, train=False)
 
@@ -169,6 +169,8 @@ def _safetensors(network: network_lib.Network) -> tuple[bytes, dict[str, Any]]:
   ]
   if model.name not in _TORCHVISION:
     wrong.insert(0, f"model.name is {model.name}, none of {', '.join(_TORCHVISION)}")
+  if not model.embedding_dim:
+    wrong.append("model.embedding_dim is 0, so it has no last layer")
   if wrong:
     raise ValueError(
       f"this model is not a ResNet of torchvision ({'; '.join(wrong)}): use --format=stablehlo, "
@@ -202,8 +204,13 @@ def _input(network: network_lib.Network) -> dict[str, Any]:
   return {"shape": ["b", size, size, 3], "dtype": "uint8", "values": "RGB, 0 to 255"}
 
 
-def _description(network: network_lib.Network) -> dict[str, Any]:
-  before = {
+def _preprocessing(network: network_lib.Network) -> dict[str, Any]:
+  """Describes what happens to the input before the first layer."""
+  if network.features:
+    where = "inside the model, which divides each vector by its norm: give the features as they are"
+    return {"normalisation": {"where": where}}
+  model: Any = build.make_model(network.config, freeze_bn=True)
+  return {
     "preprocessing": [
       "turn the image upright by its EXIF orientation; transparent pixels become white; 8-bit RGB",
       f"resize the shorter side to {network.resize} pixels, bilinear with antialiasing (Pillow's "
@@ -212,18 +219,18 @@ def _description(network: network_lib.Network) -> dict[str, Any]:
     ],
     "normalisation": {
       "where": "inside the model",
-      "mean": list(embedding.IMAGE_MEAN),
-      "std": list(embedding.IMAGE_STD),
+      "mean": list(model.mean),
+      "std": list(model.std),
     },
   }
-  if network.features:
-    where = "inside the model, which divides each vector by its norm: give the features as they are"
-    before = {"normalisation": {"where": where}}
+
+
+def _description(network: network_lib.Network) -> dict[str, Any]:
   return {
     "input": _input(network),
-    **before,
+    **_preprocessing(network),
     "output": {
-      "shape": ["b", int(network.config.model.embedding_dim)],
+      "shape": ["b", build.embedding_width(network.config)],
       "dtype": "float32",
       "norm": "1: inner products are cosine similarities",
     },

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import functools
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -13,22 +12,15 @@ import numpy as np
 from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import shown
 from soprc_jax.data import features, sources
-from soprc_jax.models import pretrained
+from soprc_jax.serving import converted, image_inputs, search
 from soprc_jax.serving import embed as embed_lib
-from soprc_jax.serving import image_inputs, search
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
 from soprc_jax.training import checkpoints, parallel
-from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
-
-_log = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
 Images = PathLike | np.ndarray | Sequence[PathLike] | Sequence[np.ndarray]
-
-# Number of outputs of an ImageNet classifier. Its logits are not embeddings.
-_IMAGENET_CLASSES = 1000
 
 
 class Model:
@@ -132,8 +124,8 @@ def load(path: PathLike) -> Model:
 
   Args:
     path: workdir of a training run (its best checkpoint, else its newest one), the folder
-      ``best/`` or ``checkpoints/`` in it, or the output of ``soprc convert-weights``. Converted
-      weights whose head is the ImageNet classifier embed by the features of their backbone.
+      ``best/`` or ``checkpoints/`` in it, or the output of ``soprc convert-weights``, see
+      `soprc_jax.serving.converted`.
 
   Raises:
     FileNotFoundError: if the folder or its checkpoint does not exist.
@@ -146,8 +138,8 @@ def load(path: PathLike) -> Model:
     raise FileNotFoundError(
       f"{folder} is not a folder: give the workdir of a training run, or of soprc convert-weights"
     )
-  if (folder / checkpoints.VARIABLES).is_dir() and not (folder / workdir_lib.CONFIG).exists():
-    return Model(_converted(folder))
+  if converted.is_converted(folder):
+    return Model(network_lib.load(folder))
   newest = folder.name == checkpoints.NEWEST
   if (
     folder.name in (checkpoints.BEST, checkpoints.NEWEST)
@@ -157,40 +149,6 @@ def load(path: PathLike) -> Model:
   if not newest and not _has_checkpoint(folder / checkpoints.BEST):
     newest = _has_checkpoint(folder / checkpoints.NEWEST)
   return Model(network_lib.load(folder, newest=newest))
-
-
-def _converted(folder: Path) -> network_lib.Network:
-  """Loads the model of `checkpoints.save_variables`, with the config that its arrays imply."""
-  variables = checkpoints.load_variables(folder)
-  name = pretrained.architecture(variables, source=str(folder))
-  width = _head_width(variables["params"].get("head"), folder)
-  if width in (0, _IMAGENET_CLASSES):
-    params = {key: value for key, value in variables["params"].items() if key != "head"}
-    variables, width = {**variables, "params": params}, 0
-  _log.info(
-    "Converted weights of %s: images are embedded by %s.",
-    name,
-    f"their head of {width} outputs" if width else "the features of the backbone",
-  )
-  config = config_lib.default_config()
-  config.model.name = name
-  config = config_lib.resolve(config)
-  config.model.embedding_dim = width
-  return network_lib.Network(config, folder, variables, 0, network_lib.digest(variables))
-
-
-def _head_width(head: Any, folder: Path) -> int:
-  """Returns the number of outputs of a linear head; 0 without a head."""
-  if head is None:
-    return 0
-  shapes = {name: (np.shape(array), np.asarray(array).dtype.kind) for name, array in head.items()}
-  match shapes:
-    case {"kernel": ((_, width), "f"), "bias": ((other,), "f")} if width == other:
-      return int(width)
-  raise ValueError(
-    f"{folder}: the head of the weights must have a kernel [features, D] and a bias [D] of floats, "
-    f"got { {name: list(shape) for name, (shape, _) in shapes.items()} }: convert them without it"
-  )
 
 
 def _has_checkpoint(folder: Path) -> bool:

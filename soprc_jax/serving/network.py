@@ -12,6 +12,7 @@ import numpy as np
 
 from soprc_jax.data import sources
 from soprc_jax.models import HEADS
+from soprc_jax.serving import converted
 from soprc_jax.training import build, evaluation, parallel
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
@@ -57,9 +58,9 @@ class Network(NamedTuple):
   def architecture(self) -> str:
     """The part of the config that determines the computation, as sorted JSON."""
     model = self.config.model.to_dict()
+    left_out = {"init_from", "freeze_bn", "remat", "lora"} | ({"vit"} - {model["name"]})
     return json.dumps(
-      {key: value for key, value in model.items() if key not in ("init_from", "freeze_bn", "lora")},
-      sort_keys=True,
+      {key: value for key, value in model.items() if key not in left_out}, sort_keys=True
     )
 
 
@@ -68,8 +69,10 @@ def load(
 ) -> Network:
   """Loads the model of a run: the best on the validation split, or the newest.
 
+  Converted weights are loaded too, see `soprc_jax.serving.converted`.
+
   Args:
-    workdir: workdir of the run, which contains its config.
+    workdir: workdir of the run, which contains its config; or output of ``soprc convert-weights``.
     config: resolved config. It must equal that of the run, except for keys that do not change
       results (such as the place of the data). Open keys take the values of the run. None takes the
       config of the run.
@@ -81,6 +84,11 @@ def load(
     ValueError: if there is no run, or if its config differs.
     FileNotFoundError: if the run has no such checkpoint yet.
   """
+  if converted.is_converted(workdir):
+    config, variables = converted.load(workdir, config)
+    if on_broken is not None:
+      config.data.on_broken = on_broken
+    return Network(config, workdir, variables, 0, digest(variables))
   if config is None:
     config = stored_config(workdir)
   else:

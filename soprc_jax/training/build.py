@@ -14,7 +14,7 @@ import optax
 
 from soprc_jax._internal import file_io
 from soprc_jax.data import confusable, datasets, pipeline, sampler, sources, transforms
-from soprc_jax.models import HEADS, RESNETS, ConvNet, EmbeddingNet, Head, ResNet
+from soprc_jax.models import HEADS, RESNETS, ConvNet, EmbeddingNet, Head, ResNet, ViT
 from soprc_jax.training import (
   checkpoints,
   classes,
@@ -23,6 +23,7 @@ from soprc_jax.training import (
   objectives,
   optimizers,
   parallel,
+  vit_keys,
 )
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
@@ -112,6 +113,11 @@ def make_model(config: ConfigDict, *, freeze_bn: bool, axis_name: str | None = N
       embedding_dim=config.model.embedding_dim,
       dtype=dtype,
     )
+  head = {"embedding_dim": config.model.embedding_dim, "dtype": dtype}
+  if config.model.name == "vit":
+    arch = vit_keys.architecture(config)
+    vit = ViT(arch, dtype=dtype, remat=config.model.remat)
+    return EmbeddingNet(vit, mean=arch.mean, std=arch.std, **head)
   shared = {"width": config.model.width, "pool_grid": config.model.pool_grid, "dtype": dtype}
   backbone: nn.Module
   if config.model.name == "conv3":
@@ -127,7 +133,16 @@ def make_model(config: ConfigDict, *, freeze_bn: bool, axis_name: str | None = N
       axis_name=axis_name,
       **shared,
     )
-  return EmbeddingNet(backbone, embedding_dim=config.model.embedding_dim, dtype=dtype)
+  return EmbeddingNet(backbone, **head)
+
+
+def embedding_width(config: ConfigDict) -> int:
+  """Returns the width of the embeddings of a model, also where ``model.embedding_dim`` is 0."""
+  if config.model.embedding_dim:
+    return int(config.model.embedding_dim)
+  model = make_model(config, freeze_bn=True)
+  made, _ = jax.eval_shape(model.init_with_output, jax.random.key(0), example_input(config))
+  return int(made.shape[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +198,7 @@ def make_parts(
     num_steps=config.train.steps,
     max_positives=config.train.per_class - 1,
     axis_name=parallel.axis_name(),
-    embedding_dim=config.model.embedding_dim,
+    embedding_dim=embedding_width(config),
     seed=config.seed,
   )
   main = objectives.make_objective(config.loss.name, config.loss, setting)

@@ -1,8 +1,9 @@
 """Checkpoints with Orbax: the newest for resuming, and the one of the best validation mAUPRC."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 import errno
 import hashlib
+import json
 import logging
 from pathlib import Path
 import shutil
@@ -15,6 +16,7 @@ import orbax.checkpoint as ocp
 from soprc_jax._internal import file_io
 from soprc_jax.models import pretrained
 from soprc_jax.training import checksums, finetuning, lora, parallel
+from soprc_jax.training import workdir as workdir_lib
 from soprc_jax.training.step import TrainState
 
 _log = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ BEST = "best"
 DAMAGED = "damaged"
 # Weights only, as written by experiments.convert_weights.
 VARIABLES = "variables"
+# File in that folder with what the arrays do not tell, see `vit_start`.
+DESCRIPTION = "model.json"
 
 
 class DamagedError(ValueError):
@@ -261,10 +265,21 @@ class Store:
     self._manager.close()
 
 
-def save_variables(folder: Path, variables: dict[str, Any]) -> None:
-  """Writes ``{"params": ..., "batch_stats": ...}`` without other state, for `load_network`."""
+def save_variables(
+  folder: Path, variables: dict[str, Any], description: Mapping[str, Any] | None = None
+) -> None:
+  """Writes ``{"params": ..., "batch_stats": ...}`` without other state, for `load_network`.
+
+  Args:
+    folder: folder of the checkpoint.
+    variables: variables of an `EmbeddingNet`.
+    description: content of a JSON file with what the arrays do not tell; None: no file.
+  """
   with ocp.StandardCheckpointer() as checkpointer:
     checkpointer.save(folder / VARIABLES, variables)
+  if description is not None:
+    text = json.dumps(description, indent=2) + "\n"
+    workdir_lib.write_atomically(folder / VARIABLES / DESCRIPTION, text)
   checksums.write(folder / VARIABLES)
 
 
@@ -292,7 +307,9 @@ def fingerprint(source: str) -> str:
   if source.startswith(pretrained.HUB):
     return source
   path = (
-    file_io.given(source, name="model.init_from") if pretrained.is_file(source) else _find(source)
+    file_io.given(source, name="model.init_from")
+    if pretrained.is_file(source)
+    else find_folder(source)
   )
   digest = hashlib.sha256()
   for file in [path] if path.is_file() else sorted(path.rglob("*")):
@@ -312,7 +329,7 @@ def check_start(source: str) -> None:
   if pretrained.is_file(source):
     pretrained.check(source)
   else:
-    _find(source)
+    find_folder(source)
 
 
 def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
@@ -330,7 +347,7 @@ def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
   """
   if pretrained.is_file(source):
     return _fitted(pretrained.to_flax(pretrained.read(source)), like, source)
-  folder = _find(source)
+  folder = find_folder(source)
   if folder.name == VARIABLES:
     return _fitted(load_variables(folder.parent), like, source)
   store = Store(folder)
@@ -354,7 +371,7 @@ def find_meta(source: str) -> dict[str, Any] | None:
     FileNotFoundError: there is no checkpoint.
     DamagedError: its files are not those that were written.
   """
-  folder = None if pretrained.is_file(source) else _find(source)
+  folder = None if pretrained.is_file(source) else find_folder(source)
   if folder is None or folder.name == VARIABLES:
     return None
   store = Store(folder)
@@ -364,7 +381,7 @@ def find_meta(source: str) -> dict[str, Any] | None:
     store.close()
 
 
-def _find(source: str) -> Path:
+def find_folder(source: str) -> Path:
   """Returns the folder of the variables, or of the best or newest checkpoint of a run."""
   workdir = file_io.given(source, name="model.init_from").absolute()
   if workdir.is_file():

@@ -18,7 +18,7 @@ from soprc_jax import estimators, interpolation, losses
 from soprc_jax._internal.strings import shown
 from soprc_jax.data import characters, datasets, pipeline, sampler, transforms
 from soprc_jax.models import HEADS, RESNETS, resnet
-from soprc_jax.training import config_key, objectives, optimizers
+from soprc_jax.training import config_key, objectives, optimizers, vit_keys
 from soprc_jax.training import step as step_lib
 from soprc_jax.training.config_key import LARGEST_COUNT, Key
 
@@ -76,6 +76,8 @@ _CHARACTERS = ("data.source", ("characters",))
 _OF_IMAGES = ("data.source", tuple(name for name in datasets.SOURCES if name != "features"))
 _RESNET = ("model.name", tuple(sorted(RESNETS)))
 _HEADS = ("model.name", HEADS)
+_VIT = ("model.name", ("vit",))
+_BACKBONES = ("conv3", *sorted(RESNETS), "vit")
 _SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX, _SUP_AP, _RECALL, _PROXIES = (
   ("soprc",),
   ("soprc", "ap"),
@@ -321,9 +323,9 @@ KEYS = (
   Key(
     "model.name",
     "resnet50",
-    "backbone; conv3: three convolutions, for small images on CPUs; linear, mlp, residual: heads "
-    "on stored embeddings",
-    choices=("conv3", *sorted(RESNETS), *HEADS),
+    "backbone; vit: the vision transformer of model.vit; conv3: three convolutions, for small "
+    "images on CPUs; linear, mlp, residual: heads on stored embeddings",
+    choices=(*_BACKBONES, *HEADS),
     often=True,
   ),
   Key(
@@ -363,13 +365,19 @@ KEYS = (
   Key(
     "model.embedding_dim",
     512,
-    "width of the embedding",
-    low=1,
+    "width of the embedding; 0: the features of the backbone as they are",
+    low=0,
     high=_IMAGES,
     may_be_open=True,
   ),
   Key(
     "model.dtype", "float32", "dtype that the model computes in", choices=("float32", "bfloat16")
+  ),
+  Key(
+    "model.remat",
+    False,
+    "the gradient computes the inside of each block again instead of keeping it, for less memory",
+    used_with=_VIT,
   ),
   Key("model.freeze_bn", True, "batch norm keeps its statistics; its scale and bias are trained"),
   Key(
@@ -393,6 +401,7 @@ KEYS = (
     must="a regular expression",
     holds=_is_pattern,
   ),
+  *vit_keys.KEYS,
   Key("loss.name", "soprc", "loss", must=_LOSS, often=True),
   Key(
     "loss.preset",
@@ -1041,7 +1050,7 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
       f"{loss.prior.value!r}"
     )
   if (config.data.source == "features") != (config.model.name in HEADS):
-    wanted = HEADS if config.data.source == "features" else ("conv3", *sorted(RESNETS))
+    wanted = HEADS if config.data.source == "features" else _BACKBONES
     problems.append(
       f"model.name must be one of {', '.join(wanted)} with data.source={config.data.source}; got "
       f"{config.model.name!r}"
@@ -1078,6 +1087,11 @@ def _size_problems(config: Any) -> list[str]:
       "model.embedding_dim must be that of the features with model.name=residual, "
       f"{config.model.features}; got {config.model.embedding_dim}"
     )
+  if config.model.name in HEADS and not config.model.embedding_dim:
+    problems.append(
+      f"model.embedding_dim must be at least 1 with model.name={config.model.name}; got 0"
+    )
+  problems += vit_keys.problems(config)
   if config.train.steps + config.warmup.steps < 1:
     problems.append("train.steps + warmup.steps must be at least 1")
   for key, side, resize in (
@@ -1143,7 +1157,7 @@ def _microbatch_problems(config: Any) -> list[str]:
     "statistics over the whole batch, so microbatches would change the gradient; got "
     f"{size}. Freeze it (from a trained model, model.init_from)"
     for key, frozen, steps in phases
-    if steps and not frozen
+    if steps and not frozen and config.model.name != "vit"  # it has no batch norm
   ]
 
 

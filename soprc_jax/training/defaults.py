@@ -12,10 +12,11 @@ import numpy as np
 
 from soprc_jax.data import datasets, decoding, sources
 from soprc_jax.models import HEADS
+from soprc_jax.models.vit_published import Published
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import config_key
+from soprc_jax.training import config_key, vit_keys, vit_start
 
-# The keys of the rules: for images, and for stored embeddings.
+# The keys of the rules: for images, for a vision transformer, and for stored embeddings.
 KEYS = (
   "train.per_class",
   "data.image_size",
@@ -23,6 +24,7 @@ KEYS = (
   "train.batch_size",
   "optim.learning_rate",
 )
+VIT_KEYS = tuple(key.name for key in vit_keys.KEYS)
 FEATURES_KEYS = (
   "model.features",
   "model.embedding_dim",
@@ -38,19 +40,27 @@ SMALL_SIDE, SMALL_BATCH, BATCH = 64, 256, 64
 RATE_BATCH = 256
 _RANDOM, _CONV3, _PRETRAINED = "random weights", "random weights of conv3", "pretrained weights"
 _HEAD = "a head on stored embeddings"
+_VIT, _PRETRAINED_VIT = "random weights of vit", "pretrained weights of vit"
 RATES = {
   ("adam", _RANDOM): 4e-3,
   ("adam", _CONV3): 8e-3,
   ("adam", _PRETRAINED): 2e-4,
   ("adam", _HEAD): 4e-3,
+  ("adam", _VIT): 1e-3,
+  ("adam", _PRETRAINED_VIT): 4e-5,
   ("sgd", _RANDOM): 0.2,
   ("sgd", _CONV3): 0.2,
   ("sgd", _PRETRAINED): 0.02,
   ("sgd", _HEAD): 0.2,
+  ("sgd", _VIT): 0.02,
+  ("sgd", _PRETRAINED_VIT): 2e-3,
 }
 # Image side in pixels: a multiple of SIDE_STEP, in the range of the model: conv3, or its stem.
 SIDE_STEP = 16
 SIDES = {"conv3": (32, 32), "small": (32, 64), "imagenet": (64, 224)}
+# Largest image side of a vision transformer in training, if it was published for larger images, and
+# the range of the sides for random weights.
+LARGEST_VIT_SIDE, VIT_SIDES = 256, (32, 224)
 # Largest embedding of a head.
 EMBEDDING_DIM = 512
 # Number of images whose size is read.
@@ -67,7 +77,7 @@ class Choice(NamedTuple):
 def choose(
   config: ConfigDict, splits: datasets.Splits, *, num_devices: int = 1
 ) -> dict[str, Choice]:
-  """Chooses a value for each open key of `KEYS` and `FEATURES_KEYS`.
+  """Chooses a value for each open key of `KEYS`, `VIT_KEYS` and `FEATURES_KEYS`.
 
   The choice is a function of the config, of the labels and sizes of the training images, and of the
   number of devices. Other keys keep their values, and the rules take them into account.
@@ -82,8 +92,9 @@ def choose(
 
   Raises:
     decoding.BrokenImageError: no image of the sample is readable.
+    ValueError: the weights of ``model.init_from`` cannot be read, or are of another model.
   """
-  still_open = set(config_lib.open_keys(config)) & {*KEYS, *FEATURES_KEYS}
+  still_open = set(config_lib.open_keys(config)) & {*KEYS, *VIT_KEYS, *FEATURES_KEYS}
   found: dict[str, Choice] = {}
 
   def value(name: str, choice: Choice) -> Any:
@@ -99,8 +110,11 @@ def choose(
   counts = np.unique(train.labels, return_counts=True)[1]
   per_class = value("train.per_class", per_class_rule(counts, config.train.batch_size))
   side = config.data.image_size
+  published = _published(config, still_open)
   if "data.image_size" in still_open:
-    side = value("data.image_size", image_size_rule(short_sides(train), model_kind(config)))
+    side = value("data.image_size", _side_rule(config, train, published))
+  for name, choice in vit_rules(config, published, side).items():
+    value(name, choice)
   value("eval.image_size", Choice(side, "as data.image_size"))
   if config.data.small_classes == "drop":
     counts = counts[counts >= per_class]
@@ -109,6 +123,71 @@ def choose(
   batch_size = value("train.batch_size", batch_size_rule(len(counts), per_class, side, unit))
   value("optim.learning_rate", learning_rate_rule(config.optim.name, start(config), batch_size))
   return found
+
+
+def _published(config: ConfigDict, still_open: set[str]) -> Published | None:
+  """Returns what is known of the vision transformer of ``model.init_from``, if keys follow it.
+
+  Raises:
+    ValueError: the weights are those of another model.
+  """
+  start = config.model.init_from
+  if config.model.name != "vit" or not start or not still_open.intersection(VIT_KEYS):
+    return None
+  found = vit_start.find(start)
+  if found is None:
+    raise ValueError(
+      f"model.init_from={start} has no vision transformer, which model.name=vit is: choose another "
+      "model.name, or its weights"
+    )
+  return found
+
+
+def _side_rule(config: ConfigDict, train: sources.Source, published: Published | None) -> Choice:
+  """Chooses the image side, by the weights or by the images."""
+  if published is not None:
+    return published_side_rule(published)
+  if config.model.name == "vit":
+    return vit_side_rule(
+      short_sides(train), config.model.vit.patch or vit_start.standard(config).patch
+    )
+  return image_size_rule(short_sides(train), model_kind(config))
+
+
+def published_side_rule(published: Published) -> Choice:
+  """Chooses the side that a vision transformer was published for, at most `LARGEST_VIT_SIDE`."""
+  native, patch = published.image_size, published.architecture.patch
+  if native <= LARGEST_VIT_SIDE:
+    return Choice(native, "that of the weights in model.init_from")
+  return Choice(
+    max(VIT_SIDES[1] // patch, 1) * patch,
+    f"the weights in model.init_from take {native} pixels, which is slow; whole patches of {patch}",
+  )
+
+
+def vit_side_rule(sides: np.ndarray, patch: int) -> Choice:
+  """Chooses the median shorter side in the range `VIT_SIDES`, rounded to patches.
+
+  >>> vit_side_rule(np.array([100]), 16).value
+  96
+  """
+  median, (low, high) = float(np.median(sides)), VIT_SIDES
+  side = max(round(min(max(median, low), high) / patch), 1) * patch
+  return Choice(
+    side,
+    f"the median shorter side of {len(sides)} images is {median:g} pixels; {low} to {high}, in "
+    f"whole patches of {patch}",
+  )
+
+
+def vit_rules(config: ConfigDict, published: Published | None, side: int) -> dict[str, Choice]:
+  """Chooses the keys of ``model.vit``: those of the weights, or ViT-S/16 for images of a side."""
+  if published is not None:
+    arch, reason = published.architecture, "as in the weights in model.init_from"
+  else:
+    arch = vit_start.standard(config)
+    arch, reason = arch._replace(image_size=side), f"the standard for a width of {arch.width}"
+  return {f"model.vit.{name}": Choice(one, reason) for name, one in arch._asdict().items()}
 
 
 def short_sides(source: sources.Source) -> np.ndarray:
@@ -205,6 +284,8 @@ def start(config: ConfigDict) -> str:
   """Returns the weights at the start, as in `RATES`."""
   if config.model.name in HEADS:
     return _HEAD
+  if config.model.name == "vit":
+    return _PRETRAINED_VIT if config.model.init_from else _VIT
   if config.model.init_from or config.model.freeze_bn:
     return _PRETRAINED
   return _CONV3 if config.model.name == "conv3" else _RANDOM

@@ -222,7 +222,7 @@ def describe_start(
     _log.info(
       "Microbatches of %d images: each image is embedded twice per step.", config.train.microbatch
     )
-  if config.model.freeze_bn and not config.model.init_from:
+  if config.model.name in RESNETS and config.model.freeze_bn and not config.model.init_from:
     _log.warning(
       "Batch norm is frozen at its initial statistics, with random weights: set model.init_from, "
       "or model.freeze_bn=False."
