@@ -203,7 +203,7 @@ class _PatchEmbed(nn.Module):
 def _normed(x: jax.Array, architecture: Architecture, name: str) -> jax.Array:
   """Normalizes tokens in float32, in the compact scope of the caller; keeps the dtype."""
   norm = nn.LayerNorm(architecture.epsilon, dtype=jnp.float32, use_fast_variance=False, name=name)
-  return norm(x).astype(x.dtype)
+  return norm(x.astype(jnp.float32)).astype(x.dtype)
 
 
 class _Block(nn.Module):
@@ -252,8 +252,9 @@ class _Attention(nn.Module):
     )
     if turns is not None:
       q, k = (_rotated(x, self.prefix, *turns) for x in (q, k))
-    # Its softmax is float32 in any dtype.
-    x = jax.nn.dot_product_attention(q, k, v)
+    # Its softmax is float32 in any dtype, which it reaches by implicit promotion.
+    with jax.numpy_dtype_promotion("standard"):
+      x = jax.nn.dot_product_attention(q, k, v)
     return dense(name="out")(x.reshape(*queries.shape))
 
 

@@ -25,7 +25,7 @@ _NAMES = (
   (r"^(pre_layrnorm|norm_pre)\.", "pre_norm."),
   (r"^(layernorm|post_layernorm)\.", "norm."),
   (r"^visual_projection\.", "projection."),
-  (r"^(encoder\.layers?|layer|blocks)\.(\d+)\.", r"blocks_\2."),
+  (r"^(encoder\.layers?|layers?|blocks)\.(\d+)\.", r"blocks_\2."),
   (r"^head\.probe$", "pool.probe"),
   (r"^head\.attention\.in_proj_", "pool.attn.qkv."),
   (r"^head\.attention\.out_proj\.", "pool.attn.out."),

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from soprc_jax.data import sources
-from soprc_jax.models import EmbeddingNet, ResNet, l2_normalize
+from soprc_jax.models import EmbeddingNet, ResNet, l2_normalize, vit
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import evaluation, loss_protocol, objectives, optimizers, parallel
 from soprc_jax.training import step as step_lib
@@ -39,6 +39,8 @@ TRAININGS = {
   "microbatches": {"model.freeze_bn": True, "train.microbatch": 12},
   "xbm": {"model.freeze_bn": True, "loss.name": "xbm"},
   "proxies": {"model.freeze_bn": True, "loss.name": "proxy_anchor", "loss.proxy_multiplier": 3.0},
+  "vit": {"model.name": "vit", "model.freeze_bn": False},
+  "vit_microbatches": {"model.name": "vit", "model.freeze_bn": False, "train.microbatch": 12},
 }
 _SETTINGS = {
   "loss.tau1": 0.1,
@@ -124,7 +126,8 @@ def training(name, *, mapped):
   loss_name, loss_config = _name_and_config(values)
   objective = objectives.make_objective(loss_name, loss_config, _setting(axis_name, 8))
   tx = optax.chain(objective.tracker, optimizers.make_optimizer(_config(values)))
-  model = _model(values["model.freeze_bn"], axis_name)
+  kind = values.get("model.name", "resnet")
+  model = _model(values["model.freeze_bn"], axis_name, kind)
   step = functools.partial(
     step_lib.train_step,
     model=model,
@@ -136,7 +139,7 @@ def training(name, *, mapped):
     axis_name=axis_name,
     microbatch=values.get("train.microbatch", 0) // (parallel.num_devices() if mapped else 1),
   )
-  variables = _variables()
+  variables = {"batch_stats": {}} | _variables(kind)
   loss_params = objective.init_params(jax.random.key(2))
   state = step_lib.TrainState(
     step=jnp.zeros([], jnp.int32),
@@ -218,13 +221,15 @@ def _runner(step, state, mapped):
 
 
 @functools.cache
-def _variables():
-  return dict(
-    jax.jit(_model(True, None).init)(jax.random.key(0), jnp.zeros((1, _SIZE, _SIZE, 3), jnp.uint8))
-  )
+def _variables(kind="resnet"):
+  images = jnp.zeros((1, _SIZE, _SIZE, 3), jnp.uint8)
+  return dict(jax.jit(_model(True, None, kind).init)(jax.random.key(0), images))
 
 
-def _model(freeze_bn, axis_name):
+def _model(freeze_bn, axis_name, kind="resnet"):
+  if kind == "vit":
+    arch = vit.Architecture(image_size=_SIZE, patch=4, width=8, depth=1, heads=2, mlp=8)
+    return EmbeddingNet(vit.ViT(arch), embedding_dim=8)
   backbone = ResNet((1,), False, width=4, stem="small", freeze_bn=freeze_bn, axis_name=axis_name)
   return EmbeddingNet(backbone, embedding_dim=8)
 

@@ -1,15 +1,19 @@
-"""Makes tiny vision transformers of `transformers` with random weights, and embeds images with them."""
+"""Makes tiny vision transformers of `transformers` with random weights; embeds images with them."""
+
+import pathlib
+import tempfile
 
 import numpy as np
+from safetensors import numpy
 
 SIDE, PATCH = 32, 8
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 _SIZES |= {"image_size": SIDE, "patch_size": PATCH}
 _MLP = {"intermediate_size": 48}
 _TEXT = _SIZES | _MLP | {"vocab_size": 99}
-_CLIP = [(0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)]
-_IMAGENET = [(0.485, 0.456, 0.406), (0.229, 0.224, 0.225)]
-_HALF = [(0.5, 0.5, 0.5)] * 2
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF = ((0.5, 0.5, 0.5),) * 2
 
 
 def _text():
@@ -18,46 +22,46 @@ def _text():
 
 # name -> (class of the model, class of its config, values of the config, mean and std).
 CASES = {
-  "dino": ("ViTModel", "ViTConfig", _SIZES | _MLP, _IMAGENET),
-  "dinov2": ("Dinov2Model", "Dinov2Config", _SIZES | {"mlp_ratio": 2}, _IMAGENET),
-  "dinov2_swiglu": ("Dinov2Model", "Dinov2Config", _SIZES | {"use_swiglu_ffn": True}, _IMAGENET),
+  "dino": ("ViTModel", "ViTConfig", _SIZES | _MLP, IMAGENET),
+  "dinov2": ("Dinov2Model", "Dinov2Config", _SIZES | {"mlp_ratio": 2}, IMAGENET),
+  "dinov2_swiglu": ("Dinov2Model", "Dinov2Config", _SIZES | {"use_swiglu_ffn": True}, IMAGENET),
   "dinov2_registers": (
     "Dinov2WithRegistersModel",
     "Dinov2WithRegistersConfig",
     _SIZES | {"num_register_tokens": 3},
-    _IMAGENET,
+    IMAGENET,
   ),
   "dinov3": (
     "DINOv3ViTModel",
     "DINOv3ViTConfig",
     _SIZES | _MLP | {"num_register_tokens": 3, "rope_theta": 50.0},
-    _IMAGENET,
+    IMAGENET,
   ),
   "dinov3_swiglu": (
     "DINOv3ViTModel",
     "DINOv3ViTConfig",
     _SIZES | _MLP | {"use_gated_mlp": True, "hidden_act": "silu", "query_bias": False},
-    _IMAGENET,
+    IMAGENET,
   ),
-  "clip_vision": ("CLIPVisionModel", "CLIPVisionConfig", _SIZES | _MLP, _CLIP),
+  "clip_vision": ("CLIPVisionModel", "CLIPVisionConfig", _SIZES | _MLP, CLIP),
   "clip_projection": (
     "CLIPVisionModelWithProjection",
     "CLIPVisionConfig",
     _SIZES | _MLP | {"projection_dim": 24, "hidden_act": "gelu"},
-    _CLIP,
+    CLIP,
   ),
   "clip": (
     "CLIPModel",
     "CLIPConfig",
     {"vision_config": _SIZES | _MLP, "text_config": _text(), "projection_dim": 24},
-    _CLIP,
+    CLIP,
   ),
-  "siglip_vision": ("SiglipVisionModel", "SiglipVisionConfig", _SIZES | _MLP, _HALF),
+  "siglip_vision": ("SiglipVisionModel", "SiglipVisionConfig", _SIZES | _MLP, HALF),
   "siglip": (
     "SiglipModel",
     "SiglipConfig",
     {"vision_config": _SIZES | _MLP, "text_config": _text()},
-    _HALF,
+    HALF,
   ),
 }
 
@@ -104,3 +108,53 @@ def features(model, name, images):
 def pictures(side, count=3, seed=0):
   """Returns random images ``[count, side, side, 3]`` uint8."""
   return np.random.default_rng(seed).integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+
+
+def save(model, folder):
+  """Writes a model as users find it, and returns the path of the file of weights."""
+  model.save_pretrained(folder)
+  return str(folder / "model.safetensors")
+
+
+def state_dict(name):
+  """Returns the weights of a case by the names of their file, name -> array."""
+  with tempfile.TemporaryDirectory() as folder:
+    # The names in memory are others in some versions of `transformers`.
+    return numpy.load_file(save(make(name), pathlib.Path(folder)))
+
+
+def timm_shapes(width=128, patch=8, grid=3, hidden=200):
+  """Returns name -> shape of the weights of a DINO of one block under timm's names."""
+  block = {
+    "attn.qkv.weight": (3 * width, width),
+    "attn.qkv.bias": (3 * width,),
+    "attn.proj.weight": (width, width),
+    "attn.proj.bias": (width,),
+    "mlp.fc1.weight": (hidden, width),
+    "mlp.fc1.bias": (hidden,),
+    "mlp.fc2.weight": (width, hidden),
+    "mlp.fc2.bias": (width,),
+  }
+  block |= {f"norm{i}.{leaf}": (width,) for i in (1, 2) for leaf in ("weight", "bias")}
+  return {
+    "cls_token": (1, 1, width),
+    "pos_embed": (1, grid * grid + 1, width),
+    "patch_embed.proj.weight": (width, 3, patch, patch),
+    "patch_embed.proj.bias": (width,),
+    "norm.weight": (width,),
+    "norm.bias": (width,),
+    **{f"blocks.0.{name}": shape for name, shape in block.items()},
+  }
+
+
+def write(path, shapes, seed=0):
+  """Writes random weights of some shapes, and returns the path as a text."""
+  rng = np.random.default_rng(seed)
+  weights = {}
+  for name, shape in shapes.items():
+    spread = 0.3 if len(shape) < 2 or "embed" in name else np.prod(shape[1:]) ** -0.5
+    weights[name] = np.float32(
+      ("norm" in name and len(shape) == 1) + spread * rng.normal(size=shape)
+    )
+  numpy.save_file(weights, path)
+  return str(path)

@@ -60,7 +60,7 @@ def _arguments():
 def _open_by_data(config):
   """Returns the open keys of a config, which must all follow the data."""
   found = config_lib.open_keys(config)
-  assert set(found) <= {*defaults.KEYS, *defaults.FEATURES_KEYS}
+  assert set(found) <= {*defaults.KEYS, *defaults.VIT_KEYS, *defaults.FEATURES_KEYS}
   return found
 
 
@@ -238,7 +238,7 @@ _BAD = [
   ("model.stem", "tiny", "small"),
   ("model.stem_stride", 3, "1, 2"),
   ("model.width", 0, ">= 1"),
-  ("model.embedding_dim", 0, ">= 1"),
+  ("model.embedding_dim", -1, ">= 0"),
   ("model.dtype", "float16", "bfloat16"),
   ("loss.name", "softmax", "soprc"),
   ("loss.preset", "papr", "paper"),

@@ -150,14 +150,17 @@ def _assert_close(got, want, tolerance, name):
   )
 
 
-def test_microbatches_train_as_the_whole_batch_does():
+@pytest.mark.parametrize(
+  ("name", "whole"), [("microbatches", "frozen"), ("vit_microbatches", "vit")]
+)
+def test_microbatches_train_as_the_whole_batch_does(name, whole):
   want = _wanted()
-  keys = [key for key in want if key.startswith("training/microbatches.")]
+  keys = [key for key in want if key.startswith(f"training/{name}.")]
   assert len(keys) > 20
   for key in keys:
     _assert_close(
       want[key],
-      want[key.replace("/microbatches.", "/frozen.")],
+      want[key.replace(f"/{name}.", f"/{whole}.")],
       1e-2 if ".trace" in key else 1e-3,
       key,
     )
