@@ -228,7 +228,8 @@ def _variables(kind="resnet"):
 
 def _model(freeze_bn, axis_name, kind="resnet"):
   if kind == "vit":
-    arch = vit.Architecture(image_size=_SIZE, patch=4, width=8, depth=1, heads=2, mlp=8)
+    # With rotations keys have no bias, whose gradient would be nothing but rounding.
+    arch = vit.Architecture(image_size=_SIZE, patch=4, width=8, depth=1, heads=2, mlp=8, rope=9.0)
     return EmbeddingNet(vit.ViT(arch), embedding_dim=8)
   backbone = ResNet((1,), False, width=4, stem="small", freeze_bn=freeze_bn, axis_name=axis_name)
   return EmbeddingNet(backbone, embedding_dim=8)
