@@ -6,7 +6,7 @@ The input is a .pth file (needs torch; nothing in it is executed), a .safetensor
 hf://USER/REPOSITORY[/FILE] (needs huggingface_hub). The weights are those of a ResNet with the
 names of torchvision, timm or Hugging Face, or those of the vision transformer of DINO, DINOv2,
 DINOv3, CLIP or SigLIP with the names of timm or Hugging Face. For a vision transformer, config.json
-and preprocessor_config.json beside the file are read too. init_from also accepts all of these
+and preprocessor_config.json next to the file are read too. init_from also accepts all of these
 directly. A converted checkpoint needs neither package, and soprc embed --workdir=OUTPUT embeds
 images with it.
 """

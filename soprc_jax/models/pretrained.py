@@ -157,7 +157,7 @@ def vit_of(variables: Variables, source: str) -> vit_published.Published | None:
 
   Args:
     variables: as `to_flax` returns them.
-    source: the file, see `read`. JSON files beside it are read too.
+    source: the file, see `read`. JSON files next to it are read too.
 
   Raises:
     ValueError: see `vit_published.describe`; the weights do not fit the architecture.
@@ -173,7 +173,7 @@ def vit_of(variables: Variables, source: str) -> vit_published.Published | None:
 
 
 def _beside(source: str, name: str) -> dict[str, Any] | None:
-  """Returns the content of a JSON file beside a weights file, None if there is none."""
+  """Returns the content of a JSON file next to a weights file, None if there is none."""
   if source.startswith(HUB):
     user, repository, *file = _hub_parts(source)
     try:

@@ -43,7 +43,7 @@ def rotations(grid: tuple[int, int], size: int, base: float) -> tuple[np.ndarray
   """Returns cosine and sine of the angles of DINOv3's rotary embeddings.
 
   The first half of the frequencies turns with the row, the second with the column. Both go from -1
-  to 1, whatever the image size.
+  to 1 for any image size.
 
   Args:
     grid: rows and columns of patches.

@@ -1,6 +1,6 @@
 """Finds the architecture and the preprocessing of published weights of vision transformers.
 
-Shapes give most of it. A ``config.json`` beside the weights gives the rest: that of Hugging Face or
+Shapes give most of it. A ``config.json`` next to the weights gives the rest: that of Hugging Face or
 timm. Without it, the standard of the family is taken.
 """
 
@@ -17,7 +17,7 @@ from soprc_jax.models import embedding, vit
 
 _log = logging.getLogger(__name__)
 
-# Returns the content of a JSON file beside the weights, None if there is none.
+# Returns the content of a JSON file next to the weights, None if there is none.
 ReadBeside = Callable[[str], dict[str, Any] | None]
 
 # Widths whose heads are not 64 wide: SigLIP so400m, DINOv2 giant of OpenCLIP's size, CLIP bigG.
@@ -80,11 +80,11 @@ def describe(params: Mapping[str, Any], beside: ReadBeside, *, source: str) -> P
 
   Args:
     params: the backbone of `vit_weights.to_flax`.
-    beside: reads a file beside the weights.
+    beside: reads a file next to the weights.
     source: name of the weights, for messages.
 
   Raises:
-    ValueError: the weights are not those of a supported tower; a file beside them is corrupt.
+    ValueError: the weights are not those of a supported tower; a file next to them is corrupt.
   """
   config = beside("config.json") or {}
   config = config | _object(config, "vision_config", source)
@@ -106,7 +106,7 @@ def describe(params: Mapping[str, Any], beside: ReadBeside, *, source: str) -> P
     native = math.isqrt(params["pos_embed"].shape[1]) * patch
   if not config:
     _log.info(
-      "There is no config.json beside %s: taking what is standard for %s (%d heads, epsilon %g, "
+      "There is no config.json next to %s: taking what is standard for %s (%d heads, epsilon %g, "
       "%s).",
       source,
       name,
@@ -179,7 +179,7 @@ def _activation(config: Mapping[str, Any], family: _Family, source: str) -> str:
 def _with_preprocessing(
   architecture: vit.Architecture, config: Mapping[str, Any], beside: ReadBeside, source: str
 ) -> Published:
-  """Adds mean, std and sizes of the files beside the weights; else those of the family."""
+  """Adds mean, std and sizes of the files next to the weights; else those of the family."""
   timm = _object(config, "pretrained_cfg", source)
   made = beside("preprocessor_config.json")
   if made is None:
@@ -194,7 +194,7 @@ def _with_preprocessing(
       or stored.problem([*values], [float])
       or len(values) != 3
     ):
-      raise ValueError(f"{source}: the {name} beside it must be 3 numbers; got {shown(values)}")
+      raise ValueError(f"{source}: the {name} next to it must be 3 numbers; got {shown(values)}")
   architecture = architecture._replace(mean=tuple(map(float, mean)), std=tuple(map(float, std)))
   side = resize = architecture.image_size
   if "input_size" in timm:
@@ -214,7 +214,7 @@ def _side(value: Any, name: str, source: str) -> int:
   if isinstance(value, (list, tuple)) and value:
     value = value[-1]
   if not isinstance(value, int) or value < 1:
-    raise ValueError(f"{source}: {name} beside it must be a number of pixels; got {shown(value)}")
+    raise ValueError(f"{source}: {name} next to it must be a number of pixels; got {shown(value)}")
   return value
 
 
@@ -229,5 +229,5 @@ def _object(tree: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
   """Returns the object under a name; an empty one if there is none."""
   found = tree.get(name, {})
   if not isinstance(found, dict):
-    raise ValueError(f"{source}: {name} beside it must be an object; got {shown(found)}")
+    raise ValueError(f"{source}: {name} next to it must be an object; got {shown(found)}")
   return found

@@ -16,7 +16,7 @@ _HEAD, _LARGE = 64, 1024
 
 
 def description(published: Published) -> dict[str, Any]:
-  """Returns what `checkpoints.save_variables` writes beside the arrays."""
+  """Returns what `checkpoints.save_variables` writes next to the arrays."""
   return published._asdict() | {"architecture": published.architecture._asdict()}
 
 
@@ -57,7 +57,7 @@ def find(source: str) -> Published | None:
 
   Raises:
     FileNotFoundError: there is no checkpoint or file.
-    ValueError: the file, or what is beside the weights, is corrupt.
+    ValueError: the file, or what is next to the weights, is corrupt.
   """
   if pretrained.is_file(source):
     return pretrained.vit_of(pretrained.to_flax(pretrained.read(source)), source)

@@ -88,10 +88,10 @@ def test_a_preprocessor_gives_sizes_and_normalization(found, preprocessor, sizes
   [
     ({"config": {"hidden_act": "tanh"}}, r"hidden_act .* must be one of gelu, .*; got 'tanh'"),
     ({"config": {"layer_norm_eps": -1}}, r"layer_norm_eps .* must be > 0; got -1"),
-    ({"config": {"vision_config": 3}}, r"vision_config beside it must be an object; got 3"),
+    ({"config": {"vision_config": 3}}, r"vision_config next to it must be an object; got 3"),
     ({"config": [1]}, r"config\.json is corrupt .*download it again"),
-    ({"preprocessor_config": {"image_mean": [1]}}, r"mean beside it must be 3 numbers; got \[1\]"),
-    ({"preprocessor_config": {"size": "big"}}, r"size beside it must be a number of pixels"),
+    ({"preprocessor_config": {"image_mean": [1]}}, r"mean next to it must be 3 numbers; got \[1\]"),
+    ({"preprocessor_config": {"size": "big"}}, r"size next to it must be a number of pixels"),
   ],
 )
 def test_files_that_do_not_work_are_named(found, files, message):
