@@ -83,6 +83,10 @@ class Stored(NamedTuple):
       ) from error
 
 
+# How pixels are resized, both as in Pillow.
+INTERPOLATIONS = ("bilinear", "bicubic")
+
+
 class Picture(Protocol):
   """Gives access to regions of an image."""
 
@@ -90,12 +94,13 @@ class Picture(Protocol):
   def size(self) -> tuple[int, int]:
     """Height and width in pixels, upright."""
 
-  def region(self, box: Box, size: tuple[int, int]) -> np.ndarray:
-    """Returns a region of the image as ``[h, w, 3]`` uint8, resized bilinearly with antialiasing.
+  def region(self, box: Box, size: tuple[int, int], interpolation: str = "bilinear") -> np.ndarray:
+    """Returns a region of the image as ``[h, w, 3]`` uint8, resized with antialiasing.
 
     Args:
       box: (left, top, right, bottom) of the region, in pixels of the upright image.
       size: (height, width) of the result.
+      interpolation: one of `INTERPOLATIONS`.
     """
 
 
@@ -175,10 +180,10 @@ class _Pixels:
   def size(self) -> tuple[int, int]:
     return self._array.shape[0], self._array.shape[1]
 
-  def region(self, box: Box, size: tuple[int, int]) -> np.ndarray:
+  def region(self, box: Box, size: tuple[int, int], interpolation: str = "bilinear") -> np.ndarray:
     if size == self.size and box == whole(self):
       return self._array
-    return _resized(Image.fromarray(self._array), box, size)
+    return _resized(Image.fromarray(self._array), box, size, interpolation)
 
 
 class _File:
@@ -219,7 +224,7 @@ class _File:
   def size(self) -> tuple[int, int]:
     return self._size
 
-  def region(self, box: Box, size: tuple[int, int]) -> np.ndarray:
+  def region(self, box: Box, size: tuple[int, int], interpolation: str = "bilinear") -> np.ndarray:
     # The smallest decoded size that still has a pixel for every pixel of the result.
     scale = max(size[0] / (box[3] - box[1]), size[1] / (box[2] - box[0]))
     with _named(self._encoded.name):
@@ -232,7 +237,7 @@ class _File:
         image = image.transpose(_UPRIGHT[self._orientation])
       shrunk_x, shrunk_y = image.size[0] / self._size[1], image.size[1] / self._size[0]
       box = (box[0] * shrunk_x, box[1] * shrunk_y, box[2] * shrunk_x, box[3] * shrunk_y)
-      return _resized(image, box, size)
+      return _resized(image, box, size, interpolation)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -278,10 +283,12 @@ def _open(encoded: Encoded) -> Image.Image:
   return Image.open(io.BytesIO(encoded.data), formats=FORMATS)
 
 
-def _resized(image: Image.Image, box: Box, size: tuple[int, int]) -> np.ndarray:
+def _resized(image: Image.Image, box: Box, size: tuple[int, int], interpolation: str) -> np.ndarray:
   # Rounding may have moved an edge outside the image by one unit in the last place.
   box = (max(box[0], 0.0), max(box[1], 0.0), min(box[2], image.size[0]), min(box[3], image.size[1]))
-  return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=box))
+  return np.asarray(
+    image.resize((size[1], size[0]), Image.Resampling[interpolation.upper()], box=box)
+  )
 
 
 def _orientation(image: Image.Image) -> int:

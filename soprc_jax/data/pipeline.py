@@ -207,6 +207,7 @@ def eval_batches(
   batch_size: int,
   image_size: int,
   resize_to: int = 0,
+  interpolation: str = "bilinear",
   on_broken: str = "error",
   shard: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
@@ -217,6 +218,7 @@ def eval_batches(
     batch_size: B.
     image_size: side in pixels.
     resize_to: shorter side in pixels before the crop; 0: ``image_size``.
+    interpolation: see `transforms.centre_crop`.
     on_broken: ``"error"`` raises for images that cannot be decoded, ``"skip"`` leaves them out.
     shard: (index, count), the part of every batch that this process loads; count divides B.
 
@@ -240,7 +242,7 @@ def eval_batches(
     for slot, position in enumerate(range(start, stop)):
       try:
         batch[slot] = transforms.centre_crop(
-          source[position].image, image_size, resize_to=resize_to
+          source[position].image, image_size, resize_to=resize_to, interpolation=interpolation
         )
       except decoding.BrokenImageError as error:
         if on_broken != "skip":

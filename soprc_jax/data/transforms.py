@@ -100,20 +100,23 @@ def make_augmentation(
   return augment
 
 
-def centre_crop(image: Image, size: int, *, resize_to: int = 0) -> np.ndarray:
+def centre_crop(
+  image: Image, size: int, *, resize_to: int = 0, interpolation: str = "bilinear"
+) -> np.ndarray:
   """Returns the center crop ``[size, size, 3]`` uint8 of an image, the transform of evaluation.
 
   Args:
     image: pixels or a file.
     size: side of the crop in pixels.
     resize_to: shorter side in pixels before the crop; 0: ``size``.
+    interpolation: one of `decoding.INTERPOLATIONS`.
 
   Raises:
     ValueError: if ``resize_to`` is smaller than ``size``, or if the image is unreadable.
   """
   resize_to = resize_to or size
   _check_sides(size, resize_to)
-  return _crop(decoding.as_picture(image), size, resize_to, np.array([0.5, 0.5]))
+  return _crop(decoding.as_picture(image), size, resize_to, np.array([0.5, 0.5]), interpolation)
 
 
 def _check_settings(settings: Settings) -> None:
@@ -135,12 +138,18 @@ def _squeezed(picture: decoding.Picture, size: int) -> np.ndarray:
   return picture.region(decoding.whole(picture), (size, size))
 
 
-def _crop(picture: decoding.Picture, size: int, resize_to: int, where: np.ndarray) -> np.ndarray:
+def _crop(
+  picture: decoding.Picture,
+  size: int,
+  resize_to: int,
+  where: np.ndarray,
+  interpolation: str = "bilinear",
+) -> np.ndarray:
   """Crops a square at ``where`` in [0, 1] from the top and from the left, in one resize."""
   height, width = picture.size
   side = min(height, width) * size / resize_to
   top, left = where * (np.array([height, width]) - side)
-  return picture.region((left, top, left + side, top + side), (size, size))
+  return picture.region((left, top, left + side, top + side), (size, size), interpolation)
 
 
 def _recolored(image: np.ndarray, jitter: float, rng: np.random.Generator) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Finds the architecture and the preprocessing of published weights of vision transformers.
 
-Shapes give most of it. A ``config.json`` next to the weights gives the rest: that of Hugging Face or
-timm. Without it, the standard of the family is taken.
+Shapes give most of it. A ``config.json`` next to the weights gives the rest: that of Hugging Face
+or timm. Without it, the standard of the family is taken.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,6 +29,8 @@ _ACTIVATIONS = {
   "gelu_tanh": "gelu_tanh",
   "quick_gelu": "quick_gelu",
 }
+# Numbers of Pillow.
+_RESAMPLE = {2: "bilinear", 3: "bicubic"}
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _HALF = (0.5, 0.5, 0.5)
@@ -43,6 +45,7 @@ class _Family(NamedTuple):
     activation: its activation.
     mean: mean of its images.
     std: standard deviation of its images.
+    interpolation: how its images are resized.
   """
 
   heads: int
@@ -50,12 +53,13 @@ class _Family(NamedTuple):
   activation: str = "gelu"
   mean: tuple[float, ...] = embedding.IMAGE_MEAN
   std: tuple[float, ...] = embedding.IMAGE_STD
+  interpolation: str = "bicubic"
 
 
 _FAMILIES = {
-  "DINO": _Family(12, 1e-12),
+  "DINO": _Family(12, 1e-12, interpolation="bilinear"),
   "DINOv2": _Family(12, 1e-6),
-  "DINOv3": _Family(6, 1e-5),
+  "DINOv3": _Family(6, 1e-5, interpolation="bilinear"),
   "CLIP": _Family(12, 1e-5, "quick_gelu", _CLIP_MEAN, _CLIP_STD),
   "SigLIP": _Family(12, 1e-6, "gelu_tanh", _HALF, _HALF),
 }
@@ -68,11 +72,13 @@ class Published(NamedTuple):
     architecture: architecture of the tower.
     image_size: side in pixels of the images that it takes.
     resize: shorter side in pixels before the center is cropped to ``image_size``.
+    interpolation: how they are resized, ``"bilinear"`` or ``"bicubic"``.
   """
 
   architecture: vit.Architecture
   image_size: int
   resize: int
+  interpolation: str
 
 
 def describe(params: Mapping[str, Any], beside: ReadBeside, *, source: str) -> Published:
@@ -135,7 +141,7 @@ def describe(params: Mapping[str, Any], beside: ReadBeside, *, source: str) -> P
     mean=family.mean,
     std=family.std,
   )
-  return _with_preprocessing(architecture, config, beside, source)
+  return _with_preprocessing(architecture, config, beside, family.interpolation, source)
 
 
 def _family(params: Mapping[str, Any]) -> str:
@@ -177,9 +183,16 @@ def _activation(config: Mapping[str, Any], family: _Family, source: str) -> str:
 
 
 def _with_preprocessing(
-  architecture: vit.Architecture, config: Mapping[str, Any], beside: ReadBeside, source: str
+  architecture: vit.Architecture,
+  config: Mapping[str, Any],
+  beside: ReadBeside,
+  interpolation: str,
+  source: str,
 ) -> Published:
-  """Adds mean, std and sizes of the files next to the weights; else those of the family."""
+  """Adds mean, std, sizes and interpolation of the files next to the weights.
+
+  Without such a file they are those of the family.
+  """
   timm = _object(config, "pretrained_cfg", source)
   made = beside("preprocessor_config.json")
   if made is None:
@@ -204,7 +217,10 @@ def _with_preprocessing(
     side = resize = _side(made["size"], "size", source)
     if made.get("do_center_crop", "crop_size" in made) and made.get("crop_size"):
       side = _side(made["crop_size"], "crop_size", source)
-  return Published(architecture, side, max(resize, side))
+  given: Any = timm.get("interpolation", _RESAMPLE.get(made.get("resample", 0)))
+  if given in _RESAMPLE.values():  # others, such as Lanczos, are those of no family
+    interpolation = given
+  return Published(architecture, side, max(resize, side), interpolation)
 
 
 def _side(value: Any, name: str, source: str) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from soprc_jax.models import pretrained
+from soprc_jax.models.vit_published import Published
 from soprc_jax.training import build, checkpoints, vit_start
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
@@ -54,7 +55,8 @@ def load(folder: Path, config: Any = None) -> tuple[Any, dict[str, Any]]:
   Args:
     folder: output of ``soprc convert-weights``.
     config: resolved config with the data, image size and batch size to use. Its model is replaced
-      by that of the folder, and an open image size by that of the weights. None takes the defaults.
+      by that of the folder, and an open image size or interpolation by that of the weights. None
+      takes the defaults.
 
   Returns:
     The resolved config, and ``{"params", "batch_stats"}``.
@@ -71,7 +73,7 @@ def load(folder: Path, config: Any = None) -> tuple[Any, dict[str, Any]]:
     what = f"their head of {width} outputs" if width else "the features of the backbone"
   else:
     made.model.update({"name": "vit", "embedding_dim": 0, "vit": published.architecture._asdict()})
-    made.eval.update({"image_size": published.image_size, "resize": published.resize})
+    made.eval.update({name: getattr(published, name) for name in Published._fields[1:]})
     what = f"its pooled features, from {published.image_size} pixels or the given eval.image_size"
   if config is not None:
     _take(made, config)

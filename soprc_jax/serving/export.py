@@ -210,11 +210,12 @@ def _preprocessing(network: network_lib.Network) -> dict[str, Any]:
     where = "inside the model, which divides each vector by its norm: give the features as they are"
     return {"normalisation": {"where": where}}
   model: Any = build.make_model(network.config, freeze_bn=True)
+  interpolation = network.config.eval.interpolation
   return {
     "preprocessing": [
       "turn the image upright by its EXIF orientation; transparent pixels become white; 8-bit RGB",
-      f"resize the shorter side to {network.resize} pixels, bilinear with antialiasing (Pillow's "
-      "BILINEAR)",
+      f"resize the shorter side to {network.resize} pixels, {interpolation} with antialiasing "
+      f"(Pillow's {interpolation.upper()})",
       f"crop the center, {network.image_size} x {network.image_size} pixels",
     ],
     "normalisation": {

@@ -16,7 +16,7 @@ from ml_collections import config_dict
 
 from soprc_jax import estimators, interpolation, losses
 from soprc_jax._internal.strings import shown
-from soprc_jax.data import characters, datasets, pipeline, sampler, transforms
+from soprc_jax.data import characters, datasets, decoding, pipeline, sampler, transforms
 from soprc_jax.models import HEADS, RESNETS, resnet
 from soprc_jax.training import config_key, objectives, optimizers, vit_keys
 from soprc_jax.training import step as step_lib
@@ -831,6 +831,14 @@ KEYS = (
     used_with=_OF_IMAGES,
   ),
   Key("eval.resize", 0, "shorter side before that crop; 0: image_size", used_with=_OF_IMAGES),
+  Key(
+    "eval.interpolation",
+    "bilinear",
+    "how test images are resized",
+    choices=decoding.INTERPOLATIONS,
+    may_be_open=True,
+    used_with=_OF_IMAGES,
+  ),
   Key("eval.batch_size", 224, "images embedded at a time", low=1, high=_IMAGES),
   Key(
     "eval.baselines",

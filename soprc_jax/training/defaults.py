@@ -24,7 +24,7 @@ KEYS = (
   "train.batch_size",
   "optim.learning_rate",
 )
-VIT_KEYS = tuple(key.name for key in vit_keys.KEYS)
+VIT_KEYS = (*(key.name for key in vit_keys.KEYS), "eval.interpolation")
 FEATURES_KEYS = (
   "model.features",
   "model.embedding_dim",
@@ -187,7 +187,10 @@ def vit_rules(config: ConfigDict, published: Published | None, side: int) -> dic
   else:
     arch = vit_start.standard(config)
     arch, reason = arch._replace(image_size=side), f"the standard for a width of {arch.width}"
-  return {f"model.vit.{name}": Choice(one, reason) for name, one in arch._asdict().items()}
+  interpolation = published.interpolation if published else "bilinear"
+  return {f"model.vit.{name}": Choice(one, reason) for name, one in arch._asdict().items()} | {
+    "eval.interpolation": Choice(interpolation, reason)
+  }
 
 
 def short_sides(source: sources.Source) -> np.ndarray:

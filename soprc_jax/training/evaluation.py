@@ -64,6 +64,7 @@ def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
       batch_size=batch_size,
       image_size=settings.image_size,
       resize_to=settings.resize,
+      interpolation=settings.interpolation,
       on_broken=config.data.on_broken,
       shard=(parallel.process_index(), parallel.num_processes()),
     )

@@ -32,10 +32,11 @@ def stored_description(folder: Path) -> Published | None:
   shapes = {name: _shape(value) for name, value in vit.Architecture()._asdict().items()}
   tree = stored.read_json(
     path,
-    {"architecture": shapes, "image_size": int, "resize": int},
+    {"architecture": shapes, "image_size": int, "resize": int, "interpolation": str},
     remedy="write it again with soprc convert-weights",
   )
-  return Published(_architecture(tree["architecture"]), tree["image_size"], tree["resize"])
+  names = Published._fields[1:]
+  return Published(_architecture(tree["architecture"]), *(tree[name] for name in names))
 
 
 def _shape(value: Any) -> Any:
@@ -68,8 +69,9 @@ def find(source: str) -> Published | None:
   config = None if tree is None else config_lib.from_json(tree)
   if config is None or config.model.name != "vit":
     return None
-  side = int(config.eval.image_size)
-  return Published(vit_keys.architecture(config), side, int(config.eval.resize) or side)
+  size, resize = int(config.eval.image_size), int(config.eval.resize)
+  arch = vit_keys.architecture(config)
+  return Published(arch, size, resize or size, config.eval.interpolation)
 
 
 def standard(config: Any) -> vit.Architecture:

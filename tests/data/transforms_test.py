@@ -32,6 +32,13 @@ class TestImages:
   def test_resize_to_the_same_size_is_the_identity(self):
     np.testing.assert_array_equal(transforms.centre_crop(self.picture, 20), self.picture)
 
+  def test_resize_is_that_of_pillow(self):
+    image = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    for name in ("bilinear", "bicubic"):
+      want = Image.fromarray(image).resize((24, 24), Image.Resampling[name.upper()])
+      got = transforms.centre_crop(image, 24, interpolation=name)
+      np.testing.assert_array_equal(got, np.asarray(want))
+
   def test_resize_averages(self):
     board = np.indices((32, 32)).sum(0) % 2 * 255
     board = np.repeat(board[:, :, None], 3, 2).astype(np.uint8)

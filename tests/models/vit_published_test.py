@@ -28,7 +28,8 @@ def found(tmp_path):
 
 def test_without_a_config_the_standard_of_the_family_is_taken_and_logged(found, caplog):
   caplog.set_level(logging.INFO, "soprc_jax")
-  arch, image_size, resize = found()
+  arch, image_size, resize, interpolation = found()
+  assert interpolation == "bilinear"
   assert (arch.heads, arch.mlp, arch.depth, arch.patch, arch.width) == (2, 200, 1, 8, 128)
   assert (arch.image_size, image_size, resize) == (24, 24, 24)
   assert (arch.mean, arch.std) == vits.IMAGENET
@@ -52,8 +53,10 @@ def test_a_config_of_hugging_face_counts_and_what_it_omits_has_its_default(found
 def test_a_config_of_timm_counts(found):
   mean, std = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
   more = {"input_size": [3, 32, 32], "crop_pct": 0.9, "mean": mean, "std": std}
+  more |= {"interpolation": "bicubic"}
   config = {"architecture": "vit_tiny", "pretrained_cfg": more, "model_args": {"num_heads": 4}}
-  arch, image_size, resize = found(config=config)
+  arch, image_size, resize, interpolation = found(config=config)
+  assert interpolation == "bicubic"
   assert (arch.heads, arch.epsilon, arch.image_size) == (4, 1e-6, 24)
   assert (image_size, resize) == (32, 35)
   assert (arch.mean, arch.std) == (tuple(mean), tuple(std))
@@ -72,14 +75,14 @@ def test_a_config_of_timm_counts(found):
   ],
 )
 def test_a_preprocessor_gives_sizes_and_normalization(found, preprocessor, sizes):
-  values = preprocessor | {"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3]}
+  values = preprocessor | {"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3], "resample": 3}
   for files in (
     {"preprocessor_config": values},
     {"preprocessor_config": None, "processor_config": {"image_processor": values}},
   ):
     files = {name: content for name, content in files.items() if content is not None}
-    arch, *got = found(**files)
-    assert tuple(got) == sizes
+    arch, *got, interpolation = found(**files)
+    assert (tuple(got), interpolation) == (sizes, "bicubic")
     assert (arch.mean, arch.std) == ((0.1, 0.2, 0.3), (1.0, 2.0, 3.0))
 
 

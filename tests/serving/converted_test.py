@@ -1,6 +1,7 @@
 """Tests converted weights as models: by the commands, and with a config of the data and sizes."""
 
 import json
+import shutil
 
 import jax
 import networks
@@ -39,6 +40,10 @@ def _config(**values):
   return config_lib.resolve(config)
 
 
+def _eval(config):
+  return config.eval.image_size, config.eval.resize, config.eval.interpolation
+
+
 def test_the_commands_from_a_file_to_embeddings(weights, tmp_path):
   out = tmp_path / "out"
   done = runs.call("experiments.convert_weights", f"--input={weights}", f"--output={out}")
@@ -67,17 +72,23 @@ def test_the_commands_from_a_file_to_embeddings(weights, tmp_path):
 
 
 def test_a_config_gives_data_and_sizes_and_the_folder_the_model(weights, tmp_path):
-  converted.write(weights, tmp_path)
+  preprocessor = {"size": 30, "crop_size": 24, "resample": 3}
+  (tmp_path / "file").mkdir()
+  (tmp_path / "file" / "config.json").write_text(json.dumps({"model_args": {"num_heads": 4}}))
+  (tmp_path / "file" / "preprocessor_config.json").write_text(json.dumps(preprocessor))
+  shutil.copy(weights, tmp_path / "file")
+  converted.write(str(tmp_path / "file" / "model.safetensors"), tmp_path)
   config, _ = converted.load(tmp_path)
-  assert (config.eval.image_size, config.eval.resize) == (24, 24)
+  own = (24, 30, "bicubic")
+  assert _eval(config) == own
   given = _config(**{"data.source": "folder", "data.root": "here", "eval.resize": 300})
   config, _ = converted.load(tmp_path, given)
-  assert (config.eval.image_size, config.eval.resize) == (224, 300)
+  assert _eval(config) == (224, 300, "bilinear")
   assert (config.data.root, config.model.name, config.model.vit.heads) == ("here", "vit", 4)
   still_open = config_lib.default_config()
-  config_lib.leave_open(still_open, "eval.image_size")
+  config_lib.leave_open(still_open, "eval.image_size", "eval.interpolation")
   config, _ = converted.load(tmp_path, config_lib.resolve(still_open))
-  assert (config.eval.image_size, config.eval.resize) == (24, 24)
+  assert _eval(config) == own
 
 
 def test_a_resnet_is_embedded_by_the_commands_too(tmp_path):

@@ -53,7 +53,7 @@ def _splits(config):
 def test_what_is_known_is_the_same_for_a_file_and_its_conversion(weights):
   found = vit_start.find(weights[0])
   assert found.architecture.heads == 4
-  assert found.image_size == 24
+  assert (found.image_size, found.interpolation) == (24, "bilinear")
   assert vit_start.find(weights[1]) == found
 
 
@@ -103,7 +103,7 @@ def test_without_weights_keys_follow_the_width_and_the_images(images):
 )
 def test_training_takes_the_native_side_unless_it_is_large(native, patch, side):
   arch = vit.Architecture(image_size=native, patch=patch)
-  published = vit_start.Published(arch, native, native)
+  published = vit_start.Published(arch, native, native, "bicubic")
   assert defaults.published_side_rule(published).value == side
 
 
