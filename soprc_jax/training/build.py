@@ -314,9 +314,7 @@ def starting_state(config: ConfigDict, parts: Parts) -> step_lib.TrainState:
   network = checkpoints.load_network(
     config.model.init_from, {"params": lora.base(state.params), "batch_stats": state.batch_stats}
   )
-  return dataclasses.replace(
-    state, params=state.params | network["params"], batch_stats=network["batch_stats"]
-  )
+  return dataclasses.replace(state, **(network | {"params": state.params | network["params"]}))
 
 
 def check_unseen(
