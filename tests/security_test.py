@@ -55,6 +55,7 @@ def _evil(path):
 # Allowed sources of code: the user's own config file or loss, and parts of this package.
 _IMPORTS = {
   "soprc_jax/training/objectives.py": "loss.name=package.module:function",
+  "soprc_jax/models/adapter.py": "model.name=package.module:function",
   "soprc_jax/data/tabular.py": "scikit-learn, where it is installed",
   "experiments/benchmark/__main__.py": "a benchmark of this package, by its name",
   "experiments/flags.py": "the file of --config",

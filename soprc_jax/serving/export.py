@@ -12,7 +12,7 @@ import numpy as np
 
 from soprc_jax import version
 from soprc_jax._internal import file_io
-from soprc_jax.models import convolutions, embedding
+from soprc_jax.models import RESNETS, convolutions, embedding
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
 from soprc_jax.training import build
@@ -106,7 +106,7 @@ def _embedder(network: network_lib.Network, *, dtype: str = "") -> Callable[[Any
   config = config_lib.ConfigDict(network.config.to_dict())
   config.model.dtype = dtype or config.model.dtype
   model: Any = build.make_model(config, freeze_bn=True)
-  if not network.features and network.config.model.name != "vit":
+  if network.config.model.name in ("conv3", *RESNETS):
     model = model.clone(backbone=model.backbone.clone(convolve=convolutions.by_xla))
   return lambda images: model.apply(network.variables, images, train=False)
 

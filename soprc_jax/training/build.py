@@ -14,7 +14,7 @@ import optax
 
 from soprc_jax._internal import file_io
 from soprc_jax.data import confusable, datasets, pipeline, sampler, sources, transforms
-from soprc_jax.models import HEADS, RESNETS, ConvNet, EmbeddingNet, Head, ResNet, ViT
+from soprc_jax.models import HEADS, RESNETS, ConvNet, EmbeddingNet, Head, ResNet, ViT, adapter
 from soprc_jax.training import (
   checkpoints,
   classes,
@@ -118,6 +118,9 @@ def make_model(config: ConfigDict, *, freeze_bn: bool, axis_name: str | None = N
     arch = vit_keys.architecture(config)
     vit = ViT(arch, dtype=dtype, remat=config.model.remat)
     return EmbeddingNet(vit, mean=arch.mean, std=arch.std, **head)
+  if ":" in config.model.name:
+    made = adapter.make(config.model)
+    return EmbeddingNet(adapter.Adapter(made), mean=made.mean, std=made.std, **head)
   shared = {"width": config.model.width, "pool_grid": config.model.pool_grid, "dtype": dtype}
   backbone: nn.Module
   if config.model.name == "conv3":

@@ -17,7 +17,7 @@ from ml_collections import config_dict
 from soprc_jax import estimators, interpolation, losses
 from soprc_jax._internal.strings import shown
 from soprc_jax.data import characters, datasets, decoding, pipeline, sampler, transforms
-from soprc_jax.models import HEADS, RESNETS, resnet
+from soprc_jax.models import HEADS, RESNETS, adapter, resnet
 from soprc_jax.training import config_key, objectives, optimizers, vit_keys
 from soprc_jax.training import step as step_lib
 from soprc_jax.training.config_key import LARGEST_COUNT, Key
@@ -325,7 +325,9 @@ KEYS = (
     "resnet50",
     "backbone; vit: the vision transformer of model.vit; conv3: three convolutions, for small "
     "images on CPUs; linear, mlp, residual: heads on stored embeddings",
-    choices=(*_BACKBONES, *HEADS),
+    must=f"one of {', '.join((*_BACKBONES, *HEADS))}, or package.module:function for a model of "
+    "another library",
+    holds=lambda name: name in (*_BACKBONES, *HEADS) or ":" in name,
     often=True,
   ),
   Key(
@@ -1051,6 +1053,9 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
       f"warmup.loss must have no carried state (as {', '.join(objectives.CARRIED)} have); got "
       f"{config.warmup.loss!r}"
     )
+  if ":" in config.model.name:
+    problem = adapter.name_problem(config.model.name, imports=imports)
+    problems += [f"model.name {problem}"] if problem else []
   loss = config.loss
   if loss.prior.kind in ("scaled", "constant") and loss.prior.value == 0:
     problems.append(
@@ -1165,7 +1170,7 @@ def _microbatch_problems(config: Any) -> list[str]:
     "statistics over the whole batch, so microbatches would change the gradient; got "
     f"{size}. Freeze it (from a trained model, model.init_from)"
     for key, frozen, steps in phases
-    if steps and not frozen and config.model.name != "vit"  # it has no batch norm
+    if steps and not frozen and config.model.name in RESNETS  # the others have no batch norm
   ]
 
 
