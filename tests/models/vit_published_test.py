@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 
 import pytest
 import vits
@@ -108,3 +109,27 @@ def test_weights_of_another_architecture_are_named(found):
   missing = {name: shape for name, shape in _DINO.items() if "fc1" not in name}
   with pytest.raises(ValueError, match=r"model\.safetensors has no 'fc1' as a vision transformer"):
     found(missing)
+
+
+def test_the_files_of_a_repository_on_the_hub_are_read(found, tmp_path, monkeypatch):
+  """Checks the names that are asked for, with a stand-in for the package."""
+  found(config={"model_args": {"num_heads": 8}})  # writes the files
+  asked = []
+
+  class Hub:
+    class errors:  # noqa: N801
+      HfHubHTTPError = LocalEntryNotFoundError = OSError
+
+    @staticmethod
+    def hf_hub_download(repository, file):
+      asked.append((repository, file))
+      if not (tmp_path / file.removeprefix("part/")).exists():
+        raise OSError("404")
+      return str(tmp_path / file.removeprefix("part/"))
+
+  monkeypatch.setitem(sys.modules, "huggingface_hub", Hub)
+  source = "hf://me/vit/part/model.safetensors"
+  published = pretrained.vit_of(pretrained.to_flax(pretrained.read(source)), source)
+  assert published.architecture.heads == 8
+  names = ["model.safetensors", "config.json", "preprocessor_config.json", "processor_config.json"]
+  assert asked == [("me/vit", f"part/{name}") for name in names]

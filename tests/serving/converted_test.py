@@ -127,3 +127,20 @@ def test_a_changed_description_is_found_out(weights, tmp_path):
   path.write_text(path.read_text().replace('"heads": 4', '"heads": 8'))
   with pytest.raises(checkpoints.DamagedError, match=r"model\.json is not as it was written"):
     converted.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+  "head",
+  [
+    {"kernel": np.zeros((512, 8), np.float32)},
+    {"bias": np.zeros(8, np.float32)},
+    {"kernel": np.zeros((1, 1, 512, 8), np.float32), "bias": np.zeros(8, np.float32)},
+    {"kernel": np.zeros((512, 8), np.float32), "bias": np.zeros(9, np.float32)},
+    {"kernel": np.zeros((512, 8), np.int32), "bias": np.zeros(8, np.int32)},
+  ],
+)
+def test_another_head_raises(tmp_path, head):
+  with pytest.raises(
+    ValueError, match=r"the head of the weights must have a kernel \[features, D\]"
+  ):
+    converted._head_width(head, tmp_path)

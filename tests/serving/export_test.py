@@ -73,6 +73,21 @@ def test_stablehlo(loaded, want, tmp_path):
   )  # the head
 
 
+def test_stablehlo_of_a_vision_transformer(tmp_path):
+  small = {"model.name": "vit", "model.embedding_dim": 0, "eval.image_size": 24}
+  small |= {"model.vit.mean": (0.5, 0.5, 0.5), "eval.interpolation": "bicubic"}
+  sizes = {"image_size": 16, "patch": 4, "width": 16, "depth": 1, "heads": 2, "mlp": 8}
+  small |= {f"model.vit.{name}": size for name, size in sizes.items()}
+  loaded = network.load(networks.make(tmp_path / "run", **small))
+  described = json.loads(export.write(tmp_path / "net.hlo", loaded, "stablehlo").read_text())
+  assert described["output"]["shape"] == ["b", 16]
+  assert described["normalisation"]["mean"] == [0.5, 0.5, 0.5]
+  assert "24 pixels, bicubic with antialiasing" in described["preprocessing"][1]
+  exported = jax.export.deserialize(bytearray((tmp_path / "net.hlo").read_bytes()))
+  images = _pixels(3, 24)
+  np.testing.assert_allclose(exported.call(images), export._embedder(loaded)(images), atol=2e-6)
+
+
 def test_an_output_that_exists_is_refused(loaded, tmp_path):
   (tmp_path / "a").write_text("mine")
   (tmp_path / "b.json").write_text("mine")
@@ -145,6 +160,7 @@ def test_safetensors_in_torchvision(tmp_path):
     ),
     ({"model.width": 32}, "model.width is 32, not 64"),
     ({"model.stem": "small"}, "model.stem is small, not imagenet"),
+    ({"model.embedding_dim": 0}, "model.embedding_dim is 0, so it has no last layer"),
   ],
 )
 def test_networks_that_torchvision_does_not_have_are_refused(tmp_path, values, message):

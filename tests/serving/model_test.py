@@ -12,7 +12,6 @@ import pytest
 import soprc_jax
 from soprc_jax.models import RESNETS, EmbeddingNet, ResNet
 from soprc_jax.serving import embed, index, network
-from soprc_jax.serving import model as model_lib
 from soprc_jax.training import checkpoints
 
 
@@ -196,23 +195,6 @@ def test_an_empty_best_folder_is_no_checkpoint(made, paths, tmp_path):
   )
   (tmp_path / "link").symlink_to(made[1] / checkpoints.BEST)
   assert soprc_jax.load(tmp_path / "link").network.step == soprc_jax.load(made[1]).network.step
-
-
-@pytest.mark.parametrize(
-  "head",
-  [
-    {"kernel": np.zeros((512, 8), np.float32)},
-    {"bias": np.zeros(8, np.float32)},
-    {"kernel": np.zeros((1, 1, 512, 8), np.float32), "bias": np.zeros(8, np.float32)},
-    {"kernel": np.zeros((512, 8), np.float32), "bias": np.zeros(9, np.float32)},
-    {"kernel": np.zeros((512, 8), np.int32), "bias": np.zeros(8, np.int32)},
-  ],
-)
-def test_converted_weights_with_another_head_raise(tmp_path, head):
-  with pytest.raises(
-    ValueError, match=r"the head of the weights must have a kernel \[features, D\]"
-  ):
-    model_lib._head_width(head, tmp_path)
 
 
 def test_converted_weights_that_are_corrupt_raise(tmp_path):
