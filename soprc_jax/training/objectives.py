@@ -105,9 +105,8 @@ def check(name: str, config: Any) -> None:
     np.array([4, 4]), num_steps=10, max_positives=3, axis_name=None, embedding_dim=dim, seed=0
   )
 
-  def loss(embeddings: Any) -> Any:
+  def loss(embeddings: Any, params: Any) -> Any:
     objective = make_objective(name, config, setting)
-    params = objective.init_params(jax.random.key(0))
     state = objective.tracker.init({})
     labels = jnp.arange(count, dtype=jnp.int32) // 4
     inputs = Inputs(
@@ -118,7 +117,9 @@ def check(name: str, config: Any) -> None:
     return outputs.loss
 
   try:
-    jax.eval_shape(jax.grad(loss), jax.ShapeDtypeStruct((count, dim), jnp.float32))
+    params = jax.eval_shape(make_objective(name, config, setting).init_params, jax.random.key(0))
+    embeddings = jax.ShapeDtypeStruct((count, dim), jnp.float32)
+    jax.eval_shape(jax.grad(loss, (0, 1)), embeddings, params)
   except Exception as error:  # the user's function may raise anything
     raise ValueError(
       f"loss.name={name!r} does not work as a loss (soprc_jax/training/loss_protocol.py): "

@@ -1,11 +1,14 @@
 """Tests objectives: the kinds of prior, schedules, and SOPRC's loss from the public functions."""
 
+import sys
+
 from absl.testing import parameterized
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from soprc_jax import (
   interpolate_scores,
@@ -354,3 +357,29 @@ def test_f53_an_objective_made_under_jit_outlives_it():
   make(1.0)
   inputs, _ = _inputs(made[0])
   assert np.isfinite(made[0].compute(inputs).loss)
+
+
+@pytest.mark.parametrize(
+  ("params", "message"),
+  [("jnp.zeros(3)", None), ("jnp.zeros(2)", "add got incompatible"), ("jnp.arange(3)", "int32")],
+)
+def test_parameters_of_a_custom_loss_are_tried_before_training(
+  params, message, tmp_path, monkeypatch
+):
+  (tmp_path / "with_params.py").write_text(
+    "import jax.numpy as jnp, optax\n"
+    "from soprc_jax.training.loss_protocol import Objective, Outputs\n"
+    "def make(config, setting):\n"
+    "  def compute(inputs):\n"
+    "    moved = jnp.sum(inputs.params + jnp.ones(3))\n"
+    "    return Outputs(jnp.sum(inputs.embeddings) + moved, {}, {})\n"
+    f"  return Objective(optax.identity(), compute, init_params=lambda key: {params})\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, "with_params", raising=False)
+  config = _loss_config(name="with_params:make")
+  if message is None:
+    objectives.check("with_params:make", config)
+  else:
+    with pytest.raises(ValueError, match=f"does not work as a loss .*{message}"):
+      objectives.check("with_params:make", config)
