@@ -1,6 +1,6 @@
 """SOPRC loss of a batch in one call: lists, auxiliary vector v, loss, and optimizer arguments."""
 
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,12 @@ import optax
 from soprc_jax import estimators, tracking
 from soprc_jax import lists as lists_lib
 from soprc_jax._internal import checks, class_labels, collectives, masks
+from soprc_jax._internal.pair_options import PairOptions
 
 
 def retrieval_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   tracker: tracking.ScoreEma,
   opt_state: optax.OptState,
@@ -29,6 +30,7 @@ def retrieval_loss(
   link: estimators.Link = "share",
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
+  **pairs: Unpack[PairOptions],
 ) -> tuple[jax.Array, lists_lib.UpdateArgs]:
   """Computes the SOPRC loss of a batch of embeddings for retrieval (Alg. 1).
 
@@ -43,6 +45,7 @@ def retrieval_loss(
     opt_state: any tree with exactly one state of a `score_ema`.
     prior: number or ``[B]``, in [0, 1]: the share of positives in a list of the whole data set.
     list_ids: ``[B]`` integers in [0, C), the row of v of each query. Defaults to its label.
+      Required without labels.
     max_positives: limit on the positives of a query, see `retrieval_lists`. None keeps all.
     tau1: width of the surrogate of negatives, > 0, see `soprc_loss`.
     tau2: width of the surrogate of positives, > 0.
@@ -53,6 +56,8 @@ def retrieval_loss(
     where: ``[B]`` mask of the valid images. The rows of invalid images are not used. None means
       that all are valid.
     axis_name: name of a mapped axis whose devices hold the other images of the batch.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`.
 
   Returns:
     The scalar loss, and the keyword arguments for the ``update`` of the chain that holds the
@@ -77,9 +82,13 @@ def retrieval_loss(
   _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2, pull=pull)
   checks.check_range("pull", pull, low=0.0)
   lists = lists_lib.retrieval_lists(
-    embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name
+    embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name, **pairs
   )
-  list_ids = class_labels.integer_labels(labels if list_ids is None else list_ids, "list_ids")
+  if list_ids is None:
+    if labels is None:
+      raise ValueError("positives needs list_ids, the row of v of each query: pass them")
+    list_ids = labels
+  list_ids = class_labels.integer_labels(list_ids, "list_ids")
   if list_ids.dtype == bool:
     list_ids = list_ids.astype(jnp.int32)
   if where is not None:  # the label of a padding image may not be a valid row

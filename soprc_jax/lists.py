@@ -6,8 +6,9 @@ import chex
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
+import numpy as np
 
-from soprc_jax._internal import checks, class_labels, collectives, masks
+from soprc_jax._internal import checks, class_labels, collectives, masks, pair_options
 
 # Rows of a matrix that fits into the caches, so that reading it by columns is as fast.
 _SMALL = 128
@@ -112,8 +113,11 @@ def _make_lists(
 
 def retrieval_lists(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
+  positives: ArrayLike | None = None,
+  ignore: ArrayLike | None = None,
+  ignore_above: ArrayLike | None = None,
   max_positives: int | None = None,
   gallery: ArrayLike | None = None,
   gallery_labels: ArrayLike | None = None,
@@ -123,20 +127,29 @@ def retrieval_lists(
 ) -> RetrievalLists:
   """Builds one list per image from its cosine similarities to the other images.
 
-  Labels alone decide which images are positives, so classes may have any order and any size. If
-  ``gallery`` is None, the query itself is excluded by its index.
+  Either labels or a relevance mask decides which images are positives, so classes may have any
+  order and any size. If ``gallery`` is None, the query itself is excluded by its index.
 
   Args:
     embeddings: ``[B, D]``, unit norm (not normalized again).
     labels: ``[B]`` integers of any type, or booleans. Without x64 jit cuts host labels to 32 bits
       before they can be checked, so that 2^32 equals 0. Map wider labels to rows before the call.
+      Exactly one of ``labels`` and ``positives`` is required.
+    positives: ``[B, G]`` relevance mask: which candidates are positives of each query. It need not
+      be symmetric. The pair of a query with itself is never used. With ``axis_name`` each device
+      passes the rows of its images, with a column for each image of all devices.
+    ignore: ``[B, G]`` mask of the pairs of unknown relevance. They are neither positives nor
+      negatives.
+    ignore_above: similarity above which a negative is ignored, as it may be an unlabeled positive.
+      No gradient passes through this decision. None ignores none.
     max_positives: P, static. A query with more positives keeps evenly spaced ones by rank. The
       others are counted and excluded from the list (they are not negatives). ``None`` keeps all,
       with P the size of the gallery. Pass the largest number of positives that a batch can contain,
       since losses cost ``P`` times the gallery.
     gallery: ``[G, D]`` candidates other than the batch. Each device uses its gallery unchanged,
       without joining those of other devices. ``None`` takes the batch.
-    gallery_labels: ``[G]`` integers of any type, compared by value; required with ``gallery``.
+    gallery_labels: ``[G]`` integers of any type, compared by value; required with ``gallery`` and
+      ``labels``.
     where: ``[B]`` mask of the valid images of the batch; ``None`` means all.
     gallery_where: ``[G]`` mask of the valid candidates, only with ``gallery``; ``None`` means all.
     axis_name: name of a mapped axis. The gallery is then the joined batch of all its devices.
@@ -148,9 +161,9 @@ def retrieval_lists(
   Raises:
     AssertionError: when traced, if shapes do not fit.
     TypeError: labels are not integers.
-    ValueError: ``max_positives`` < 1; only one of ``gallery`` and ``gallery_labels`` is given; a
-      label on the host has more than 32 bits; a mask on the host contains other numbers than 0 and
-      1.
+    ValueError: ``max_positives`` < 1; both or neither of ``labels`` and ``positives`` are given;
+      only one of ``gallery`` and ``gallery_labels`` is given; a label on the host has more than 32
+      bits; a mask on the host contains other numbers than 0 and 1.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
   >>> lists = retrieval_lists(embeddings, jnp.array([7, 7, 9]), max_positives=1)
@@ -167,6 +180,7 @@ def retrieval_lists(
     where=where,
     gallery_where=gallery_where,
     axis_name=axis_name,
+    pairs={"positives": positives, "ignore": ignore, "ignore_above": ignore_above},
   )
   scores, positive_mask, negative_mask = found.scores, found.positive, found.negative
   positive_scores = scores
@@ -183,8 +197,8 @@ class Similarities(NamedTuple):
 
   Attributes:
     scores: ``[B, G]`` inner products.
-    positive: ``[B, G]`` mask of the valid pairs of one class, without the query itself.
-    negative: ``[B, G]`` mask of the valid pairs of different classes.
+    positive: ``[B, G]`` mask of the valid relevant pairs, without the query itself.
+    negative: ``[B, G]`` mask of the valid pairs that are not relevant.
     itself: ``[B, G]`` mask of the pairs of a valid query with itself.
   """
 
@@ -205,7 +219,7 @@ class JoinedBatch(NamedTuple):
 
 def join_devices(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None,
   where: ArrayLike | None,
   axis_name: collectives.AxisName,
   names: tuple[str, str, str] = ("embeddings", "labels", "where"),
@@ -215,13 +229,14 @@ def join_devices(
   """Joins the images of all devices, in the order of the devices.
 
   If ``axis_name`` is None, these are the images of this device. Embeddings of masked images become
-  0, also if they were NaN, and pass no gradient. ``names`` are the names of the arguments in
-  errors. With ``constant`` shard_map knows that the result is equal on all devices, as a state must
-  be. It then passes no gradient.
+  0, also if they were NaN, and pass no gradient. Without labels all are 0. ``names`` are the names
+  of the arguments in errors. With ``constant`` shard_map knows that the result is equal on all
+  devices, as a state must be. It then passes no gradient.
   """
   (vectors,) = masks.promote(embeddings, names=names[:1])
-  rows = class_labels.integer_labels(labels, names[1])
   chex.assert_rank(vectors, 2, custom_message=f"{names[0]} must be [B, D]")
+  labels = np.zeros(vectors.shape[:1], np.int32) if labels is None else labels
+  rows = class_labels.integer_labels(labels, names[1])
   chex.assert_shape(
     rows,
     vectors.shape[:1],
@@ -245,28 +260,32 @@ def _checked_mask(
   where: ArrayLike | None, labels: jax.Array, names: tuple[str, str, str]
 ) -> jax.Array:
   chex.assert_shape(
-    jnp.asarray(where), labels.shape, custom_message=f"{names[2]} must be [B], like {names[1]}"
+    jnp.asarray(where),
+    labels.shape,
+    custom_message=f"{names[2]} must be [B], one for each row of {names[0]}",
   )
   return masks.as_mask(where, names[2])
 
 
 def similarities(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   gallery: ArrayLike | None = None,
   gallery_labels: ArrayLike | None = None,
   where: ArrayLike | None = None,
   gallery_where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
+  pairs: pair_options.PairOptions | None = None,
 ) -> Similarities:
   """Computes the inner products of a batch and its gallery, with masks of the pairs.
 
   Arguments are those of `retrieval_lists`. The product runs at the highest precision, since tau2 =
   0.001 is finer than TF32 and bfloat16 can resolve.
   """
-  if (gallery is None) != (gallery_labels is None):
-    raise ValueError("gallery and gallery_labels must be given together: one of them is missing")
+  options = pair_options.Pairs(**(pairs or {}))
+  pair_options.check_one_given(labels, options.positives)
+  pair_options.check_gallery(labels, gallery, gallery_labels)
   if gallery is None and gallery_where is not None:
     raise ValueError("gallery_where needs gallery; pass the mask of the batch as where")
   queries = join_devices(embeddings, labels, where, axis_name=None)
@@ -282,7 +301,6 @@ def similarities(
     )[None, :]
   else:
     names = ("gallery", "gallery_labels", "gallery_where")
-    assert gallery_labels is not None  # checked above
     candidates = join_devices(gallery, gallery_labels, gallery_where, None, names)
     chex.assert_equal(
       queries.embeddings.shape[1],
@@ -295,9 +313,16 @@ def similarities(
     if alone
     else _product(*masks.promote(queries.embeddings, candidates.embeddings))
   )
+  if options.positives is None:
+    relevant = class_labels.same_labels(queries.labels[:, None], candidates.labels[None, :])
+  else:
+    relevant = pair_options.pair_mask("positives", options.positives, scores.shape)
   usable = queries.where[:, None] & candidates.where[None, :]
-  same = class_labels.same_labels(queries.labels[:, None], candidates.labels[None, :])
-  return Similarities(scores, same & usable & ~itself, ~same & usable, itself & usable)
+  known = usable & ~itself
+  if options.ignore is not None:
+    known &= ~pair_options.pair_mask("ignore", options.ignore, scores.shape)
+  negative = pair_options.not_above(~relevant & known, scores, options.ignore_above)
+  return Similarities(scores, relevant & known, negative, itself & usable)
 
 
 def _product(queries: jax.Array, candidates: jax.Array) -> jax.Array:

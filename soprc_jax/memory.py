@@ -12,6 +12,7 @@ import optax
 
 from soprc_jax import lists, tracking
 from soprc_jax._internal import class_labels, collectives
+from soprc_jax._internal.pair_options import PairOptions
 
 Overflow = Literal["ring", "tail"]
 
@@ -211,15 +212,19 @@ def embedding_memory(
 
 
 def compare(
-  embeddings: ArrayLike, labels: ArrayLike, memory: Memory, where: ArrayLike | None
+  embeddings: ArrayLike,
+  labels: ArrayLike | None,
+  memory: Memory,
+  where: ArrayLike | None,
+  pairs: PairOptions,
 ) -> lists.Similarities:
   """Computes the similarities between the images of a batch and those of a memory.
 
   Labels are compared in the type in which the memory stores them. A custom `Memory` may contain
   labels of any integer type.
   """
-  stored = memory.labels
-  if not jnp.issubdtype(jnp.asarray(stored).dtype, jnp.unsignedinteger):
+  stored = None if labels is None else memory.labels
+  if labels is not None and not jnp.issubdtype(jnp.asarray(stored).dtype, jnp.unsignedinteger):
     labels = class_labels.label_keys(class_labels.integer_labels(labels))
   return lists.similarities(
     embeddings,
@@ -228,6 +233,7 @@ def compare(
     gallery_labels=stored,
     where=where,
     gallery_where=memory.where,
+    pairs=pairs,
   )
 
 

@@ -60,7 +60,8 @@ def as_mask(where: Any, name: str) -> jax.Array:
     numbers = np.asarray(where)
     if numbers.dtype != bool and not np.isin(numbers, (0, 1)).all():
       raise ValueError(
-        f"{name} must be a mask of booleans, got {numbers[~np.isin(numbers, (0, 1))].flat[0]} in it"
+        f"{name} must be a mask of booleans, got {numbers[~np.isin(numbers, (0, 1))].flat[0]} in "
+        "it: compare numbers first, e.g. numbers > 0"
       )
   return jnp.asarray(where, bool)
 

@@ -8,7 +8,8 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from soprc_jax import lists
-from soprc_jax._internal import blockwise, checks, collectives, masks
+from soprc_jax._internal import blockwise, checks, collectives, masks, pair_options
+from soprc_jax._internal.pair_options import PairOptions
 
 
 class Ranking(NamedTuple):
@@ -29,39 +30,46 @@ class Ranking(NamedTuple):
 
 def ranking(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None,
   *,
   include_self: bool,
   where: ArrayLike | None,
   axis_name: collectives.AxisName,
+  pairs: PairOptions,
 ) -> Ranking:
   """Computes the ranking of the batch for each of its images.
 
   With ``include_self`` each image is relevant to itself.
   """
-  pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
-  relevant = pairs.positive | pairs.itself if include_self else pairs.positive
-  valid = masks.has_both(pairs.positive, pairs.negative)
-  return Ranking(pairs.scores, relevant, relevant | pairs.negative, valid)
+  found = lists.similarities(embeddings, labels, where=where, axis_name=axis_name, pairs=pairs)
+  relevant = found.positive | found.itself if include_self else found.positive
+  valid = masks.has_both(found.positive, found.negative)
+  return Ranking(found.scores, relevant, relevant | found.negative, valid)
 
 
 def relevant_scores(
   found: Ranking,
-  labels: ArrayLike,
+  labels: ArrayLike | None,
   *,
   where: ArrayLike | None,
   axis_name: collectives.AxisName,
   max_positives: int | None,
   include_self: bool,
+  pairs: PairOptions,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the relevant scores of each query in K columns, ``[B, K]``, and their mask.
 
   K is as small as is known to suffice. It follows from ``max_positives``, or from the largest class
-  if the labels are concrete. With traced labels K is the size of the gallery, which costs time, but
-  no memory thanks to blocks.
+  if the labels (or the relevance mask) are concrete. Otherwise K is the size of the gallery, which
+  costs time, but no memory thanks to blocks.
   """
   width = relevant_width(
-    labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
+    labels,
+    where=where,
+    axis_name=axis_name,
+    max_positives=max_positives,
+    include_self=include_self,
+    pairs=pairs,
   )
   if width is None:
     return found.scores, found.relevant
@@ -82,36 +90,49 @@ def ranks_among(scores: jax.Array, mask: jax.Array) -> jax.Array:
 
 
 def relevant_width(
-  labels: ArrayLike,
+  labels: ArrayLike | None,
   *,
   where: ArrayLike | None,
   axis_name: collectives.AxisName,
   max_positives: int | None,
   include_self: bool,
+  pairs: PairOptions,
 ) -> int | None:
   """Returns how many columns suffice for the relevant images of any query; None if unknown."""
-  largest = _largest_class(labels, where, axis_name)
+  largest = _most_relevant(labels, where, axis_name, pair_options.Pairs(**pairs))
   if max_positives is None:
     return largest
   checks.check_count("max_positives", max_positives)
   if largest is not None and largest > max_positives + 1:
     raise ValueError(
-      f"max_positives={max_positives} is too small: an image of the largest class has "
-      f"{largest - 1} positives"
+      f"max_positives={max_positives} is too small: an image has {largest - 1} positives"
     )
   return max_positives + include_self
 
 
-def _largest_class(
-  labels: ArrayLike, where: ArrayLike | None, axis_name: collectives.AxisName
+def _most_relevant(
+  labels: ArrayLike | None,
+  where: ArrayLike | None,
+  axis_name: collectives.AxisName,
+  pairs: pair_options.Pairs,
 ) -> int | None:
-  if (
-    axis_name is not None
-    or isinstance(labels, jax.core.Tracer)
-    or isinstance(where, jax.core.Tracer)
-  ):
+  """Returns the largest number of relevant images of a query, with itself; None if unknown."""
+  given = labels, where, pairs.positives, pairs.ignore
+  if axis_name is not None or any(isinstance(array, jax.core.Tracer) for array in given):
     return None
-  labels = np.asarray(labels)
+  if pairs.positives is None and pairs.ignore is None:
+    labels = np.asarray(labels)
+    if where is not None:
+      labels = labels[np.asarray(where, bool)]
+    return int(np.unique(labels, return_counts=True)[1].max(initial=1))
+  if pairs.positives is None:
+    labels = np.asarray(labels)
+    relevant = labels[:, None] == labels
+  else:
+    relevant = np.array(pairs.positives, bool)
   if where is not None:
-    labels = labels[np.asarray(where, bool)]
-  return int(np.unique(labels, return_counts=True)[1].max(initial=1))
+    relevant &= np.asarray(where, bool)[:, None] & np.asarray(where, bool)
+  if pairs.ignore is not None:
+    relevant &= ~np.asarray(pairs.ignore, bool)
+  np.fill_diagonal(relevant, True)
+  return int(relevant.sum(axis=1).max(initial=1))

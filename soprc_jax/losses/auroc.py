@@ -1,12 +1,13 @@
 """AUROC loss: pairwise surrogates of the area under the ROC curve."""
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from soprc_jax._internal import blockwise, checks, collectives, masks
+from soprc_jax._internal.pair_options import PairOptions
 from soprc_jax._internal.pair_sums import L1, PairFunction, pair_sums
 from soprc_jax.losses import _ranking
 
@@ -21,7 +22,7 @@ SURROGATES = {
 
 def auroc_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   surrogate: Literal["huber", "logistic", "sigmoid"] = "huber",
   tau: ArrayLike = 0.1,
@@ -29,6 +30,7 @@ def auroc_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the AUROC loss, a mean surrogate over all (positive, negative) pairs of each query.
 
@@ -50,6 +52,8 @@ def auroc_loss(
     axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
     max_positives: static bound on the positives of a query (itself not counted). It saves time if
       the labels are traced. None takes the largest class of concrete labels.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`.
 
   Returns:
     Scalar >= 0, at least float32. Queries without a positive or a negative are left out; 0 if all
@@ -66,7 +70,7 @@ def auroc_loss(
     raise ValueError(f"surrogate must be one of {tuple(SURROGATES)}, got {surrogate!r}")
   checks.check_width("tau", tau)
   found = _ranking.ranking(
-    embeddings, labels, include_self=include_self, where=where, axis_name=axis_name
+    embeddings, labels, include_self=include_self, where=where, axis_name=axis_name, pairs=pairs
   )
   positive_scores, positive_mask = _ranking.relevant_scores(
     found,
@@ -75,6 +79,7 @@ def auroc_loss(
     axis_name=axis_name,
     max_positives=max_positives,
     include_self=include_self,
+    pairs=pairs,
   )
 
   def row_loss(

@@ -1,6 +1,6 @@
 """BlackBox AP: exact average precision, with the gradient of a perturbed ranking."""
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,8 @@ from jax.typing import ArrayLike
 import numpy as np
 
 from soprc_jax import lists
-from soprc_jax._internal import blockwise, checks, collectives, masks
+from soprc_jax._internal import blockwise, checks, collectives, masks, pair_options
+from soprc_jax._internal.pair_options import PairOptions
 from soprc_jax.losses import _counting, _ranking
 from soprc_jax.memory import Memory, compare
 
@@ -36,7 +37,7 @@ class _Rankings(NamedTuple):
 
 def blackbox_ap_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   lambda_: ArrayLike = 5.0,
   margin: ArrayLike = 0.0,
@@ -47,6 +48,7 @@ def blackbox_ap_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the BlackBox AP loss, 1 - AP of the ranks with an interpolated gradient.
 
@@ -89,6 +91,9 @@ def blackbox_ap_loss(
     max_positives: static bound on the positives of a query in the batch (itself not counted). If
       this bound or the labels are known at compile time, ranks are counted instead of sorted. That
       takes a fraction of the time. With a memory its candidates are always sorted.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`. With a memory only ``ignore_above`` is possible, since
+      the images of a memory have labels.
 
   Returns:
     Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped in the
@@ -108,21 +113,31 @@ def blackbox_ap_loss(
   if not _is_zero(margin) and key is None:
     raise ValueError("margin needs key, since the shift of the scores is random: pass a random key")
   batch = lists.join_devices(embeddings, labels, where, axis_name)
-  whole = lists.similarities(batch.embeddings, batch.labels, where=batch.where)
-  size, whole_size = jnp.shape(labels)[0], batch.labels.shape[0]
+  size, whole_size = jnp.shape(embeddings)[0], batch.labels.shape[0]
+  whole = lists.similarities(
+    batch.embeddings,
+    None if labels is None else batch.labels,
+    where=batch.where,
+    pairs=pair_options.joined(pairs, (size, whole_size), axis_name),
+  )
 
   def of_this_device(rows: jax.Array) -> jax.Array:
     return jax.lax.dynamic_slice_in_dim(rows, batch.first, size)
 
   relevant = whole.positive | whole.itself if include_self else whole.positive
   width = _ranking.relevant_width(
-    labels, where=where, axis_name=axis_name, max_positives=max_positives, include_self=include_self
+    labels,
+    where=where,
+    axis_name=axis_name,
+    max_positives=max_positives,
+    include_self=include_self,
+    pairs=pairs,
   )
   columns = None if width is None else _relevant_columns(whole.scores, relevant, width)
-  pairs = _Rankings(whole.scores, relevant, relevant | whole.negative, columns)
-  queries, positive = jax.tree.map(of_this_device, (pairs, whole.positive))
+  rankings = _Rankings(whole.scores, relevant, relevant | whole.negative, columns)
+  queries, positive = jax.tree.map(of_this_device, (rankings, whole.positive))
   if memory is not None:
-    more = _candidates(embeddings, labels, where, memory)
+    more = _candidates(embeddings, labels, where, memory, pairs)
     queries = jax.tree.map(
       lambda ours, theirs: jnp.concatenate([ours, theirs.astype(ours.dtype)], axis=1),
       queries._replace(columns=None),
@@ -131,7 +146,7 @@ def blackbox_ap_loss(
     positive = jnp.concatenate([positive, more.relevant], axis=1)
   valid = masks.has_both(positive, queries.where & ~queries.relevant)
   rankable = jnp.any(whole.positive) & jnp.any(whole.negative)
-  flat = _flattened(pairs)
+  flat = _flattened(rankings)
   if not _is_zero(margin):
     own, of_all = _absolute_noise(key, queries.scores, batch.first, whole_size)
     queries, flat = _shift(queries, own, margin), _shift(flat, of_all, margin)
@@ -277,7 +292,11 @@ def _count(where: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _candidates(
-  embeddings: ArrayLike, labels: ArrayLike, where: ArrayLike | None, memory: Memory
+  embeddings: ArrayLike,
+  labels: ArrayLike | None,
+  where: ArrayLike | None,
+  memory: Memory,
+  pairs: PairOptions,
 ) -> _Rankings:
   """Returns the candidates that the memory adds to the queries of this device."""
   if memory.own is not None:
@@ -285,10 +304,15 @@ def _candidates(
       "the memory already contains the current batch: pass current(opt_state) of the memory, not "
       "lookahead"
     )
-  pairs = compare(
-    embeddings, labels, memory._replace(embeddings=jax.lax.stop_gradient(memory.embeddings)), where
-  )
-  return _Rankings(pairs.scores, pairs.positive, pairs.positive | pairs.negative)
+  given = pair_options.Pairs(**pairs)
+  if given.positives is not None or given.ignore is not None:
+    raise ValueError(
+      "positives and ignore cannot be combined with memory, whose images have labels: pass labels, "
+      "or leave the memory out"
+    )
+  constants = memory._replace(embeddings=jax.lax.stop_gradient(memory.embeddings))
+  found = compare(embeddings, labels, constants, where, {"ignore_above": given.ignore_above})
+  return _Rankings(found.scores, found.positive, found.positive | found.negative)
 
 
 def _absolute_noise(

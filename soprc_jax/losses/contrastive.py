@@ -1,22 +1,26 @@
 """Contrastive loss on cosine similarities."""
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from soprc_jax import lists
 from soprc_jax._internal import checks, collectives, masks
+from soprc_jax._internal.pair_options import PairOptions
 
 
 def contrastive_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   positive_margin: ArrayLike = 1.0,
   negative_margin: ArrayLike = 0.5,
   average_active: bool = False,
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the contrastive loss, a sum over the ordered pairs of the batch.
 
@@ -35,6 +39,8 @@ def contrastive_loss(
     where: ``[B]`` mask of the valid images; None means all.
     axis_name: name of a mapped axis. Pairs are then formed over the joined batch of all its
       devices.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`.
 
   Returns:
     Scalar >= 0, at least float32; 0 without pairs. Without ``average_active`` it grows with the
@@ -46,16 +52,16 @@ def contrastive_loss(
   """
   checks.check_range("positive_margin", positive_margin)
   checks.check_range("negative_margin", negative_margin)
-  pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
-  dtype = pairs.scores.dtype
-  pull = jax.nn.relu(jnp.asarray(positive_margin, dtype) - pairs.scores)
-  push = jax.nn.relu(pairs.scores - jnp.asarray(negative_margin, dtype))
+  found = lists.similarities(embeddings, labels, where=where, axis_name=axis_name, pairs=pairs)
+  dtype = found.scores.dtype
+  pull = jax.nn.relu(jnp.asarray(positive_margin, dtype) - found.scores)
+  push = jax.nn.relu(found.scores - jnp.asarray(negative_margin, dtype))
   if average_active:
     return masks.masked_mean(
-      pull, pairs.positive & (pull > 0), None, axis_name
-    ) + masks.masked_mean(push, pairs.negative & (push > 0), None, axis_name)
+      pull, found.positive & (pull > 0), None, axis_name
+    ) + masks.masked_mean(push, found.negative & (push > 0), None, axis_name)
   zero = jnp.zeros_like(pull)
-  total = jnp.sum(jnp.where(pairs.positive, pull, zero)) + jnp.sum(
-    jnp.where(pairs.negative, push, zero)
+  total = jnp.sum(jnp.where(found.positive, pull, zero)) + jnp.sum(
+    jnp.where(found.negative, push, zero)
   )
   return collectives.psum(total, axis_name)

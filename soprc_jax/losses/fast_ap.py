@@ -1,21 +1,25 @@
 """FastAP: average precision from a soft histogram of distances."""
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
 from soprc_jax._internal import checks, collectives, masks
+from soprc_jax._internal.pair_options import PairOptions
 from soprc_jax.losses import _histogram, _ranking
 
 
 def fast_ap_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   num_bins: int = 10,
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the FastAP loss, 1 - AP from a soft histogram of squared distances.
 
@@ -35,6 +39,8 @@ def fast_ap_loss(
     num_bins: number of bins L >= 1.
     where: ``[B]`` mask of the valid images; None means all.
     axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`.
 
   Returns:
     Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped; 0 if
@@ -45,7 +51,9 @@ def fast_ap_loss(
   0.2500
   """
   checks.check_count("num_bins", num_bins, low=1)
-  found = _ranking.ranking(embeddings, labels, include_self=False, where=where, axis_name=axis_name)
+  found = _ranking.ranking(
+    embeddings, labels, include_self=False, where=where, axis_name=axis_name, pairs=pairs
+  )
   distances = 2.0 - 2.0 * found.scores
   width = 4.0 / num_bins
   relevant, all_ = _histogram.histograms(

@@ -1,22 +1,26 @@
 """Listwise AP ("DIR" in the paper): average precision from a soft histogram of similarities."""
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 import numpy as np
 
 from soprc_jax._internal import checks, collectives, masks
+from soprc_jax._internal.pair_options import PairOptions
 from soprc_jax.losses import _histogram, _ranking
 
 
 def listwise_ap_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   num_bins: int = 20,
   include_self: bool = True,
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the listwise AP loss, 1 - AP from a soft histogram (quantization) of similarities.
 
@@ -34,6 +38,8 @@ def listwise_ap_loss(
     include_self: whether a query counts as relevant to itself, as in the reference code.
     where: ``[B]`` mask of the valid images; None means all.
     axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`.
 
   Returns:
     Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped; 0 if
@@ -45,7 +51,7 @@ def listwise_ap_loss(
   """
   checks.check_count("num_bins", num_bins, low=2)
   found = _ranking.ranking(
-    embeddings, labels, include_self=include_self, where=where, axis_name=axis_name
+    embeddings, labels, include_self=include_self, where=where, axis_name=axis_name, pairs=pairs
   )
   width = 2.0 / (num_bins - 1)
   position = (1.0 - found.scores) / width

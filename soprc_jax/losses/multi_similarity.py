@@ -1,22 +1,26 @@
 """Multi-Similarity loss, without pair mining."""
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from soprc_jax import lists
 from soprc_jax._internal import checks, collectives, masks
+from soprc_jax._internal.pair_options import PairOptions
 
 
 def multi_similarity_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   alpha: ArrayLike = 2.0,
   beta: ArrayLike = 40.0,
   base: ArrayLike = 0.5,
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the Multi-Similarity loss, the mean over anchors of two soft maxima.
 
@@ -36,6 +40,8 @@ def multi_similarity_loss(
     where: ``[B]`` mask of the valid images; None means all.
     axis_name: name of a mapped axis. Pairs are then formed over the joined batch of all its
       devices.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`.
 
   Returns:
     Scalar >= 0, at least float32; 0 without a valid image.
@@ -47,9 +53,9 @@ def multi_similarity_loss(
   checks.check_width("alpha", alpha)
   checks.check_width("beta", beta)
   checks.check_range("base", base)
-  pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
-  alpha, beta, base = (jnp.asarray(value, pairs.scores.dtype) for value in (alpha, beta, base))
-  centred = pairs.scores - base
-  per_anchor = masks.log1p_sum_exp(-alpha * centred, pairs.positive) / alpha
-  per_anchor += masks.log1p_sum_exp(beta * centred, pairs.negative) / beta
+  found = lists.similarities(embeddings, labels, where=where, axis_name=axis_name, pairs=pairs)
+  alpha, beta, base = (jnp.asarray(value, found.scores.dtype) for value in (alpha, beta, base))
+  centred = found.scores - base
+  per_anchor = masks.log1p_sum_exp(-alpha * centred, found.positive) / alpha
+  per_anchor += masks.log1p_sum_exp(beta * centred, found.negative) / beta
   return masks.masked_mean(per_anchor, masks.mask_like(where, per_anchor), None, axis_name)

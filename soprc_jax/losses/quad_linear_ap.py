@@ -1,20 +1,24 @@
 """QuadLinear-AP: average precision with a quadratic-linear surrogate for the negatives."""
 
+from typing import Unpack
+
 import jax
 from jax.typing import ArrayLike
 
 from soprc_jax._internal import checks, collectives, masks, pair_sums
+from soprc_jax._internal.pair_options import PairOptions
 from soprc_jax.losses import _ranking
 
 
 def quad_linear_ap_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   width: ArrayLike = 0.1,
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the QuadLinear-AP loss, 1 - AP with a surrogate of the rank among the negatives.
 
@@ -36,6 +40,8 @@ def quad_linear_ap_loss(
     where: ``[B]`` mask of the valid images; None means all.
     axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
     max_positives: static bound on the positives of a query, as in `smooth_ap_loss`.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`.
 
   Returns:
     Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped; 0 if
@@ -47,7 +53,9 @@ def quad_linear_ap_loss(
   0.4038
   """
   checks.check_width("width", width)
-  found = _ranking.ranking(embeddings, labels, include_self=False, where=where, axis_name=axis_name)
+  found = _ranking.ranking(
+    embeddings, labels, include_self=False, where=where, axis_name=axis_name, pairs=pairs
+  )
   positives, mask = _ranking.relevant_scores(
     found,
     labels,
@@ -55,6 +63,7 @@ def quad_linear_ap_loss(
     axis_name=axis_name,
     max_positives=max_positives,
     include_self=False,
+    pairs=pairs,
   )
   negative = found.candidates & ~found.relevant
   above = pair_sums.pair_sums(pair_sums.L1, positives, found.scores, negative, tau=width)

@@ -1,6 +1,7 @@
 """Recall@k surrogate: two sigmoids in place of the steps of recall@k, with similarity mixup."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +9,13 @@ from jax.typing import ArrayLike
 
 from soprc_jax import lists
 from soprc_jax._internal import blockwise, checks, collectives, masks
+from soprc_jax._internal.pair_options import PairOptions
 from soprc_jax.losses import _ranking
 
 
 def recall_at_k_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   ks: Sequence[int] = (1, 2, 4, 8, 16),
   tau1: ArrayLike = 1.0,
@@ -23,6 +25,7 @@ def recall_at_k_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the recall@k surrogate loss, 1 - smoothed recall, the mean over several k.
 
@@ -54,6 +57,9 @@ def recall_at_k_loss(
     axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
     max_positives: static bound on the positives of a query in the batch, without virtual images, as
       in `smooth_ap_loss`.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`. With ``mixup`` only ``ignore_above`` is possible,
+      since a mask does not say what is relevant to a virtual image.
 
   Returns:
     Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped; 0 if
@@ -75,9 +81,13 @@ def recall_at_k_loss(
   if mixup:
     if key is None:
       raise ValueError("mixup needs key, since virtual images are random: pass a random key")
+    if labels is None or pairs.get("ignore") is not None:
+      raise ValueError("mixup needs labels, and allows no ignore: a virtual image has no mask")
     embeddings, labels, where = _with_virtual(embeddings, labels, where, key, axis_name)
     max_positives = None if max_positives is None else 2 * max_positives + 1
-  found = _ranking.ranking(embeddings, labels, include_self=False, where=where, axis_name=axis_name)
+  found = _ranking.ranking(
+    embeddings, labels, include_self=False, where=where, axis_name=axis_name, pairs=pairs
+  )
   positives, mask = _ranking.relevant_scores(
     found,
     labels,
@@ -85,6 +95,7 @@ def recall_at_k_loss(
     axis_name=axis_name,
     max_positives=max_positives,
     include_self=False,
+    pairs=pairs,
   )
   dtype = found.scores.dtype
   tau1, tau2 = (jnp.asarray(value, dtype) for value in (tau1, tau2))

@@ -1,21 +1,25 @@
 """Sigmoid loss of SigLIP: every pair is classified as positive or negative."""
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from soprc_jax import lists
 from soprc_jax._internal import checks, collectives, masks
+from soprc_jax._internal.pair_options import PairOptions
 
 
 def sigmoid_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   scale: ArrayLike = 10.0,
   bias: ArrayLike = -10.0,
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the sigmoid loss, the logistic loss of every pair of images.
 
@@ -38,6 +42,8 @@ def sigmoid_loss(
     where: ``[B]`` mask of the valid images; None means all.
     axis_name: name of a mapped axis. Pairs are then formed over the joined batch of all its
       devices.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`.
 
   Returns:
     Scalar >= 0, at least float32; 0 without a pair.
@@ -48,8 +54,8 @@ def sigmoid_loss(
   """
   checks.check_width("scale", scale)
   checks.check_range("bias", bias)
-  pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
-  scale, bias = (jnp.asarray(value, pairs.scores.dtype) for value in (scale, bias))
-  logits = scale * pairs.scores + bias
-  losses = jax.nn.softplus(jnp.where(pairs.positive, -logits, logits))
-  return masks.masked_mean(losses, pairs.positive | pairs.negative, None, axis_name)
+  found = lists.similarities(embeddings, labels, where=where, axis_name=axis_name, pairs=pairs)
+  scale, bias = (jnp.asarray(value, found.scores.dtype) for value in (scale, bias))
+  logits = scale * found.scores + bias
+  losses = jax.nn.softplus(jnp.where(found.positive, -logits, logits))
+  return masks.masked_mean(losses, found.positive | found.negative, None, axis_name)

@@ -1,10 +1,13 @@
 """SmoothAP: average precision with a sigmoid in place of the step."""
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from soprc_jax._internal import blockwise, checks, collectives, masks
+from soprc_jax._internal.pair_options import PairOptions
 from soprc_jax.losses import _ranking
 
 # Distance in units of tau, beyond which exp overflows in float64 too.
@@ -13,13 +16,14 @@ _FAR = 1000.0
 
 def smooth_ap_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   tau: ArrayLike = 0.01,
   include_self: bool = True,
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the SmoothAP loss, the mean over queries of 1 - smoothed AP.
 
@@ -43,6 +47,8 @@ def smooth_ap_loss(
     max_positives: static bound on the positives of a query (itself not counted). It saves time if
       the labels are traced. If a query has more positives, evenly spaced ones are kept, as in
       `retrieval_lists`. None takes the largest class of concrete labels.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`.
 
   Returns:
     Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped; 0 if
@@ -54,7 +60,7 @@ def smooth_ap_loss(
   """
   checks.check_width("tau", tau)
   found = _ranking.ranking(
-    embeddings, labels, include_self=include_self, where=where, axis_name=axis_name
+    embeddings, labels, include_self=include_self, where=where, axis_name=axis_name, pairs=pairs
   )
   positive_scores, positive_mask = _ranking.relevant_scores(
     found,
@@ -63,6 +69,7 @@ def smooth_ap_loss(
     axis_name=axis_name,
     max_positives=max_positives,
     include_self=include_self,
+    pairs=pairs,
   )
   inverse = 1.0 / jnp.asarray(tau, found.scores.dtype)
 

@@ -1,16 +1,19 @@
 """SupAP with calibration (ROADMAP): average precision with an upper bound of the step."""
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from soprc_jax._internal import blockwise, checks, collectives, masks
+from soprc_jax._internal.pair_options import PairOptions
 from soprc_jax.losses import _ranking
 
 
 def sup_ap_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   tau: ArrayLike = 0.01,
   rho: ArrayLike = 100.0,
@@ -21,6 +24,7 @@ def sup_ap_loss(
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the ROADMAP loss, SupAP and a calibration of the scores.
 
@@ -52,6 +56,8 @@ def sup_ap_loss(
     where: ``[B]`` mask of the valid images; None means all.
     axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
     max_positives: static bound on the positives of a query, as in `smooth_ap_loss`.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`.
 
   Returns:
     Scalar >= 0, at least float32. Queries without a positive or a negative are skipped; 0 if all
@@ -67,7 +73,9 @@ def sup_ap_loss(
   checks.check_range("lambda_", lambda_, low=0.0, high=1.0)
   for name, value in (("alpha", alpha), ("beta", beta)):
     checks.check_range(name, value)
-  found = _ranking.ranking(embeddings, labels, include_self=False, where=where, axis_name=axis_name)
+  found = _ranking.ranking(
+    embeddings, labels, include_self=False, where=where, axis_name=axis_name, pairs=pairs
+  )
   positives, mask = _ranking.relevant_scores(
     found,
     labels,
@@ -75,6 +83,7 @@ def sup_ap_loss(
     axis_name=axis_name,
     max_positives=max_positives,
     include_self=False,
+    pairs=pairs,
   )
   dtype = found.scores.dtype
   tau, rho, delta, lambda_, alpha, beta = (

@@ -1,20 +1,24 @@
 """SupCon, the supervised contrastive loss; InfoNCE with one positive per query."""
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from soprc_jax import lists
 from soprc_jax._internal import checks, collectives, masks
+from soprc_jax._internal.pair_options import PairOptions
 
 
 def sup_con_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   temperature: ArrayLike = 0.07,
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the supervised contrastive loss (SupCon), a softmax over the other images.
 
@@ -33,6 +37,8 @@ def sup_con_loss(
     where: ``[B]`` mask of the valid images; None means all.
     axis_name: name of a mapped axis. Pairs are then formed over the joined batch of all its
       devices.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`.
 
   Returns:
     Scalar >= 0, at least float32. Queries without a positive are skipped; 0 if all are.
@@ -42,8 +48,8 @@ def sup_con_loss(
   0.0279
   """
   checks.check_width("temperature", temperature)
-  pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
-  logits = pairs.scores / jnp.asarray(temperature, pairs.scores.dtype)
-  total = masks.log_sum_exp(logits, pairs.positive | pairs.negative)
-  per_query = total - masks.masked_mean(logits, pairs.positive, -1)
-  return masks.masked_mean(per_query, jnp.any(pairs.positive, axis=-1), None, axis_name)
+  found = lists.similarities(embeddings, labels, where=where, axis_name=axis_name, pairs=pairs)
+  logits = found.scores / jnp.asarray(temperature, found.scores.dtype)
+  total = masks.log_sum_exp(logits, found.positive | found.negative)
+  per_query = total - masks.masked_mean(logits, found.positive, -1)
+  return masks.masked_mean(per_query, jnp.any(found.positive, axis=-1), None, axis_name)

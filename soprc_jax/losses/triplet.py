@@ -1,22 +1,26 @@
 """Triplet loss over all triplets of the batch."""
 
+from typing import Unpack
+
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from soprc_jax import lists
 from soprc_jax._internal import checks, collectives, masks
+from soprc_jax._internal.pair_options import PairOptions
 from soprc_jax._internal.pair_sums import HINGE, pair_sums
 
 
 def triplet_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None = None,
   *,
   margin: ArrayLike = 0.1,
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
   max_positives: int | None = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the triplet loss, the mean over anchors of the sum over all triplets.
 
@@ -37,6 +41,8 @@ def triplet_loss(
       devices.
     max_positives: static bound on the positives of an anchor, to save memory, see
       `retrieval_lists`. None keeps all.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
+      and a limit, see `retrieval_lists`.
 
   Returns:
     Scalar >= 0, at least float32; 0 without a valid image.
@@ -48,13 +54,13 @@ def triplet_loss(
   checks.check_range("margin", margin, low=0.0)
   if max_positives is not None:
     checks.check_count("max_positives", max_positives)
-  pairs = lists.similarities(embeddings, labels, where=where, axis_name=axis_name)
-  positives, positive_where = pairs.scores, pairs.positive
+  found = lists.similarities(embeddings, labels, where=where, axis_name=axis_name, pairs=pairs)
+  positives, positive_where = found.scores, found.positive
   if max_positives is not None:
-    positives, positive_where = lists.pick_positives(pairs.scores, pairs.positive, max_positives)
+    positives, positive_where = lists.pick_positives(found.scores, found.positive, max_positives)
 
   reach = positives - jnp.asarray(margin, positives.dtype)
-  costs = pair_sums(HINGE, reach, pairs.scores, pairs.negative, tau=1.0)
+  costs = pair_sums(HINGE, reach, found.scores, found.negative, tau=1.0)
   per_anchor = jnp.sum(jnp.where(positive_where, costs, jnp.zeros_like(costs)), axis=1)
   anchors = masks.mask_like(where, per_anchor)
   return masks.masked_mean(per_anchor, anchors, None, axis_name)

@@ -1,23 +1,27 @@
 """XBM (cross-batch memory): contrastive loss of the batch against a memory of earlier batches."""
 
+from typing import Unpack
+
 import chex
 import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from soprc_jax._internal import checks, collectives, masks
+from soprc_jax._internal.pair_options import PairOptions
 from soprc_jax.memory import Memory, compare
 
 
 def xbm_contrastive_loss(
   embeddings: ArrayLike,
-  labels: ArrayLike,
+  labels: ArrayLike | None,
   memory: Memory,
   *,
   negative_margin: ArrayLike = 0.5,
   include_self: bool = False,
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
+  **pairs: Unpack[PairOptions],
 ) -> jax.Array:
   r"""Computes the XBM loss, a contrastive loss of the batch against a memory of earlier batches.
 
@@ -44,6 +48,9 @@ def xbm_contrastive_loss(
     axis_name: name of a mapped axis. The mean is then over the queries of all its devices. Except
       for ``own`` the memory is the same on all devices, as `embedding_memory` with this
       ``axis_name`` returns it.
+    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, see
+      `retrieval_lists`. The masks are ``[B, S]`` here, with a column for each slot. To know what is
+      in a slot, give the memory indices of images as labels, and read ``memory.labels``.
 
   Returns:
     Scalar, at least float32; 0 without a valid query. It grows with the number of positives in the
@@ -60,19 +67,21 @@ def xbm_contrastive_loss(
   0.2000
   """
   checks.check_range("negative_margin", negative_margin)
-  pairs = compare(embeddings, labels, memory, where)
-  positive = pairs.positive
-  if not include_self and memory.own is not None:
+  found = compare(embeddings, labels, memory, where, pairs)
+  positive, negative = found.positive, found.negative
+  if memory.own is not None:
     chex.assert_shape(
       memory.own,
-      jnp.shape(labels),
+      jnp.shape(embeddings)[:1],
       custom_message="memory.own must be [B], the slots of this batch",
     )
     slots = jnp.arange(positive.shape[1], dtype=memory.own.dtype)
-    positive = positive & (memory.own[:, None] != slots[None, :])
-  pull = jnp.where(positive, 1 - pairs.scores, 0)
+    itself = (memory.own[:, None] == slots[None, :]) & jnp.asarray(memory.where)[None, :]
+    positive = positive | itself if include_self else positive & ~itself
+    negative = negative & ~itself
+  pull = jnp.where(positive, 1 - found.scores, 0)
   push = jnp.where(
-    pairs.negative, jax.nn.relu(pairs.scores - jnp.asarray(negative_margin, pairs.scores.dtype)), 0
+    negative, jax.nn.relu(found.scores - jnp.asarray(negative_margin, found.scores.dtype)), 0
   )
   losses = jnp.sum(pull + push, axis=1)
   return masks.masked_mean(losses, masks.mask_like(where, losses), None, axis_name)
