@@ -1,4 +1,4 @@
-"""Queries and their gallery: checked, grouped, and scored by one reproducible rule.
+"""Queries and their gallery: checked, and scored by one reproducible rule.
 
 The score of two vectors is the sum of the products of their entries. It is computed in float64, in
 an order of addition that depends on the width only (`pair_scores`), then rounded to float32 unless
@@ -10,47 +10,19 @@ leaves no doubt. The other pairs are scored one by one.
 from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
 from soprc_jax._internal import checks
+from soprc_jax.metrics import candidates
 
 # Pairs whose vectors are gathered at a time, so that both sides stay in the cache of a core.
 _PAIRS = 256
 # Rows of a float64 product at a time.
 _ROWS = 64
-
-
-class Groups(NamedTuple):
-  """Holds, for each query, the positions in the gallery that share its key.
-
-  Attributes:
-    order: ``[G]`` positions, grouped by key, ascending within each group.
-    starts: ``[N]`` where the group of a query begins in ``order``.
-    counts: ``[N]`` size of that group; 0 if the gallery lacks the key.
-  """
-
-  order: np.ndarray
-  starts: np.ndarray
-  counts: np.ndarray
-
-  def of(self, row: int) -> np.ndarray:
-    """Returns the positions that share the key of a query."""
-    return self.order[self.starts[row] : self.starts[row] + self.counts[row]]
-
-  def pairs(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs each of ``rows``, given by its index among them, with each position of its group.
-
-    Returns:
-      Indices and positions, ``[n]`` each.
-    """
-    counts = self.counts[rows]
-    place = np.repeat(np.arange(len(rows)), counts)
-    within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
-    return place, self.order[np.repeat(self.starts[rows], counts) + within]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +39,8 @@ class Task:
 
   queries: np.ndarray
   gallery: np.ndarray
-  members: Groups
-  excluded: Groups | None
+  members: candidates.Groups
+  excluded: candidates.Groups | None
   excludes_itself: bool
 
   @property
@@ -96,7 +68,7 @@ class Task:
     if self.excluded is None:
       return place, columns
     # A candidate is excluded if its position lies in the excluded group of its query.
-    inverse = _inverse(self.excluded.order)[columns] - self.excluded.starts[rows][place]
+    inverse = candidates.inverse(self.excluded.order)[columns] - self.excluded.starts[rows][place]
     kept = (inverse < 0) | (inverse >= self.excluded.counts[rows][place])
     return place[kept], columns[kept]
 
@@ -151,11 +123,11 @@ def make_task(
         f"ids must have one entry per image: {labels.shape} and {gallery_labels.shape}, "
         f"got {query_ids.shape} and {gallery_ids.shape}"
       )
-    excluded = group(query_ids, gallery_ids)
+    excluded = candidates.group(query_ids, gallery_ids)
   elif own:
     positions = np.arange(len(labels))
-    excluded = Groups(positions, positions, np.ones_like(positions))
-  return Task(queries, gallery, group(labels, gallery_labels), excluded, own)
+    excluded = candidates.Groups(positions, positions, np.ones_like(positions))
+  return Task(queries, gallery, candidates.group(labels, gallery_labels), excluded, own)
 
 
 def _checked(
@@ -208,27 +180,6 @@ def _check_scores(queries: np.ndarray, gallery: np.ndarray) -> None:
       f"embeddings with entries up to {max(largest, other):g} have scores beyond {dtype}: scale "
       "them, e.g. to unit norm"
     )
-
-
-def group(keys: np.ndarray, gallery_keys: np.ndarray) -> Groups:
-  """Groups the positions in ``gallery_keys [G]`` by each of ``keys [N]``.
-
-  Keys of different integer types are compared by value.
-  """
-  if (
-    np.result_type(keys, gallery_keys).kind == "f"
-  ):  # numpy would compare uint64 and signed integers in float64
-    keys, gallery_keys = keys.astype(object), gallery_keys.astype(object)
-  order = np.argsort(gallery_keys, kind="stable")
-  ordered = gallery_keys[order]
-  starts = np.searchsorted(ordered, keys, side="left")
-  return Groups(order, starts, np.searchsorted(ordered, keys, side="right") - starts)
-
-
-def _inverse(order: np.ndarray) -> np.ndarray:
-  inverse = np.empty_like(order)
-  inverse[order] = np.arange(len(order))
-  return inverse
 
 
 def blocks(task: Task, block_size: int) -> Iterator[np.ndarray]:
