@@ -57,13 +57,20 @@ def as_mask(where: Any, name: str) -> jax.Array:
   if isinstance(where, jax.Array) and where.dtype == bool:
     return where  # without waiting for the device
   if not isinstance(where, jax.core.Tracer):
-    numbers = np.asarray(where)
-    if numbers.dtype != bool and not np.isin(numbers, (0, 1)).all():
-      raise ValueError(
-        f"{name} must be a mask of booleans, got {numbers[~np.isin(numbers, (0, 1))].flat[0]} in "
-        "it: compare numbers first, e.g. numbers > 0"
-      )
+    check_mask(np.asarray(where), name)
   return jnp.asarray(where, bool)
+
+
+def check_mask(numbers: np.ndarray, name: str) -> None:
+  """Raises a ValueError if an array contains other numbers than 0 and 1."""
+  if numbers.dtype == bool:
+    return
+  wrong = numbers[~np.isin(numbers, (0, 1))]
+  if wrong.size:
+    raise ValueError(
+      f"{name} must be a mask of booleans, got {wrong.flat[0]} in it: compare numbers first, e.g. "
+      "numbers > 0"
+    )
 
 
 def masked(array: jax.Array, where: Any, name: str = "where") -> tuple[jax.Array, jax.Array]:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from soprc_jax._internal import checks, sorting
-from soprc_jax.metrics import similarities
+from soprc_jax.metrics import candidates, similarities
 
 # Up to this number a bin computed in float32 is off by at most one.
 _MAX_THRESHOLDS = 2**20
@@ -15,8 +15,10 @@ _ROWS = 64
 
 def mean_pr_curve(
   embeddings: npt.ArrayLike,
-  labels: npt.ArrayLike,
+  labels: npt.ArrayLike | None = None,
   *,
+  relevance: candidates.Mask | None = None,
+  ignore: candidates.Mask | None = None,
   thresholds: int = 2001,
   gallery: npt.ArrayLike | None = None,
   gallery_labels: npt.ArrayLike | None = None,
@@ -28,10 +30,12 @@ def mean_pr_curve(
 
   Args:
     embeddings: ``[N, D]`` queries, unit norm.
-    labels: ``[N]`` integers.
+    labels: ``[N]`` integers. Exactly one of ``labels`` and ``relevance`` is required.
+    relevance: the positives of each query, as in `retrieval_metrics`.
+    ignore: candidates that are left out for a query, as in `retrieval_metrics`.
     thresholds: number T >= 2 of thresholds, evenly spaced in [-1, 1]; 2001 gives steps of 0.001.
     gallery: ``[G, D]`` candidates. ``None`` takes the queries, each without itself.
-    gallery_labels: ``[G]`` integers, required with ``gallery``.
+    gallery_labels: ``[G]`` integers, required with ``gallery`` and ``labels``.
     block_size: number of queries that are processed at a time. It does not change the result.
 
   Returns:
@@ -43,7 +47,9 @@ def mean_pr_curve(
     ValueError: as in `retrieval_metrics`, or ``thresholds`` < 2.
   """
   checks.check_count("thresholds", thresholds, low=2)
-  task = similarities.make_task(embeddings, labels, gallery, gallery_labels, None, None, block_size)
+  task = similarities.make_task(
+    embeddings, labels, gallery, gallery_labels, None, None, block_size, relevance, ignore
+  )
   precision, recall, count = np.zeros(thresholds), np.zeros(thresholds), 0
   for rows in similarities.blocks(task, block_size):
     scores = similarities.all_scores(task, rows, grid(thresholds))

@@ -90,9 +90,9 @@ class Counter:
     left = np.ones(len(rows), bool)
     ap, above = np.full(len(rows), np.nan), np.full(len(rows), -1)
     if self._is_fast:
-      few = self._task.members.counts[rows] <= MAX_POSITIVES
+      few = self._task.members.counts_of(rows) <= MAX_POSITIVES
       if self._task.excluded is not None:
-        few &= self._task.excluded.counts[rows] <= self._limit
+        few &= self._task.excluded.counts_of(rows) <= self._limit
       places = np.flatnonzero(few)
       decided, (ap[places], above[places]) = self._fast_ranks(rows[places])
       left[places[decided]] = False
@@ -205,8 +205,8 @@ def exact_ranks(task: similarities.Task, rows: np.ndarray) -> Ranks:
   """Returns the ranks of the queries ``rows``, from exact scores of all candidates."""
   ap, above = np.full(len(rows), np.nan), np.full(len(rows), -1)
   scores = similarities.all_scores(task, rows)
-  for i, row in enumerate(rows):
-    positives = scores[i, task.members.of(row)]
+  for i, columns in enumerate(task.members.of_each(rows)):
+    positives = scores[i, columns]
     positives = positives[positives > -np.inf]
     if positives.size:
       ap[i], above[i] = _rank(positives, scores[i])

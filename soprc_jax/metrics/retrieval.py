@@ -13,13 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from soprc_jax._internal import checks
-from soprc_jax.metrics import exact_ranks, similarities
+from soprc_jax.metrics import candidates, exact_ranks, similarities
 
 
 def retrieval_metrics(
   embeddings: npt.ArrayLike,
-  labels: npt.ArrayLike,
+  labels: npt.ArrayLike | None = None,
   *,
+  relevance: candidates.Mask | None = None,
+  ignore: candidates.Mask | None = None,
   ks: Sequence[int] = (1, 10, 100, 1000),
   gallery: npt.ArrayLike | None = None,
   gallery_labels: npt.ArrayLike | None = None,
@@ -44,15 +46,22 @@ def retrieval_metrics(
 
   Args:
     embeddings: ``[N, D]`` finite queries; bfloat16 and float16 count as float32.
-    labels: ``[N]`` integers.
+    labels: ``[N]`` integers. Exactly one of ``labels`` and ``relevance`` is required.
+    relevance: which candidates are positives of each query: a bool array or a scipy sparse matrix
+      ``[N, G]``, or a function of ``rows [n]`` that returns ``[n, G]`` of either kind. It is called
+      once for each block, with ascending indices of queries, so that ``[N, G]`` need not fit into
+      memory. The pair of a query with itself is never used.
+    ignore: candidates that are left out for a query, since their relevance is unknown, in the same
+      form.
     ks: cut-offs k >= 1.
     gallery: ``[G, D]`` candidates. ``None`` takes the queries.
-    gallery_labels: ``[G]`` integers, required with ``gallery``.
+    gallery_labels: ``[G]`` integers, required with ``gallery`` and ``labels``.
     query_ids: ``[N]`` integers or text. Candidates with the id of the query are excluded.
     gallery_ids: ``[G]``, required with ``query_ids`` and ``gallery``.
     block_size: number of queries that are processed at a time. Memory is at most about ``8 *
-      block_size * G`` bytes, plus the embeddings and a float64 copy of them. It does not change the
-      result.
+      block_size * G`` bytes, plus the embeddings and a float64 copy of them. ``relevance`` and
+      ``ignore`` each add about ``2 * block_size * G`` bytes, and 16 bytes for each positive of a
+      block. It does not change the result.
     per_query: adds ``"ap_per_query"`` ``[N]`` (NaN for skipped queries) and ``"negatives_above"``
       ``[N]``, the number of negatives that score at least as high as the best positive (-1 for
       skipped queries).
@@ -69,8 +78,9 @@ def retrieval_metrics(
   Raises:
     TypeError: labels are not integers, ids are neither integers nor text, or embeddings are not
       real numbers.
-    ValueError: shapes do not fit; a value is not finite, or so large that a score would not be; a k
-      or ``block_size`` is not an integer >= 1.
+    ValueError: shapes do not fit; both or neither of ``labels`` and ``relevance`` are given; a mask
+      has other numbers than 0 and 1; a value is not finite, or so large that a score would not be;
+      a k or ``block_size`` is not an integer >= 1.
 
   >>> embeddings = np.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
   >>> result = retrieval_metrics(embeddings, np.array([0, 0, 1, 1]), ks=(1,))
@@ -79,7 +89,15 @@ def retrieval_metrics(
   """
   ks = _checked_ks(ks)
   task = similarities.make_task(
-    embeddings, labels, gallery, gallery_labels, query_ids, gallery_ids, block_size
+    embeddings,
+    labels,
+    gallery,
+    gallery_labels,
+    query_ids,
+    gallery_ids,
+    block_size,
+    relevance,
+    ignore,
   )
   counter = exact_ranks.Counter(task, block_size)
   ap, above = np.full(len(task.queries), np.nan), np.full(len(task.queries), -1)
@@ -87,8 +105,8 @@ def retrieval_metrics(
     ap[rows], above[rows] = counter.ranks(rows)
     if on_block is not None:
       on_block(len(rows))
-  candidates = max(len(task.gallery) - (1 if task.excludes_itself else 0), 0)
-  result = summarise_ranks(ap, above, ks=ks, num_candidates=candidates)
+  num_candidates = max(len(task.gallery) - (1 if task.excludes_itself else 0), 0)
+  result = summarise_ranks(ap, above, ks=ks, num_candidates=num_candidates)
   if per_query:
     result["ap_per_query"] = ap
     result["negatives_above"] = above

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from soprc_jax._internal import checks
+from soprc_jax._internal import checks, pair_options
 from soprc_jax.metrics import candidates
 
 # Pairs whose vectors are gathered at a time, so that both sides stay in the cache of a core.
@@ -32,15 +32,15 @@ class Task:
   Attributes:
     queries: ``[N, D]`` float32 or float64.
     gallery: ``[G, D]`` float32 or float64.
-    members: candidates of the class of each query.
+    members: relevant candidates of each query.
     excluded: candidates that are excluded from the gallery of each query. None excludes none.
     excludes_itself: whether the queries are their own gallery.
   """
 
   queries: np.ndarray
   gallery: np.ndarray
-  members: candidates.Groups
-  excluded: candidates.Groups | None
+  members: candidates.Candidates
+  excluded: candidates.Candidates | None
   excludes_itself: bool
 
   @property
@@ -67,20 +67,20 @@ class Task:
     place, columns = self.members.pairs(rows)
     if self.excluded is None:
       return place, columns
-    # A candidate is excluded if its position lies in the excluded group of its query.
-    inverse = candidates.inverse(self.excluded.order)[columns] - self.excluded.starts[rows][place]
-    kept = (inverse < 0) | (inverse >= self.excluded.counts[rows][place])
+    kept = ~self.excluded.contains(rows, place, columns)
     return place[kept], columns[kept]
 
 
 def make_task(
   embeddings: npt.ArrayLike,
-  labels: npt.ArrayLike,
+  labels: npt.ArrayLike | None,
   gallery: npt.ArrayLike | None,
   gallery_labels: npt.ArrayLike | None,
   query_ids: npt.ArrayLike | None,
   gallery_ids: npt.ArrayLike | None,
   block_size: int,
+  relevance: candidates.Mask | None = None,
+  ignore: candidates.Mask | None = None,
 ) -> Task:
   """Checks the arguments of `soprc_jax.metrics.retrieval_metrics`.
 
@@ -88,8 +88,11 @@ def make_task(
     TypeError, ValueError: as in `soprc_jax.metrics.retrieval_metrics`.
   """
   checks.check_count("block_size", block_size)
-  if (gallery is None) != (gallery_labels is None):
-    raise ValueError("gallery and gallery_labels must be given together: one of them is missing")
+  pair_options.check_one_given(labels, relevance, "relevance")
+  pair_options.check_gallery(labels, gallery, gallery_labels)
+  if labels is None:  # equal ones, which are not used
+    labels = np.zeros(np.shape(embeddings)[:1], int)
+    gallery_labels = None if gallery is None else np.zeros(np.shape(gallery)[:1], int)
   queries, labels = _checked("embeddings", embeddings, "labels", labels)
   own = gallery is None
   if gallery is None or gallery_labels is None:  # both, as checked above
@@ -103,7 +106,7 @@ def make_task(
     gallery_ids = query_ids
   if (query_ids is None) != (gallery_ids is None):
     raise ValueError("query_ids and gallery_ids must be given together: one of them is missing")
-  excluded = None
+  groups = None
   if query_ids is not None:
     query_ids, gallery_ids = (
       _checked_ids("query_ids", query_ids),
@@ -123,11 +126,18 @@ def make_task(
         f"ids must have one entry per image: {labels.shape} and {gallery_labels.shape}, "
         f"got {query_ids.shape} and {gallery_ids.shape}"
       )
-    excluded = candidates.group(query_ids, gallery_ids)
+    groups = candidates.group(query_ids, gallery_ids)
   elif own:
     positions = np.arange(len(labels))
-    excluded = candidates.Groups(positions, positions, np.ones_like(positions))
-  return Task(queries, gallery, candidates.group(labels, gallery_labels), excluded, own)
+    groups = candidates.Groups(positions, positions, np.ones_like(positions))
+  shape = len(queries), len(gallery)
+  members: candidates.Candidates = candidates.group(labels, gallery_labels)
+  if relevance is not None:
+    members = candidates.Masked("relevance", relevance, shape)
+  excluded: candidates.Candidates | None = groups
+  if ignore is not None:
+    excluded = candidates.Masked("ignore", ignore, shape, also=groups)
+  return Task(queries, gallery, members, excluded, own)
 
 
 def _checked(
@@ -221,7 +231,7 @@ def all_scores(
     place, columns = np.divmod(np.flatnonzero(in_doubt), scores.shape[1])
     scores[start + place, columns] = pair_scores(task, rows[part][place], columns)
   if task.excluded is not None:
-    scores[task.excluded.pairs(rows)] = -np.inf
+    task.excluded.fill(scores, rows, -np.inf)
   return scores
 
 
