@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -57,6 +58,21 @@ def test_f51_two_devices_equal_one(name):
   want = _wanted(name)
   assert all(np.any(wanted) for key, wanted in want.items() if "gradient" in key and "/[0]" in key)
   _assert_equal(shard_map_cases.on_devices(name, 2), want)
+
+
+@pytest.mark.parametrize("name", shard_map_cases.OF_MASKS)
+def test_masks_of_labels_equal_labels_on_two_devices(name):
+  got = shard_map_cases.on_devices(name, 2, shard_map_cases.OF_MASKS)
+  chex.assert_trees_all_equal(got, shard_map_cases.on_devices(name, 2))
+
+
+@pytest.mark.slow
+def test_masks_of_labels_equal_labels_on_four_devices(on_four_devices):
+  for name in shard_map_cases.OF_MASKS:
+    found = {key: value for key, value in on_four_devices.items() if key.split("/")[0] == name}
+    assert found
+    for key, value in found.items():
+      np.testing.assert_array_equal(on_four_devices[f"of masks: {key}"], value, err_msg=key)
 
 
 @pytest.mark.slow  # tests/training/devices_test.py has the losses on four devices

@@ -12,6 +12,9 @@ import functools
 from typing import Any, NamedTuple
 
 import authors
+import chex
+import hypothesis
+from hypothesis import strategies as st
 import jax
 import jax.numpy as jnp
 import loops
@@ -144,11 +147,26 @@ def test_a_query_left_out_of_its_own_list_is_noticed(monkeypatch):
 # One list of questions for all losses, with their defaults.
 
 
-def _xbm(embeddings, labels, *, where=None, axis_name=None):
+def _xbm(embeddings, labels=None, *, positives=None, where=None, axis_name=None):
   """Computes the loss of a batch with an empty memory."""
   memory = soprc_jax.embedding_memory(16, 4, axis_name=axis_name)
-  ahead = memory.lookahead(memory.init(None), embeddings, labels, where)
-  return losses.xbm_contrastive_loss(embeddings, labels, ahead, where=where, axis_name=axis_name)
+  stored = np.arange(len(embeddings)) if labels is None else labels
+  ahead = memory.lookahead(memory.init(None), embeddings, stored, where)
+  if positives is not None:
+    positives = jnp.asarray(positives)[:, ahead.labels]
+  return losses.xbm_contrastive_loss(
+    embeddings, labels, ahead, where=where, axis_name=axis_name, positives=positives
+  )
+
+
+def _retrieval(embeddings, labels=None, *, list_ids=None, where=None, axis_name=None, **pairs):
+  """Computes the SOPRC loss of a batch with an empty v."""
+  tracker = soprc_jax.score_ema(96, 12, 0.1, bounds=(-1, 1), axis_name=axis_name)
+  options = {"prior": 0.1, "lambda1": 1.0, "lambda2": 2.0, "max_positives": 4, "pull": 1.0}
+  options |= {"tracker": tracker, "opt_state": tracker.init(None), "axis_name": axis_name}
+  return soprc_jax.retrieval_loss(
+    embeddings, labels, list_ids=list_ids, where=where, **options, **pairs
+  )[0]
 
 
 def _blackbox_with_memory(embeddings, labels, *, where=None, axis_name=None):
@@ -354,6 +372,49 @@ def test_vmap_and_concrete_labels_equal_the_jitted_value(name):
   np.testing.assert_allclose(
     mapped, [_run(name, batch, _LABELS)[0] for batch in batches], rtol=1e-5
   )
+
+
+# Proxies and the images of a stored memory have labels.
+_OF_MASKS = {
+  name: loss_fn
+  for name, loss_fn in _LOSSES.items()
+  if name not in ("proxy_anchor", "norm_softmax", "arc_face", "blackbox_memory")
+} | {"retrieval": functools.partial(_retrieval, list_ids=np.arange(8))}
+
+
+@functools.cache
+def _by_labels_and_by_masks(name):
+  loss_fn = _OF_MASKS[name]
+  return [
+    jax.jit(jax.value_and_grad(lambda e, y, w: loss_fn(e, y, where=w))),
+    jax.jit(jax.value_and_grad(lambda e, m, w: loss_fn(e, positives=m, where=w))),
+  ]
+
+
+@pytest.mark.parametrize("name", list(_OF_MASKS))
+@hypothesis.given(seed=st.integers(0, 2**16), classes=st.sampled_from([1, 2, 4, 50]))
+@hypothesis.settings(max_examples=12)
+def test_a_mask_of_labels_equals_labels_bit_for_bit(name, seed, classes):
+  rng = np.random.default_rng(seed)
+  labels, where = rng.integers(0, classes, 8), rng.random(8) < 0.8
+  mask = labels[:, None] == labels
+  np.fill_diagonal(mask, rng.random(8) < 0.5)  # a query is never compared with itself by the mask
+  by_labels, by_masks = _by_labels_and_by_masks(name)
+  embeddings = _embeddings(seed=seed)
+  chex.assert_trees_all_equal(
+    by_masks(embeddings, mask, where), by_labels(embeddings, labels, where)
+  )
+
+
+@pytest.mark.parametrize("name", list(_OF_MASKS))
+def test_a_known_mask_of_labels_equals_known_labels_bit_for_bit(name):
+  loss_fn, where = _OF_MASKS[name], np.array([1, 1, 0, 1, 1, 1, 1, 1], bool)
+  mask = _LABELS[:, None] == _LABELS
+  want = jax.jit(jax.value_and_grad(lambda e: loss_fn(e, _LABELS, where=where)))(_embeddings())
+  got = jax.jit(jax.value_and_grad(lambda e: loss_fn(e, positives=mask, where=where)))(
+    _embeddings()
+  )
+  chex.assert_trees_all_equal(got, want)
 
 
 @_each_loss

@@ -83,12 +83,16 @@ def _embed(kernel, features):
 
 
 def _on_images(function, **options):
-  """Wraps a function of embeddings and labels; a parameter makes the embeddings from features."""
+  """Wraps a function of embeddings and labels; a parameter makes the embeddings from features.
+
+  Masks of pairs in the parts take the place of labels.
+  """
 
   def loss_fn(shared, features, others, axis_name):
-    labels, where = others
+    labels, where, *pairs = others
+    given = pairs[0] if pairs else {"labels": labels}
     return function(
-      _embed(shared["kernel"], features[0]), labels, where=where, axis_name=axis_name, **options
+      _embed(shared["kernel"], features[0]), where=where, axis_name=axis_name, **given, **options
     )
 
   return _of_loss(loss_fn)
@@ -147,10 +151,30 @@ def _images():
 _SHORT, _LONG = (20, 50), (512, 2**13)
 
 
+def _with_masks(**pairs):
+  """Returns images with masks of pairs, of which every device holds the rows of its images."""
+  shared, (features, others) = _images()
+  return shared, (features, (*others, pairs))
+
+
+def _of_labels():
+  """Returns images with the relevance mask that their labels make."""
+  _, (_, (labels, _)) = _images()
+  return _with_masks(positives=labels[:, None] == labels)
+
+
+def _of_no_labels():
+  """Returns images with a relevance mask that is not symmetric, and with ignored pairs."""
+  rng = np.random.default_rng(5)
+  positives, ignore = (rng.random((_IMAGES, _IMAGES)) < share for share in (0.2, 0.1))
+  return _with_masks(positives=positives, ignore=ignore)
+
+
 def _retrieval_lists(shared, parts, axis_name):
-  (features,), (labels, where) = parts
+  (features,), (labels, where, *pairs) = parts
+  given = pairs[0] if pairs else {"labels": labels}
   found = soprc_jax.retrieval_lists(
-    _embed(shared["kernel"], features), labels, max_positives=2, where=where, axis_name=axis_name
+    _embed(shared["kernel"], features), max_positives=2, where=where, axis_name=axis_name, **given
   )
   return {"num_dropped": found.num_dropped}, found._replace(num_dropped=None)
 
@@ -254,6 +278,18 @@ def _xbm(transform, state, embeddings, labels, where, axis_name):
   return losses.xbm_contrastive_loss(embeddings, labels, ahead, where=where, axis_name=axis_name)
 
 
+def _xbm_of_masks(transform, state, embeddings, labels, where, axis_name):
+  ahead = transform.lookahead(state, embeddings, labels, where)
+  return losses.xbm_contrastive_loss(
+    embeddings,
+    None,
+    ahead,
+    where=where,
+    axis_name=axis_name,
+    positives=labels[:, None] == ahead.labels,
+  )
+
+
 def _blackbox(transform, state, embeddings, labels, where, axis_name):
   stored = transform.current(state)
   return losses.blackbox_ap_loss(
@@ -348,6 +384,22 @@ for _name in (
   "blackbox_ap_loss",
 ):
   CASES[f"{_name} long"] = CASES[_name]._replace(lowered=True)
+for _name in ("contrastive_loss", "smooth_ap_loss", "sup_con_loss", "blackbox_ap_loss"):
+  CASES[f"{_name} masks"] = Case(
+    _on_images(_OF_IMAGES[_name][0], ignore_above=0.9), *_of_no_labels()
+  )
+CASES["retrieval_lists masks"] = Case(_retrieval_lists, *_of_no_labels())
+# Name of a case of labels -> the same with masks that the labels make.
+OF_MASKS = {
+  "retrieval_lists": Case(_retrieval_lists, *_of_labels()),
+  "embedding_memory with xbm_contrastive_loss": _memory(
+    lambda axis: memory.embedding_memory(40, _DIM, axis_name=axis), _xbm_of_masks
+  ),
+} | {
+  _name: CASES[_name]._replace(parts=_of_labels()[1])
+  for _name, (_function, _options) in _OF_IMAGES.items()
+  if not {"soprc_loss of images", "retrieval_loss", "recall_at_k_loss mixup"} & {_name}
+}
 
 
 @contextlib.contextmanager
@@ -370,9 +422,9 @@ def on_one_device(name):
   )
 
 
-def on_devices(name, count):
+def on_devices(name, count, cases=CASES):
   """Returns the same values from ``count`` devices."""
-  case, spec = CASES[name], jax.sharding.PartitionSpec
+  case, spec = cases[name], jax.sharding.PartitionSpec
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:count]), (AXIS,))
   assert mesh.size == count
 
@@ -395,6 +447,9 @@ def main(path, count):
   values = {}
   for name in CASES:
     values |= on_devices(name, int(count))
+  for name in OF_MASKS:
+    found = on_devices(name, int(count), OF_MASKS)
+    values |= {f"of masks: {key}": value for key, value in found.items()}
   np.savez(path, **values)
 
 
