@@ -2,7 +2,8 @@
 
 All accept labels of any integer type or booleans, classes of unequal size, a mask, and an
 ``axis_name`` for the joined batch of several devices. Those with proxies take rows of proxies as
-labels.
+labels. The others compare pairs of images, and also accept masks of pairs: positives in place of
+labels, and pairs to ignore.
 """
 
 from soprc_jax.losses.arc_face import arc_face_loss

@@ -286,7 +286,7 @@ def _xbm_of_masks(transform, state, embeddings, labels, where, axis_name):
     ahead,
     where=where,
     axis_name=axis_name,
-    positives=labels[:, None] == ahead.labels,
+    positives=labels[:, None] == ahead.labels[None, :],
   )
 
 
