@@ -72,7 +72,13 @@ def test_masks_of_labels_equal_labels_on_four_devices(on_four_devices):
     found = {key: value for key, value in on_four_devices.items() if key.split("/")[0] == name}
     assert found
     for key, value in found.items():
-      np.testing.assert_array_equal(on_four_devices[f"of masks: {key}"], value, err_msg=key)
+      got = on_four_devices[f"of masks: {key}"]
+      if "gradient" in key:
+        # XLA may fuse a mask and its comparison of labels differently. In `triplet_loss` with
+        # max_positives that changes the last bit of a gradient.
+        np.testing.assert_allclose(got, value, rtol=0, atol=1e-6 * np.abs(value).max(), err_msg=key)
+      else:
+        np.testing.assert_array_equal(got, value, err_msg=key)
 
 
 @pytest.mark.slow  # tests/training/devices_test.py has the losses on four devices
