@@ -23,13 +23,12 @@ three times as long, both for 5,000 x 512 and for 1,024 queries in a gallery of 
 
 import functools
 import operator
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from soprc_jax.metrics import similarities
+from soprc_jax.metrics import rank_counts, similarities
 
 # Below this many multiplications all scores are computed exactly, since compiling takes longer.
 MIN_PRODUCTS = 2**31
@@ -40,19 +39,6 @@ _PAIR_COST = 64
 # Rows of a product at a time, so that they are counted while still in the cache.
 _TILE = 128
 _MAX_WIDTH, _MAX_NORM = 2**16, 2.0**60
-
-
-class Ranks(NamedTuple):
-  """Holds the ranks of some queries.
-
-  Attributes:
-    ap: ``[n]`` average precision (Eq. 2); NaN without a positive.
-    above: ``[n]`` number of negatives that score at least as high as the best positive; -1 without
-      a positive.
-  """
-
-  ap: np.ndarray
-  above: np.ndarray
 
 
 class Counter:
@@ -85,7 +71,7 @@ class Counter:
       self._tiles = (-(-rows // tile), tile)
       self._device_gallery = jnp.asarray(task.gallery, jnp.float32)
 
-  def ranks(self, rows: np.ndarray) -> Ranks:
+  def ranks(self, rows: np.ndarray) -> rank_counts.Ranks:
     """Returns the ranks of the queries ``rows``."""
     left = np.ones(len(rows), bool)
     ap, above = np.full(len(rows), np.nan), np.full(len(rows), -1)
@@ -100,23 +86,25 @@ class Counter:
       self._is_fast = left.mean() < 0.5
     if left.any():
       ap[left], above[left] = exact_ranks(self._task, rows[left])
-    return Ranks(ap, above)
+    return rank_counts.Ranks(ap, above)
 
-  def _fast_ranks(self, rows: np.ndarray) -> tuple[np.ndarray, Ranks]:
+  def _fast_ranks(self, rows: np.ndarray) -> tuple[np.ndarray, rank_counts.Ranks]:
     """Computes ranks from float32 products.
 
     Returns:
       ``[n]`` bool, whether few enough candidates of a query are undecided, and the ranks of all
-      queries. Ranks of the other queries are meaningless.
+      queries. rank_counts.Ranks of the other queries are meaningless.
     """
     place, columns = self._task.positives(rows)
     numbers = np.bincount(place, minlength=len(rows))
-    positives = _padded(place, similarities.pair_scores(self._task, rows[place], columns), numbers)
+    positives = rank_counts.padded(
+      place, similarities.pair_scores(self._task, rows[place], columns), numbers
+    )
     retrieved, decided, place, columns = self._above_for_sure(rows, positives)
     retrieved += self._at_least(rows, place, columns, positives)
     if self._task.excluded is not None:
       retrieved -= self._at_least(rows, *self._task.excluded.pairs(rows), positives)
-    return decided, _from_counts(positives, numbers, retrieved)
+    return decided, rank_counts.from_counts(positives, numbers, retrieved)
 
   def _above_for_sure(
     self, rows: np.ndarray, positives: np.ndarray
@@ -201,7 +189,7 @@ def _add_each(left: list[jax.Array], right: list[jax.Array]) -> list[jax.Array]:
   return [a + b for a, b in zip(left, right, strict=True)]
 
 
-def exact_ranks(task: similarities.Task, rows: np.ndarray) -> Ranks:
+def exact_ranks(task: similarities.Task, rows: np.ndarray) -> rank_counts.Ranks:
   """Returns the ranks of the queries ``rows``, from exact scores of all candidates."""
   ap, above = np.full(len(rows), np.nan), np.full(len(rows), -1)
   scores = similarities.all_scores(task, rows)
@@ -210,7 +198,7 @@ def exact_ranks(task: similarities.Task, rows: np.ndarray) -> Ranks:
     positives = positives[positives > -np.inf]
     if positives.size:
       ap[i], above[i] = _rank(positives, scores[i])
-  return Ranks(ap, above)
+  return rank_counts.Ranks(ap, above)
 
 
 def _rank(positives: np.ndarray, scores: np.ndarray) -> tuple[float, int]:
@@ -228,39 +216,3 @@ def _rank(positives: np.ndarray, scores: np.ndarray) -> tuple[float, int]:
     retrieved = len(scores) - np.searchsorted(scores, positives, side="left")
   hits = len(positives) - np.searchsorted(positives, positives, side="left")
   return float(np.mean(hits / retrieved)), int(retrieved[-1] - hits[-1])
-
-
-def _padded(place: np.ndarray, scores: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-  """Returns the scores of the positives of each query, ascending and padded by inf, ``[n, P]``.
-
-  ``place`` must be ascending.
-  """
-  # Powers of two, so that few different shapes are compiled.
-  width = 1 << int(numbers.max(initial=1) - 1).bit_length()
-  padded = np.full((len(numbers), width), np.inf, scores.dtype)
-  padded[place, np.arange(len(place)) - np.repeat(np.cumsum(numbers) - numbers, numbers)] = scores
-  return np.sort(padded, axis=1)
-
-
-def _from_counts(positives: np.ndarray, numbers: np.ndarray, retrieved: np.ndarray) -> Ranks:
-  """Computes ranks from the number of candidates at or above each positive.
-
-  Args:
-    positives: ``[n, P]`` scores, ascending, padded at the end.
-    numbers: ``[n]`` number of positives of each query.
-    retrieved: ``[n, P]`` number of candidates at or above each positive.
-  """
-  is_first = np.concatenate(
-    [np.ones((len(positives), 1), bool), positives[:, 1:] != positives[:, :-1]], axis=1
-  )
-  # All positives from the first equal one on score at least as high.
-  below = np.maximum.accumulate(np.where(is_first, np.arange(positives.shape[1]), 0), axis=1)
-  hits = numbers[:, None] - below
-  ap, above = np.full(len(numbers), np.nan), np.full(len(numbers), -1)
-  for number in np.unique(numbers[numbers > 0]):
-    same = numbers == number
-    # Queries with the same number of positives are averaged together, so that the numbers are added
-    # in the same order as for a single query.
-    ap[same] = np.mean(hits[same, :number] / np.maximum(retrieved[same, :number], 1), axis=1)
-    above[same] = retrieved[same, number - 1] - hits[same, number - 1]
-  return Ranks(ap, above)

@@ -1,4 +1,4 @@
-"""Tests that ranks by float32 products equal those of the exact scores."""
+"""Tests that ranks by float32 products equal those by exact scores (`metrics/rank_counts.py`)."""
 
 from unittest import mock
 
