@@ -47,15 +47,26 @@ class Counter:
   Args:
     task: queries and gallery.
     block_size: largest number of rows of a block.
+    compiles: whether compiling takes less time than it saves; None decides by this task alone.
+    size: number of candidates to compile for, at least that of the gallery; None takes that.
   """
 
-  def __init__(self, task: similarities.Task, block_size: int):
+  def __init__(
+    self,
+    task: similarities.Task,
+    block_size: int,
+    *,
+    compiles: bool | None = None,
+    size: int | None = None,
+  ):
     self._task = task
     # With more undecided candidates than this, exact scores of all candidates are cheaper.
     self._limit = len(task.gallery) // _PAIR_COST
     (norms, largest), width = task.norms, task.queries.shape[1]
+    if compiles is None:
+      compiles = len(norms) * task.gallery.size >= MIN_PRODUCTS
     self._is_fast = (
-      len(norms) * task.gallery.size >= MIN_PRODUCTS
+      compiles
       and width <= _MAX_WIDTH
       and max(largest, norms.max(initial=0.0)) <= _MAX_NORM
       # Other backends may build a float32 product from shorter types, which the bound does not
@@ -69,7 +80,12 @@ class Counter:
       rows = min(block_size, len(norms))
       tile = min(_TILE, -(-rows // 8) * 8)
       self._tiles = (-(-rows // tile), tile)
-      self._device_gallery = jnp.asarray(task.gallery, jnp.float32)
+      gallery = np.asarray(task.gallery, np.float32)
+      if size is not None and size > len(gallery):
+        # Scores that are NaN are above no threshold, and near none.
+        filler = np.full((size - len(gallery), width), np.nan, np.float32)
+        gallery = np.concatenate([gallery, filler])
+      self._device_gallery = jnp.asarray(gallery)
 
   def ranks(self, rows: np.ndarray) -> rank_counts.Ranks:
     """Returns the ranks of the queries ``rows``."""
@@ -88,6 +104,25 @@ class Counter:
       ap[left], above[left] = exact_ranks(self._task, rows[left])
     return rank_counts.Ranks(ap, above)
 
+  def at_least(self, rows: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """Counts the candidates of the queries ``rows`` that score at least as high as thresholds.
+
+    Args:
+      rows: ``[n]`` indices of queries.
+      thresholds: ``[n, P]`` float32, ascending; inf counts no candidate.
+
+    Returns:
+      ``[n, P]`` int64. Excluded candidates are not counted.
+    """
+    left = np.ones(len(rows), bool)
+    counts = np.zeros(thresholds.shape, np.int64)
+    if self._is_fast and thresholds.shape[1] <= MAX_POSITIVES:
+      decided, counts = self._fast_counts(rows, thresholds)
+      left = ~decided
+    if left.any():
+      counts[left] = _exact_counts(self._task, rows[left], thresholds[left])
+    return counts
+
   def _fast_ranks(self, rows: np.ndarray) -> tuple[np.ndarray, rank_counts.Ranks]:
     """Computes ranks from float32 products.
 
@@ -100,11 +135,20 @@ class Counter:
     positives = rank_counts.padded(
       place, similarities.pair_scores(self._task, rows[place], columns), numbers
     )
-    retrieved, decided, place, columns = self._above_for_sure(rows, positives)
-    retrieved += self._at_least(rows, place, columns, positives)
-    if self._task.excluded is not None:
-      retrieved -= self._at_least(rows, *self._task.excluded.pairs(rows), positives)
+    decided, retrieved = self._fast_counts(rows, positives)
     return decided, rank_counts.from_counts(positives, numbers, retrieved)
+
+  def _fast_counts(self, rows: np.ndarray, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Counts as `at_least`, from float32 products.
+
+    Returns:
+      The bool ``[n]`` of `_fast_ranks`, and counts, which are meaningless for the other queries.
+    """
+    counts, decided, place, columns = self._above_for_sure(rows, thresholds)
+    counts += self._at_least(rows, place, columns, thresholds)
+    if self._task.excluded is not None:
+      counts -= self._at_least(rows, *self._task.excluded.pairs(rows), thresholds)
+    return decided, counts
 
   def _above_for_sure(
     self, rows: np.ndarray, positives: np.ndarray
@@ -187,6 +231,13 @@ def _count_block(
 
 def _add_each(left: list[jax.Array], right: list[jax.Array]) -> list[jax.Array]:
   return [a + b for a, b in zip(left, right, strict=True)]
+
+
+def _exact_counts(task: similarities.Task, rows: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+  """Counts as `Counter.at_least`, from exact scores of all candidates of float32."""
+  scores = np.sort(similarities.all_scores(task, rows), axis=1)
+  below = [np.searchsorted(row, limits) for row, limits in zip(scores, thresholds, strict=True)]
+  return scores.shape[1] - np.array(below)
 
 
 def exact_ranks(task: similarities.Task, rows: np.ndarray) -> rank_counts.Ranks:

@@ -38,12 +38,7 @@ def from_counts(positives: np.ndarray, numbers: np.ndarray, retrieved: np.ndarra
     numbers: ``[n]`` number of positives of each query.
     retrieved: ``[n, P]`` number of candidates at or above each positive.
   """
-  is_first = np.concatenate(
-    [np.ones((len(positives), 1), bool), positives[:, 1:] != positives[:, :-1]], axis=1
-  )
-  # All positives from the first equal one on score at least as high.
-  below = np.maximum.accumulate(np.where(is_first, np.arange(positives.shape[1]), 0), axis=1)
-  hits = numbers[:, None] - below
+  hits = num_hits(positives, numbers)
   ap, above = np.full(len(numbers), np.nan), np.full(len(numbers), -1)
   for number in np.unique(numbers[numbers > 0]):
     same = numbers == number
@@ -52,3 +47,13 @@ def from_counts(positives: np.ndarray, numbers: np.ndarray, retrieved: np.ndarra
     ap[same] = np.mean(hits[same, :number] / np.maximum(retrieved[same, :number], 1), axis=1)
     above[same] = retrieved[same, number - 1] - hits[same, number - 1]
   return Ranks(ap, above)
+
+
+def num_hits(positives: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+  """Counts the positives that score at least as high as each one, ``[n, P]``, see `from_counts`."""
+  is_first = np.concatenate(
+    [np.ones((len(positives), 1), bool), positives[:, 1:] != positives[:, :-1]], axis=1
+  )
+  # All positives from the first equal one on score at least as high.
+  below = np.maximum.accumulate(np.where(is_first, np.arange(positives.shape[1]), 0), axis=1)
+  return numbers[:, None] - below

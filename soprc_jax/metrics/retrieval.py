@@ -87,7 +87,7 @@ def retrieval_metrics(
   >>> print(f"{result['mAUPRC']:.3f} {result['recall@1']:.2f}")
   0.750 0.50
   """
-  ks = _checked_ks(ks)
+  ks = checked_ks(ks)
   task = similarities.make_task(
     embeddings,
     labels,
@@ -136,7 +136,7 @@ def summarise_ranks(
     ValueError: a k or ``num_candidates`` is not an integer or too low; the two arrays do not fit,
       or one of their entries is out of range.
   """
-  ks, above, ap = _checked_ks(ks), np.asarray(negatives_above), np.asarray(ap_per_query)
+  ks, above, ap = checked_ks(ks), np.asarray(negatives_above), np.asarray(ap_per_query)
   checks.check_count("num_candidates", num_candidates, low=0)
   if above.dtype.kind not in "iu":
     raise TypeError(f"negatives_above must be integers, got {above.dtype}")
@@ -171,7 +171,7 @@ def summarise_ranks(
   return result
 
 
-def _checked_ks(ks: Sequence[int]) -> list[int]:
+def checked_ks(ks: Sequence[int]) -> list[int]:
   ks = list(ks) if isinstance(ks, Iterable) else []
   if not ks or any(
     not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1 for k in ks

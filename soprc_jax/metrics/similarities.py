@@ -101,7 +101,7 @@ def make_task(
     gallery, gallery_labels = _checked("gallery", gallery, "gallery_labels", gallery_labels)
   if queries.shape[1] != gallery.shape[1]:
     raise ValueError(f"embeddings have width {queries.shape[1]}, the gallery {gallery.shape[1]}")
-  _check_scores(queries, gallery)
+  check_scores(queries, gallery)
   if own and gallery_ids is None:
     gallery_ids = query_ids
   if (query_ids is None) != (gallery_ids is None):
@@ -178,7 +178,7 @@ def _checked_ids(name: str, ids: Any) -> np.ndarray:
   return ids
 
 
-def _check_scores(queries: np.ndarray, gallery: np.ndarray) -> None:
+def check_scores(queries: np.ndarray, gallery: np.ndarray) -> None:
   """Raises a ValueError if a score may overflow its dtype.
 
   It would tie with others, or with excluded candidates.
