@@ -77,9 +77,7 @@ class Counter:
       self._bound = 1.01 * (width + 8) * 2.0**-24 * norms * largest + 2.0**-123 * width * (
         1 + norms + largest
       )
-      rows = min(block_size, len(norms))
-      tile = min(_TILE, -(-rows // 8) * 8)
-      self._tiles = (-(-rows // tile), tile)
+      self._tiles = _tiles(min(block_size, len(norms)))
       gallery = np.asarray(task.gallery, np.float32)
       if size is not None and size > len(gallery):
         # Scores that are NaN are above no threshold, and near none.
@@ -117,7 +115,7 @@ class Counter:
     left = np.ones(len(rows), bool)
     counts = np.zeros(thresholds.shape, np.int64)
     if self._is_fast and thresholds.shape[1] <= MAX_POSITIVES:
-      decided, counts = self._fast_counts(rows, thresholds)
+      decided, counts = self._fast_counts(rows, thresholds, _tiles(len(rows)))
       left = ~decided
     if left.any():
       counts[left] = _exact_counts(self._task, rows[left], thresholds[left])
@@ -135,23 +133,25 @@ class Counter:
     positives = rank_counts.padded(
       place, similarities.pair_scores(self._task, rows[place], columns), numbers
     )
-    decided, retrieved = self._fast_counts(rows, positives)
+    decided, retrieved = self._fast_counts(rows, positives, self._tiles)
     return decided, rank_counts.from_counts(positives, numbers, retrieved)
 
-  def _fast_counts(self, rows: np.ndarray, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  def _fast_counts(
+    self, rows: np.ndarray, thresholds: np.ndarray, tiles: tuple[int, int]
+  ) -> tuple[np.ndarray, np.ndarray]:
     """Counts as `at_least`, from float32 products.
 
     Returns:
       The bool ``[n]`` of `_fast_ranks`, and counts, which are meaningless for the other queries.
     """
-    counts, decided, place, columns = self._above_for_sure(rows, thresholds)
+    counts, decided, place, columns = self._above_for_sure(rows, thresholds, tiles)
     counts += self._at_least(rows, place, columns, thresholds)
     if self._task.excluded is not None:
       counts -= self._at_least(rows, *self._task.excluded.pairs(rows), thresholds)
     return decided, counts
 
   def _above_for_sure(
-    self, rows: np.ndarray, positives: np.ndarray
+    self, rows: np.ndarray, positives: np.ndarray, tiles: tuple[int, int]
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Counts the candidates that are certainly above each positive.
 
@@ -161,24 +161,18 @@ class Counter:
     bound = self._bound[rows][:, None]
     low = np.nextafter((positives - bound).astype(np.float32), -np.float32(np.inf))
     high = np.nextafter((positives + bound).astype(np.float32), np.float32(np.inf))
-    tiles = (
-      self._in_tiles(self._task.queries[rows], 0.0),
-      self._in_tiles(low, np.inf),
-      self._in_tiles(high, np.inf),
+    parts = (
+      _in_tiles(self._task.queries[rows], 0.0, tiles),
+      _in_tiles(low, np.inf, tiles),
+      _in_tiles(high, np.inf, tiles),
     )
     counts, doubtful, num_doubtful = (
-      np.asarray(part)[: len(rows)] for part in _count_block(self._device_gallery, tiles)
+      np.asarray(part)[: len(rows)] for part in _count_block(self._device_gallery, parts)
     )
     decided = num_doubtful <= self._limit
     # A search over one axis is twenty times as fast as over two.
     place, columns = np.divmod(np.flatnonzero(doubtful[decided]), doubtful.shape[1])
     return counts.astype(np.int64), decided, np.flatnonzero(decided)[place], columns
-
-  def _in_tiles(self, values: np.ndarray, filler: float) -> np.ndarray:
-    """Reshapes values to ``[tiles, rows, ...]`` float32, the same shape for all blocks."""
-    full = np.full((self._tiles[0] * self._tiles[1], values.shape[1]), filler, np.float32)
-    full[: len(values)] = values
-    return full.reshape(*self._tiles, values.shape[1])
 
   def _at_least(
     self, rows: np.ndarray, place: np.ndarray, columns: np.ndarray, positives: np.ndarray
@@ -192,6 +186,19 @@ class Counter:
     np.cumsum(scores[:, None] >= positives[place], axis=0, out=counts[1:])
     ends = np.searchsorted(place, np.arange(len(rows) + 1))
     return counts[ends[1:]] - counts[ends[:-1]]
+
+
+def _tiles(rows: int) -> tuple[int, int]:
+  """Returns the number of tiles, and the rows of each, that hold some rows."""
+  tile = min(_TILE, -(-rows // 8) * 8)
+  return -(-rows // tile), tile
+
+
+def _in_tiles(values: np.ndarray, filler: float, tiles: tuple[int, int]) -> np.ndarray:
+  """Reshapes values to ``[tiles, rows, ...]`` float32, the same shape for all blocks."""
+  full = np.full((tiles[0] * tiles[1], values.shape[1]), filler, np.float32)
+  full[: len(values)] = values
+  return full.reshape(*tiles, values.shape[1])
 
 
 @jax.jit

@@ -173,7 +173,7 @@ class BlockCounter:
     products = queries.vectors.size * num_candidates
     self._compiles = products >= exact_ranks.MIN_PRODUCTS
 
-  def prepare(self, block: Block) -> similarities.Task:
+  def prepare(self, block: Block) -> exact_ranks.Counter:
     """Checks a block. A thread can call this while another one counts.
 
     Raises:
@@ -199,14 +199,13 @@ class BlockCounter:
       raise NotFiniteError(row)
     if max(largest, task.norms[0].max(initial=0.0)) > _MAX_NORM:
       similarities.check_scores(task.queries, task.gallery)
-    return task
+    return exact_ranks.Counter(task, QUERY_ROWS, compiles=self._compiles, size=self._size)
 
-  def count(self, task: similarities.Task) -> np.ndarray:
+  def count(self, block: exact_ranks.Counter) -> np.ndarray:
     """Returns the counts ``[T]`` int64 of a block of `prepare`."""
     counts = np.zeros(self._num_thresholds, np.int64)
     for chunk in self._chunks:
-      counter = exact_ranks.Counter(task, len(chunk.rows), compiles=self._compiles, size=self._size)
-      found = counter.at_least(chunk.rows, chunk.scores)
+      found = block.at_least(chunk.rows, chunk.scores)
       counts[chunk.places[chunk.is_real]] = found[chunk.is_real]
     return counts
 
