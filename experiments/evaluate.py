@@ -13,6 +13,17 @@ Each metric has its 95 % confidence interval for new classes. WORKDIR/evaluation
 result of each query: id, class, average precision, and rank of the first positive. With
 --group_by=COLUMN, a column of the CSV of the images, the metrics are also given for each of its
 values.
+
+soprc evaluate --queries=queries.npy --gallery='shards/*.npy' --output=RESULTS \
+    [--distractors='more/*.npy'] [--ks=1,10,100,1000] [--memory_gb=4] [--shard=I/N]
+
+evaluates stored embeddings instead, in one pass over files of any size. The metrics are mAUPRC,
+mAP@k and recall@k, exactly. --gallery is a file or a pattern of .npy files, or an .npz file of
+soprc embed. Each .npy file has a .parquet or .csv file of the same name, with a column of ids and
+one of labels. A query is left out of its gallery by its id. --distractors are positives of no query
+and need no table. The same command resumes. With --shard=I/N one of N processes counts its share of
+the files. The last command, without --shard, adds the counts. It writes RESULTS/evaluation.json,
+and the result of each query to evaluation.npz.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +33,7 @@ from typing import Any
 from absl import app
 from absl import flags as absl_flags
 
-from experiments import flags
+from experiments import flags, gallery
 
 absl_flags.adopt_module_key_flags(flags)
 _SPLIT = absl_flags.DEFINE_string(
@@ -44,9 +55,39 @@ _ALLOW_SEEN = absl_flags.DEFINE_bool(
 _GROUP_BY = absl_flags.DEFINE_string(
   "group_by", "", "Column of the CSV of the images; the metrics are also given by its values."
 )
+_QUERIES = absl_flags.DEFINE_string(
+  "queries", None, "Stored embeddings that are the queries, instead of the model of a run."
+)
+_GALLERY = absl_flags.DEFINE_string(
+  "gallery", None, "With --queries: file or pattern of the candidates, with ids and labels."
+)
+_DISTRACTORS = absl_flags.DEFINE_string(
+  "distractors", None, "With --queries: file or pattern of candidates that are never a positive."
+)
+_OUTPUT = absl_flags.DEFINE_string(
+  "output", None, "With --queries: folder of the counts and results."
+)
+_KS = absl_flags.DEFINE_list(
+  "ks", ["1", "10", "100", "1000"], "With --queries: cut-offs of mAP@k and recall@k."
+)
+_MEMORY_GB = absl_flags.DEFINE_float(
+  "memory_gb", 4.0, "With --queries: memory of this process in GiB.", lower_bound=0.0
+)
+_SHARD = absl_flags.DEFINE_string(
+  "shard", None, "With --queries: I/N, count every N-th file of the gallery from file I on."
+)
+_EXAMPLE = "--queries=queries.npy --gallery='shards/*.npy' --output=RESULTS"
+_OF_STORED = ("gallery", "distractors", "output", "ks", "memory_gb", "shard")
 
 
 def main(argv: Sequence[str]) -> None:
+  there = absl_flags.FLAGS
+  if there["queries"].present:
+    _evaluate_stored(argv)
+    return
+  for name in _OF_STORED:
+    if there[name].present:
+      flags.require(argv, f"{_EXAMPLE}", queries=None)
   run = flags.read(argv, several_processes=True, without_config="--workdir=runs/glyphs")
   from soprc_jax.metrics import per_query
   from soprc_jax.serving import network
@@ -94,6 +135,26 @@ def _group_table(column: str, values: Mapping[str, Any]) -> str:
     for group, found in values.items()
   ]
   return text_table.markdown([text_table.cell(column), "queries", "classes", *names], rows)
+
+
+def _evaluate_stored(argv: Sequence[str]) -> None:
+  flags.require(
+    argv, _EXAMPLE, queries=_QUERIES.value, gallery=_GALLERY.value, output=_OUTPUT.value
+  )
+  others = ("config", "workdir", "split", "checkpoint", "allow_seen_classes", "group_by")
+  with flags.errors_as_messages():
+    for name in (*others, "distributed"):
+      if absl_flags.FLAGS[name].present:
+        raise ValueError(f"--queries and --{name} exclude each other: give one of them")
+  gallery.evaluate(
+    queries=str(_QUERIES.value),
+    gallery=str(_GALLERY.value),
+    distractors=_DISTRACTORS.value,
+    output=str(_OUTPUT.value),
+    ks=_KS.value or [],
+    memory_gb=float(_MEMORY_GB.value or 0.0),
+    shard=_SHARD.value,
+  )
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import runpy
 import sys
 
 # Modules of experiments/ that are not programs, and the package behind train_binary.
-_NO_PROGRAMS = ("binary", "flags", "malloc")
+_NO_PROGRAMS = ("binary", "flags", "gallery", "malloc")
 _PACKAGE = Path(__file__).parent
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+import types
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,10 +116,18 @@ def by_group(
   return found
 
 
-def write(path: Path, queries: PerQuery) -> None:
-  """Writes an ``.npz`` file with the arrays ``id``, ``class``, ``ap`` and ``rank``."""
+def write(
+  path: Path, queries: PerQuery, others: Mapping[str, np.ndarray] = types.MappingProxyType({})
+) -> None:
+  """Writes an ``.npz`` file with the arrays ``id``, ``class``, ``ap`` and ``rank``.
+
+  Args:
+    path: the file; it is replaced.
+    queries: results of the queries.
+    others: name -> another array ``[N]``.
+  """
   with file_io.whole(path) as file:
-    arrays: dict[str, Any] = {"class": queries.label}
+    arrays: dict[str, Any] = {"class": queries.label, **others}
     np.savez_compressed(file, id=queries.id, ap=queries.ap, rank=queries.rank, **arrays)
 
 

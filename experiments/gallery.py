@@ -1,0 +1,69 @@
+"""Evaluates embeddings in files, in bounded memory: the second mode of `experiments.evaluate`."""
+
+from collections.abc import Sequence
+import json
+from pathlib import Path
+import sys
+
+from experiments import flags
+
+
+def evaluate(
+  *,
+  queries: str,
+  gallery: str,
+  distractors: str | None,
+  output: str,
+  ks: Sequence[str],
+  memory_gb: float,
+  shard: str | None,
+) -> None:
+  """Counts in the shards of a gallery, and writes the metrics when all are counted.
+
+  Args:
+    queries: file or pattern of the queries.
+    gallery: file or pattern of the candidates with labels.
+    distractors: file or pattern of the other candidates; None for none.
+    output: folder of counts and results; the same for all processes.
+    ks: cut-offs, as texts.
+    memory_gb: memory of this process in GiB.
+    shard: "I/N" counts every N-th shard from shard I on, without metrics; None counts what is left.
+  """
+  from tqdm import tqdm
+
+  from soprc_jax._internal import file_io
+  from soprc_jax.metrics import per_query, retrieval
+  from soprc_jax.serving import shard_evaluation, shard_survey, shards
+  from soprc_jax.training import workdir
+
+  with flags.errors_as_messages():
+    part = shards.part(shard, flag="--shard") if shard else (0, 1)
+    wrong = [k for k in ks if not k.isdecimal()]
+    if wrong:
+      raise ValueError(f"--ks must be integers, got {wrong[0]!r}")
+    cuts = retrieval.checked_ks([int(k) for k in ks])
+    folder = file_io.given(output, name="--output")
+    files = shard_survey.find(queries, gallery, distractors)
+    prepared = shard_survey.prepare(files)
+    size = shard_evaluation.block_rows(files, prepared, memory_gb)
+    counts = folder / "counts"
+    counts.mkdir(parents=True, exist_ok=True)
+    mine = files.gallery[part[0] :: part[1]]
+    with tqdm(
+      total=sum(one.rows for one in mine),
+      unit=" vectors",
+      unit_scale=True,
+      mininterval=0.5 if sys.stderr.isatty() else 30.0,  # seconds
+    ) as bar:
+      shard_evaluation.count(files, prepared, counts, size=size, part=part, on_rows=bar.update)
+    if shard:
+      print(f"Counted {len(mine)} of {len(files.gallery)} shards. When all are, omit --shard.")
+      return
+    values, asked, at_k = shard_evaluation.summarise(files, prepared, counts, ks=cuts)
+    path = Path(folder / "evaluation.json")
+    per_query.write(path.with_suffix(".npz"), asked, at_k)
+    workdir.write_atomically(path, json.dumps(values, indent=2) + "\n")
+  print(flags.metrics_line(f"{files.num_candidates:,} candidates", values))
+  if values["num_excluded"]:
+    print(f"{values['num_excluded']} candidates are the query itself (same id) and are left out.")
+  print(f"Written to {path}")

@@ -1,0 +1,201 @@
+"""Counts candidates in the shards of a gallery, in bounded memory, and computes metrics.
+
+Each shard is read once. Its counts are written to a file of its own. So processes can count
+different shards, and a stopped one resumes after its last finished shard. The counts of all shards
+give the metrics, see `soprc_jax.metrics.streaming`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent import futures
+import hashlib
+import logging
+from pathlib import Path
+from typing import Any
+import zlib
+
+import numpy as np
+
+from soprc_jax._internal import file_io, stored
+from soprc_jax._internal.strings import printable
+from soprc_jax.metrics import per_query, streaming
+from soprc_jax.serving import shard_survey
+from soprc_jax.serving import shards as shards_lib
+from soprc_jax.serving.shards import Shard
+
+_log = logging.getLogger(__name__)
+
+# Candidates that are counted at a time, if the memory suffices. More are not faster on CPUs.
+_BLOCK = 1 << 14
+_LEAST_BLOCK = 1 << 8
+# Bytes of a process that has loaded jax and computed something.
+_BASE = 700 << 20
+
+
+def block_rows(files: shard_survey.Files, prepared: shard_survey.Prepared, memory_gb: float) -> int:
+  """Returns how many candidates are counted at a time.
+
+  Args:
+    files: the shards.
+    prepared: of `prepare`.
+    memory_gb: memory of the process in GiB.
+
+  Raises:
+    ValueError: if the memory does not suffice.
+  """
+  vectors = prepared.queries.vectors
+  width, num_thresholds = vectors.shape[1], len(prepared.thresholds.scores)
+  in_memory = sum(shard.rows * shard.width * 4 for shard in files.gallery if shard.stored)
+  # Thresholds with their places in padded chunks, and counts.
+  fixed = _BASE + in_memory + 4 * vectors.nbytes + 64 * num_thresholds + 16 * files.num_candidates
+  # Two blocks in float32, on the host and on the device, and one in float64. Scores of tiles, flags
+  # of doubtful pairs, and exact scores with a sorted copy.
+  rows = min(streaming.QUERY_ROWS, len(vectors))
+  each = 28 * width + rows * (3 + 8) + 1024
+  fitting = int((memory_gb * 2**30 - fixed) // each)
+  if fitting < _LEAST_BLOCK:
+    need = (fixed + _LEAST_BLOCK * each) / 2**30
+    raise ValueError(f"--memory_gb={memory_gb:g} is too little: this needs {need:.2f}")
+  return min(fitting, _BLOCK)
+
+
+def count(
+  files: shard_survey.Files,
+  prepared: shard_survey.Prepared,
+  folder: Path,
+  *,
+  size: int,
+  part: tuple[int, int] = (0, 1),
+  on_rows: Callable[[int], None] | None = None,
+) -> None:
+  """Counts in the shards whose counts are not in a folder yet, and writes them there.
+
+  Args:
+    files: the shards.
+    prepared: of `prepare`.
+    folder: existing folder of the counts.
+    size: largest number of candidates that are counted at a time.
+    part: (I, N) counts only each N-th shard, from shard I on.
+    on_rows: called with numbers of candidates as they are done.
+
+  Raises:
+    ValueError: if an embedding is not finite, or a shard is truncated.
+  """
+  counter = streaming.BlockCounter(
+    prepared.queries, prepared.thresholds, size=size, num_candidates=files.num_candidates
+  )
+  keys = _keys(files, prepared)
+  for number in range(part[0], len(files.gallery), part[1]):
+    shard = files.gallery[number]
+    path = _counts_file(folder, shard)
+    if _read_counts(path, keys[number], len(prepared.thresholds.scores)) is not None:
+      if on_rows:
+        on_rows(shard.rows)
+      continue
+    total = np.zeros(len(prepared.thresholds.scores), np.int64)
+    for rows, block in _ahead(_blocks(counter, shard, prepared.excluded[number], size)):
+      total += counter.count(block)
+      if on_rows:
+        on_rows(rows)
+    with file_io.whole(path) as file:
+      np.savez(file, key=np.array(keys[number]), counts=total)
+
+
+def _blocks(
+  counter: streaming.BlockCounter, shard: Shard, excluded: tuple[np.ndarray, np.ndarray], size: int
+) -> Iterator[tuple[int, Any]]:
+  """Reads and prepares the blocks of a shard."""
+  rows, positions = excluded
+  for start in range(0, shard.rows, size):
+    vectors = shards_lib.read(shard, start, min(size, shard.rows - start))
+    ids, here = None, (rows >= start) & (rows < start + len(vectors))
+    if here.any():
+      ids = np.full(len(vectors), -1)
+      ids[rows[here] - start] = positions[here]
+    try:
+      yield len(vectors), counter.prepare(streaming.Block(vectors, ids=ids))
+    except streaming.NotFiniteError as error:
+      raise shard_survey.not_finite(shard, start + error.row) from None
+
+
+def _ahead(items: Iterator[Any]) -> Iterator[Any]:
+  """Yields items, with the next one made by a thread in the meantime."""
+  with futures.ThreadPoolExecutor(1) as pool:
+    following = pool.submit(next, items, None)
+    while (item := following.result()) is not None:
+      following = pool.submit(next, items, None)
+      yield item
+
+
+def _keys(files: shard_survey.Files, prepared: shard_survey.Prepared) -> list[str]:
+  """Returns for each shard a hash of what determines its counts."""
+  shared = hashlib.sha256(prepared.queries.vectors.tobytes())
+  shared.update(prepared.thresholds.numbers.tobytes())
+  shared.update(prepared.thresholds.scores.tobytes())
+  keys = []
+  for shard, excluded in zip(files.gallery, prepared.excluded, strict=True):
+    state = shard.path.stat()
+    own = shared.copy()
+    own.update(f"{state.st_size} {state.st_mtime_ns}".encode())
+    for array in excluded:
+      own.update(array.tobytes() + b"/")
+    keys.append(own.hexdigest())
+  return keys
+
+
+def _counts_file(folder: Path, shard: Shard) -> Path:
+  # Shards of several folders can have the same name.
+  return folder / f"{shard.path.stem}-{zlib.crc32(str(shard.path.resolve()).encode()):08x}.npz"
+
+
+def _read_counts(path: Path, key: str, size: int) -> np.ndarray | None:
+  """Returns the counts of a file, or None if they are missing, of other data or corrupt."""
+  if not path.exists():
+    return None
+  try:
+    arrays = stored.read_arrays(path, ("key", "counts"))
+  except ValueError as error:
+    _log.warning("%s: this shard is counted again.", error)
+    return None
+  counts = arrays["counts"]
+  if arrays["key"].ndim or arrays["key"].item() != key or counts.shape != (size,):
+    _log.info("%s is of other queries or another gallery: counted again.", printable(path))
+    return None
+  return counts
+
+
+def summarise(
+  files: shard_survey.Files, prepared: shard_survey.Prepared, folder: Path, *, ks: Sequence[int]
+) -> tuple[dict[str, Any], per_query.PerQuery, dict[str, np.ndarray]]:
+  """Computes the metrics from the counts of all shards.
+
+  Args:
+    files: the shards.
+    prepared: of `prepare`.
+    folder: folder of the counts.
+    ks: cut-offs k >= 1.
+
+  Returns:
+    Metrics with intervals, the results of the queries, and their average precision at each k.
+
+  Raises:
+    ValueError: if a shard is not counted, or has changed since.
+  """
+  total = np.zeros(len(prepared.thresholds.scores), np.int64)
+  for shard, key in zip(files.gallery, _keys(files, prepared), strict=True):
+    counts = _read_counts(_counts_file(folder, shard), key, len(total))
+    if counts is None:
+      raise ValueError(f"{printable(shard.path)} has changed while it was counted: start again")
+    total += counts
+  values = streaming.summarise(
+    prepared.thresholds, total, ks=ks, num_candidates=files.num_candidates, per_query=True
+  )
+  at_k = {f"ap@{k}": values.pop(f"ap@{k}_per_query") for k in ks}
+  queries = per_query.make(
+    prepared.ids, prepared.class_names, values.pop("ap_per_query"), values.pop("negatives_above")
+  )
+  names = [name for name in values if name == "mAUPRC" or name.startswith("recall@")]
+  values["intervals"] = per_query.intervals(queries, names)
+  values["num_candidates"] = files.num_candidates
+  values["num_excluded"] = sum(len(rows) for rows, _ in prepared.excluded)
+  values["model"] = files.gallery[0].made_by
+  return values, queries, at_k

@@ -1,0 +1,226 @@
+"""Reads the tables of the queries and of a gallery in shards, and scores the positives.
+
+It finds what is missing, mixed or doubled before the first shard is counted by `shard_evaluation`.
+"""
+
+from collections.abc import Sequence
+import itertools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soprc_jax._internal import strings
+from soprc_jax._internal.strings import printable, shown
+from soprc_jax.metrics import streaming
+from soprc_jax.serving import shards as shards_lib
+from soprc_jax.serving.shards import Shard
+
+
+class Files(NamedTuple):
+  """Holds the shards of an evaluation.
+
+  Attributes:
+    queries: shards of the queries.
+    gallery: shards of the gallery, those with labels first.
+    num_labeled: how many of these have labels.
+  """
+
+  queries: list[Shard]
+  gallery: list[Shard]
+  num_labeled: int
+
+  @property
+  def num_candidates(self) -> int:
+    """The number of embeddings in the gallery."""
+    return sum(shard.rows for shard in self.gallery)
+
+
+class Prepared(NamedTuple):
+  """Holds what is needed to count in any shard.
+
+  Attributes:
+    queries: vectors of the queries; their ids are their positions.
+    thresholds: scores of the positives.
+    excluded: for each shard of the gallery the rows of queries, and the positions of these queries.
+    ids: ``[N]`` ids of the queries.
+    class_names: ``[N]`` names of their classes.
+  """
+
+  queries: streaming.Queries
+  thresholds: streaming.Thresholds
+  excluded: list[tuple[np.ndarray, np.ndarray]]
+  ids: list[str]
+  class_names: list[str]
+
+
+def find(queries: str, gallery: str, distractors: str | None) -> Files:
+  """Finds the shards of an evaluation and checks that they fit together.
+
+  Args:
+    queries: file or pattern of the queries, see `shards.find`.
+    gallery: file or pattern of the candidates with labels.
+    distractors: file or pattern of candidates that are positives of no query; None for none.
+
+  Raises:
+    ValueError, FileNotFoundError: as `shards.find`, or if shards are of different models or widths,
+      or a file of the gallery is given twice.
+  """
+  asked = shards_lib.find(queries, flag="--queries")
+  labeled = shards_lib.find(gallery, flag="--gallery")
+  others = shards_lib.find(distractors, flag="--distractors") if distractors else []
+  seen: set[Path] = set()
+  for shard in labeled + others:
+    if shard.path.resolve() in seen:
+      raise ValueError(f"{printable(shard.path)} is in the gallery twice")
+    seen.add(shard.path.resolve())
+  shards_lib.check_same_model(asked + labeled + others)
+  return Files(asked, labeled + others, len(labeled))
+
+
+def prepare(files: Files) -> Prepared:
+  """Reads all tables, and scores the positives of the queries.
+
+  Raises:
+    ValueError: if ids or labels are missing, an id occurs twice, no query has a positive, or an
+      embedding of a query or a positive is not finite.
+  """
+  vectors, ids, class_names = _read_queries(files.queries)
+  numbers = {name: number for number, name in enumerate(dict.fromkeys(class_names))}
+  labels = np.array([numbers[name] for name in class_names], np.int64)
+  queries = streaming.make_queries(vectors, labels, np.arange(len(ids)))
+  survey = _Survey(ids, numbers)
+  thresholds = streaming.find_thresholds(
+    queries, map(survey.positives, files.gallery[: files.num_labeled])
+  )
+  for shard in files.gallery[files.num_labeled :]:
+    survey.note(shard, shards_lib.read_table(shard).ids)
+  _check_unique(survey.hashes)
+  if not len(thresholds.scores):
+    raise ValueError(
+      "no query has a positive in --gallery: no label of a query, e.g. "
+      f"{shown(class_names[0])}, is that of another image"
+    )
+  return Prepared(queries, thresholds, survey.excluded, ids, class_names)
+
+
+def _read_queries(found: list[Shard]) -> tuple[np.ndarray, list[str], list[str]]:
+  """Reads vectors, ids and names of the classes of the queries."""
+  ids, class_names, vectors, hashes = list[str](), list[str](), [], []
+  for shard in found:
+    names, labels = _complete(shard, "queries")
+    spelled = [_spelled(label) for label in labels]
+    if "" in spelled:
+      raise ValueError(f"{printable(shard.path)}: query {spelled.index('')} has no label")
+    ids += names
+    hashes.append((shard, _hashes(names)))
+    class_names += spelled
+    vectors.append(shards_lib.read(shard, 0, shard.rows).astype(np.float32))
+    _check_finite(shard, vectors[-1], np.arange(shard.rows))
+  if not ids:
+    raise ValueError(f"{printable(found[0].path)} has no query")
+  _check_unique(hashes)
+  return np.concatenate(vectors), ids, class_names
+
+
+def _complete(shard: Shard, what: str) -> tuple[list[str], list[Any]]:
+  """Returns ids and labels of a shard, which must have both."""
+  table = shards_lib.read_table(shard)
+  for key, column, names in (
+    ("ids", table.ids, shards_lib.IDS),
+    ("labels", table.labels, shards_lib.LABELS),
+  ):
+    if column is None:
+      hint = "" if what == "queries" else ", or give it with --distractors"
+      raise ValueError(
+        f"{printable(shard.path)} has no {key}: put a .parquet or .csv file of the same name next "
+        f"to it, with a column {' or '.join(names)}{hint}"
+      )
+  return table.ids or [], table.labels or []
+
+
+def _spelled(label: Any) -> str:
+  return "" if label is None else strings.class_name(str(label))
+
+
+def _check_finite(shard: Shard, vectors: np.ndarray, rows: np.ndarray) -> None:
+  finite = np.isfinite(vectors).all(axis=1)
+  if not finite.all():
+    raise not_finite(shard, int(rows[np.argmin(finite)]))
+
+
+def not_finite(shard: Shard, row: int) -> ValueError:
+  return ValueError(f"{printable(shard.path)} has a value that is not finite in row {row}")
+
+
+def _hashes(ids: Sequence[str]) -> np.ndarray:
+  return np.fromiter(map(hash, ids), np.int64, len(ids))
+
+
+class _Survey:
+  """Collects from the tables of the gallery what concerns the queries.
+
+  Args:
+    ids: ``[N]`` ids of the queries.
+    numbers: name of a class of the queries -> its label.
+  """
+
+  def __init__(self, ids: Sequence[str], numbers: dict[str, int]):
+    self._queries = {key: position for position, key in enumerate(ids)}
+    self._labels = _Labels(numbers)
+    self.excluded: list[tuple[np.ndarray, np.ndarray]] = []
+    self.hashes: list[tuple[Shard, np.ndarray]] = []
+
+  def note(self, shard: Shard, ids: list[str] | None) -> np.ndarray:
+    """Notes the ids of a shard, and returns the position of the query of each row, -1 for none."""
+    ids = ids or []
+    found = np.full(shard.rows, -1)
+    found[: len(ids)] = list(map(self._queries.get, ids, itertools.repeat(-1)))
+    rows = np.flatnonzero(found >= 0)
+    self.excluded.append((rows, found[rows]))
+    self.hashes.append((shard, _hashes(ids)))
+    return found
+
+  def positives(self, shard: Shard) -> streaming.Block:
+    """Notes a shard with labels, and reads its candidates of the classes of the queries."""
+    ids, labels = _complete(shard, "gallery")
+    of_query = self.note(shard, ids)
+    numbers = np.fromiter(map(self._labels.__getitem__, labels), np.int64, len(labels))
+    rows = np.flatnonzero(numbers >= 0)
+    vectors = shards_lib.gather(shard, rows)
+    _check_finite(shard, vectors, rows)
+    return streaming.Block(vectors, numbers[rows], of_query[rows])
+
+
+class _Labels(dict[Any, int]):
+  """Maps a label, as a table has it, to the number of its class; -1 if no query is of it."""
+
+  def __init__(self, numbers: dict[str, int]):
+    super().__init__()
+    self._numbers = numbers
+
+  def __missing__(self, label: Any) -> int:
+    self[label] = number = self._numbers.get(_spelled(label), -1)
+    return number
+
+
+def _check_unique(found: list[tuple[Shard, np.ndarray]]) -> None:
+  """Raises a ValueError if an id occurs twice; the message names its shards and rows.
+
+  Args:
+    found: shards, and the hashes of their ids.
+  """
+  joined = np.concatenate([hashes for _, hashes in found])
+  ends = np.cumsum([len(hashes) for _, hashes in found])
+  ordered = np.sort(joined)
+  for value in np.unique(ordered[1:][ordered[1:] == ordered[:-1]]):
+    first: dict[str, str] = {}
+    for position in np.flatnonzero(joined == value):
+      number = int(np.searchsorted(ends, position, side="right"))
+      shard, hashes = found[number]
+      row = int(position) - int(ends[number]) + len(hashes)
+      name = (shards_lib.read_table(shard).ids or [])[row]
+      place = f"{printable(shard.path)}, row {row}"
+      if name in first:  # otherwise different ids share a hash
+        raise ValueError(f"the id {shown(name)} occurs twice: {first[name]}, and {place}")
+      first[name] = place

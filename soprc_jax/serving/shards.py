@@ -1,0 +1,303 @@
+"""Embeddings in shards: ``.npy`` files, each with a table of ids and labels and with its origin.
+
+A shard is up to three files of one name:
+
+* ``NAME.npy``: embeddings ``[N, D]``, float32 or float16;
+* ``NAME.parquet`` or ``NAME.csv``: a column of ids (id, ids or path), one of labels (label, labels
+  or class_names), and any others;
+* ``NAME.json``: the model that computed them, if `soprc embed` did.
+
+The ``.npy`` file is written last. So a shard that has it is complete.
+"""
+
+import csv
+import glob
+import os
+from pathlib import Path
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from soprc_jax._internal import file_io, stored
+from soprc_jax._internal.strings import printable, shown
+from soprc_jax.data import features
+
+FORMAT = "soprc_jax shard 1"
+IDS = ("ids", "id", "path")
+LABELS = ("class_names", "labels", "label")
+_NUMBERED = re.compile(r"(.*)-(\d+)-of-(\d+)")
+_META = {"format": str, "digest": str, "rows": int, "width": int, "dtype": str}
+_REMEDY = "remove the shard, and write it again with soprc embed"
+_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
+# Rows that are gathered at a time.
+_GATHERED = 1 << 14
+
+
+class Shard(NamedTuple):
+  """Describes a file of embeddings.
+
+  Attributes:
+    path: its ``.npy`` or ``.npz`` file.
+    rows: number N of embeddings.
+    width: number D of their entries.
+    dtype: float16 or float32.
+    offset: bytes before the first embedding.
+    made_by: digest of the model that computed them; empty if unknown.
+    stored: content of an ``.npz`` file, which is in memory.
+  """
+
+  path: Path
+  rows: int
+  width: int
+  dtype: np.dtype
+  offset: int
+  made_by: str
+  stored: features.Features | None = None
+
+
+class Table(NamedTuple):
+  """Holds the names of the embeddings of a shard.
+
+  Attributes:
+    ids: ``[N]`` texts; None if there are none.
+    labels: ``[N]`` texts or integers; None if there are none.
+  """
+
+  ids: list[str] | None
+  labels: list[Any] | None
+
+
+def name(number: int, count: int) -> str:
+  """Returns the name of a shard without its suffix, e.g. ``shard-00003-of-00100``."""
+  return f"shard-{number:05d}-of-{count:05d}"
+
+
+def part(text: str, *, flag: str) -> tuple[int, int]:
+  """Returns I and N of "I/N", the shard I of N.
+
+  Raises:
+    ValueError: if this is not the text, or not 0 <= I < N.
+  """
+  match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+  if not match or int(match[1]) >= int(match[2]):
+    raise ValueError(f"{flag}={text} must be I/N with 0 <= I < N, e.g. {flag}=0/100")
+  return int(match[1]), int(match[2])
+
+
+def find(pattern: str, *, flag: str) -> list[Shard]:
+  """Finds shards, sorted by their paths, and checks all but their numbers.
+
+  Args:
+    pattern: a file, a folder with ``.npy`` files, or a pattern like ``shards/*.npy``. An ``.npz``
+      file of `soprc embed` is read into memory.
+    flag: name of the pattern in messages.
+
+  Raises:
+    FileNotFoundError: if there is none, or if one of ``NAME-00000-of-00100.npy`` and so on is
+      missing.
+    ValueError: if a file is truncated or no array ``[N, D]`` of float16 or float32, or its origin
+      is corrupt.
+  """
+  place = file_io.given(pattern, name=flag)
+  where = f"{flag}={printable(pattern)}"
+  if place.is_dir():
+    place = Path(glob.escape(str(place))) / "*.npy"
+  paths = [place] if place.is_file() else [Path(path) for path in sorted(glob.glob(str(place)))]
+  if not paths:
+    raise FileNotFoundError(f"{where}: there is no such file; give e.g. 'shards/*.npy'")
+  _check_complete(paths, where)
+  return [_opened(path, flag) for path in paths]
+
+
+def _check_complete(paths: list[Path], where: str) -> None:
+  """Raises an error if a numbered shard is missing."""
+  numbers: dict[tuple[str, str], set[int]] = {}
+  for path in paths:
+    if match := _NUMBERED.fullmatch(path.stem):
+      key = f"{path.parent / match[1]}-%0{len(match[2])}d-of-{match[3]}{path.suffix}", match[3]
+      numbers.setdefault(key, set()).add(int(match[2]))
+  for (form, count), there in numbers.items():
+    missing = sorted(set(range(int(count))) - there)
+    if missing:
+      raise FileNotFoundError(
+        f"{where}: {len(missing)} of {int(count)} shards are missing, the first is "
+        f"{printable(form % missing[0])}: write it with soprc embed "
+        f"--shard={missing[0]}/{int(count)}"
+      )
+
+
+def _opened(path: Path, flag: str) -> Shard:
+  """Reads the header of an ``.npy`` file, or an ``.npz`` file."""
+  why = file_io.why_no_file(path)
+  if why:
+    raise FileNotFoundError(f"{flag}: {printable(path)} is no regular file ({why})")
+  if path.suffix.lower() == ".npz":
+    return _in_memory(path, flag)
+  with path.open("rb") as file:
+    try:
+      version = np.lib.format.read_magic(file)
+      read = np.lib.format.read_array_header_1_0 if version == (1, 0) else _read_header_2
+      shape, is_fortran, dtype = read(file)
+    except ValueError as error:
+      raise ValueError(f"{printable(path)} is not a readable .npy file ({error})") from error
+    offset, size = file.tell(), os.fstat(file.fileno()).st_size
+  if len(shape) != 2 or not shape[1] or is_fortran or dtype not in _DTYPES:
+    raise ValueError(
+      f"{printable(path)} must be an array [N, D] of float16 or float32 in C order, got {dtype} "
+      f"{list(shape)}{' in Fortran order' if is_fortran else ''}: convert it"
+    )
+  wanted = offset + shape[0] * shape[1] * dtype.itemsize
+  if size != wanted:
+    raise ValueError(
+      f"{printable(path)} is {'truncated' if size < wanted else 'corrupt'}: it has {size} bytes "
+      f"instead of {wanted}. {_REMEDY[0].upper()}{_REMEDY[1:]}"
+    )
+  return Shard(path, shape[0], shape[1], dtype, offset, _made_by(path, shape, dtype))
+
+
+def _read_header_2(file: Any) -> Any:
+  return np.lib.format.read_array_header_2_0(file)
+
+
+def _made_by(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> str:
+  """Returns the digest in the ``.json`` file of a shard, or "" without one."""
+  beside = path.with_suffix(".json")
+  if not beside.exists():
+    return ""
+  meta = stored.read_json(beside, _META, remedy=_REMEDY)
+  want = (FORMAT, *shape, dtype.name)
+  got = tuple(meta[key] for key in ("format", "rows", "width", "dtype"))
+  if got != want:
+    raise ValueError(f"{printable(beside)} describes {got}, but the array is {want}: {_REMEDY}")
+  return str(meta["digest"])
+
+
+def _in_memory(path: Path, flag: str) -> Shard:
+  found = features.load_unlabeled(str(path), name=flag)
+  # Without ids, rows get their numbers as ids, which would be those of other vectors too.
+  with np.load(path, allow_pickle=False) as arrays:
+    if not set(IDS) & set(arrays.files):
+      raise ValueError(f"{printable(path)} has no ids ({', '.join(IDS)})")
+  return Shard(path, len(found), found.width, np.dtype(np.float32), 0, found.made_by, found)
+
+
+def check_same_model(shards: list[Shard]) -> None:
+  """Raises a ValueError if shards are of different models or widths; the message names two."""
+  first = shards[0]
+  for one in shards:
+    if one.width != first.width:
+      raise ValueError(
+        f"{printable(one.path)} has width {one.width}, but {printable(first.path)} has "
+        f"{first.width}: they are of different models"
+      )
+    if one.made_by != first.made_by:
+      one_model, other = (
+        f"model {shard.made_by[:12]}" if shard.made_by else "an unknown model"
+        for shard in (one, first)
+      )
+      raise ValueError(
+        f"{printable(one.path)} was computed by {one_model}, but {printable(first.path)} by "
+        f"{other}: similarities between models are meaningless. Embed all with one model"
+      )
+
+
+def read_table(shard: Shard) -> Table:
+  """Reads the ids and the labels of a shard.
+
+  Raises:
+    ValueError: if the table is unreadable or has another number of rows, an id is empty, or a
+      Parquet file needs pyarrow, which is missing.
+  """
+  if shard.stored is not None:
+    names = shard.stored.class_names
+    return Table(list(shard.stored.ids), [names.get(int(one), "") for one in shard.stored.labels])
+  parquet, text = shard.path.with_suffix(".parquet"), shard.path.with_suffix(".csv")
+  if parquet.exists() and text.exists():
+    raise ValueError(f"{printable(parquet)} and {text.name} both exist: remove one of them")
+  if not (parquet.exists() or text.exists()):
+    return Table(None, None)
+  path = parquet if parquet.exists() else text
+  try:
+    columns = _parquet(path) if path == parquet else _csv(path)
+  except ImportError:
+    raise ValueError(
+      f"{printable(path)} needs pyarrow: pip install pyarrow, or convert it to .csv"
+    ) from None
+  except Exception as error:  # a corrupt file can raise many kinds
+    raise ValueError(f"{printable(path)} cannot be read: {error}") from error
+  for key, values in columns.items():
+    if len(values) != shard.rows:
+      raise ValueError(
+        f"{printable(path)}: column {key} has {len(values)} rows for {shard.rows} embeddings in "
+        f"{shard.path.name}"
+      )
+  ids = next((columns[key] for key in IDS if key in columns), None)
+  labels = next((columns[key] for key in LABELS if key in columns), None)
+  return Table(None if ids is None else _as_texts(ids, path), labels)
+
+
+def _as_texts(ids: list[Any], path: Path) -> list[str]:
+  for kind in set(map(type, ids)) - {str}:
+    if kind is not int:
+      row = next(row for row, one in enumerate(ids) if type(one) is kind)
+      raise ValueError(
+        f"{printable(path)}: an id must be a text or an integer, got {shown(ids[row])} in row {row}"
+      )
+    ids = [str(one) for one in ids]
+  if "" in ids:
+    raise ValueError(f"{printable(path)}: the id is empty in row {ids.index('')}")
+  return ids
+
+
+def _parquet(path: Path) -> dict[str, list[Any]]:
+  from pyarrow import parquet
+
+  with parquet.ParquetFile(path) as file:
+    known = [key for key in (*IDS, *LABELS) if key in file.schema_arrow.names]
+    table = file.read(columns=known)
+  return {key: table[key].to_pylist() for key in known}
+
+
+def _csv(path: Path) -> dict[str, list[Any]]:
+  with path.open(newline="", encoding="utf-8-sig") as file:
+    rows = csv.reader(file)
+    header = next(rows, [])
+    lines = [row for row in rows if row]
+  uneven = [number for number, row in enumerate(lines) if len(row) != len(header)]
+  if uneven:
+    raise ValueError(f"row {uneven[0]} has not the {len(header)} columns of the header")
+  columns = zip(*lines, strict=True) if lines else ([] for _ in header)
+  return dict(zip(header, map(list, columns), strict=True))
+
+
+def read(shard: Shard, start: int, count: int) -> np.ndarray:
+  """Reads some embeddings of a shard, ``[count, D]``.
+
+  A memory map would keep what it has read in the memory of the process.
+
+  Raises:
+    ValueError: if the file has become shorter.
+    OSError: if it cannot be read.
+  """
+  if shard.stored is not None:
+    return shard.stored.vectors(np.arange(start, start + count))
+  at = shard.offset + start * shard.width * shard.dtype.itemsize
+  found = np.fromfile(shard.path, shard.dtype, count * shard.width, offset=at)
+  if found.size != count * shard.width:
+    raise ValueError(f"{printable(shard.path)} was truncated while it was read: {_REMEDY}")
+  return found.reshape(count, shard.width)
+
+
+def gather(shard: Shard, rows: np.ndarray) -> np.ndarray:
+  """Reads the embeddings in some rows, ``[n, D]``."""
+  if shard.stored is not None:
+    return shard.stored.vectors(rows)
+  shape = (shard.rows, shard.width)
+  found = np.empty((len(rows), shard.width), shard.dtype)
+  for start in range(0, len(rows), _GATHERED):
+    part = slice(start, start + _GATHERED)
+    # Opened again for each part: closing a map releases the memory of what it has read.
+    mapped = np.memmap(shard.path, shard.dtype, "r", shard.offset, shape)
+    found[part] = mapped[rows[part]]
+  return found

@@ -1,0 +1,217 @@
+"""Tests the metrics of a gallery in shards, and that stops and faults lose and change nothing."""
+
+import errno
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import runs
+import sharded
+
+from soprc_jax import metrics
+from soprc_jax._internal import file_io
+from soprc_jax.metrics import exact_ranks, per_query
+from soprc_jax.serving import shard_evaluation, shard_survey, shards
+
+_KS = (1, 5, 500)
+
+
+class _Evaluation:
+  """Evaluates a folder of `sharded.gallery`."""
+
+  def __init__(self, folder, distractors=None):
+    self.files = shard_survey.find(
+      str(folder / "queries.npy"), str(folder / "shards"), distractors and str(distractors)
+    )
+    self.prepared = shard_survey.prepare(self.files)
+    self.counts = folder / "counts"
+    self.counts.mkdir(exist_ok=True)
+
+  def count(self, **options):
+    shard_evaluation.count(self.files, self.prepared, self.counts, **({"size": 32} | options))
+
+  def summary(self):
+    return shard_evaluation.summarise(self.files, self.prepared, self.counts, ks=_KS)
+
+
+def _expected(vectors, labels, ids, distractors=()):
+  numbers = np.unique(labels, return_inverse=True)[1]
+  gallery = np.concatenate([vectors[10:], *distractors])
+  nobody = np.arange(1000, 1000 + len(gallery) - len(vectors[10:]))
+  return metrics.retrieval_metrics(
+    vectors[:20],
+    numbers[:20],
+    gallery=gallery,
+    gallery_labels=np.append(numbers[10:], nobody),
+    query_ids=np.array(ids[:20]),
+    gallery_ids=np.array(ids[10:] + [f"other {i}" for i in nobody]),
+    ks=_KS,
+    per_query=True,
+  )
+
+
+def _assert_equal(summary, want):
+  values, queries, at_k = summary
+  np.testing.assert_array_equal(queries.ap, want["ap_per_query"])
+  np.testing.assert_array_equal(queries.rank, want["negatives_above"] + 1)
+  for name in ("mAUPRC", "num_queries", "num_skipped", "ks_beyond_gallery", "recall@5"):
+    assert values[name] == want[name]
+  np.testing.assert_allclose(at_k["ap@500"], queries.ap, rtol=1e-14)  # all candidates
+
+
+@pytest.mark.parametrize("min_products", [0, 2**40])
+def test_equal_to_the_joined_gallery(tmp_path, monkeypatch, min_products):
+  monkeypatch.setattr(exact_ranks, "MIN_PRODUCTS", min_products)
+  made = sharded.gallery(tmp_path)
+  others = [np.float32(made[0][::3]), np.float16(made[0][::5] * 1.001)]
+  for number, rows in enumerate(others):
+    sharded.write(tmp_path / "more" / f"{number}.npy", rows)
+  evaluation = _Evaluation(tmp_path, tmp_path / "more")
+  done = []
+  evaluation.count(on_rows=done.append)
+  _assert_equal(evaluation.summary(), _expected(*made, others))
+  assert sum(done) == evaluation.files.num_candidates == 120 + 44 + 26
+  assert evaluation.summary()[0]["num_excluded"] == 10
+
+
+def test_processes_with_their_own_shards(tmp_path):
+  made = sharded.gallery(tmp_path, num=5)
+  evaluation = _Evaluation(tmp_path)
+  for number in (2, 0):
+    evaluation.count(part=(number, 3), size=32 + number)
+  assert len(list(evaluation.counts.iterdir())) == 3
+  with pytest.raises(ValueError, match=r"shard-00001-of-00005\.npy has changed"):
+    evaluation.summary()
+  evaluation.count()  # what is left
+  _assert_equal(evaluation.summary(), _expected(*made))
+
+
+class _StoppedError(Exception):
+  pass
+
+
+def test_a_stopped_evaluation_resumes_after_its_last_shard(tmp_path, monkeypatch):
+  made = sharded.gallery(tmp_path)
+  evaluation, done = _Evaluation(tmp_path), []
+
+  def stop(rows):
+    done.append(rows)
+    if len(done) == 3:  # within the second shard
+      raise _StoppedError
+
+  with pytest.raises(_StoppedError):
+    evaluation.count(on_rows=stop)
+  assert len(list(evaluation.counts.iterdir())) == 1
+  read, names = shards.read, []
+  monkeypatch.setattr(
+    shards, "read", lambda shard, *where: names.append(shard.path.name) or read(shard, *where)
+  )
+  evaluation.count()
+  assert sorted(set(names)) == ["shard-00001-of-00003.npy", "shard-00002-of-00003.npy"]
+  _assert_equal(evaluation.summary(), _expected(*made))
+
+
+def test_counts_of_other_data_are_not_used(tmp_path, caplog):
+  made = sharded.gallery(tmp_path)
+  evaluation = _Evaluation(tmp_path)
+  evaluation.count()
+  first, *others = sorted(evaluation.counts.iterdir())
+  first.write_bytes(first.read_bytes()[:100])
+  evaluation.count()
+  assert "is corrupt" in caplog.text
+  _assert_equal(evaluation.summary(), _expected(*made))
+  # Another gallery of the same shapes at the same place.
+  made = sharded.gallery(tmp_path, seed=1)
+  evaluation = _Evaluation(tmp_path)
+  with pytest.raises(ValueError, match="has changed"):
+    evaluation.summary()
+  evaluation.count()
+  assert sorted(evaluation.counts.iterdir()) == [first, *others]
+  _assert_equal(evaluation.summary(), _expected(*made))
+
+
+def test_a_value_that_is_not_finite_is_named(tmp_path):
+  sharded.gallery(tmp_path)
+  rows = np.ones((70, 16), np.float32)
+  rows[40, 3] = np.nan
+  sharded.write(tmp_path / "more" / "x.npy", rows)
+  evaluation = _Evaluation(tmp_path, tmp_path / "more")
+  with pytest.raises(ValueError, match=r"x\.npy has a value that is not finite in row 40$"):
+    evaluation.count()
+  assert len(list(evaluation.counts.iterdir())) == 3
+
+
+def test_a_full_disk_is_named_and_loses_nothing(tmp_path, monkeypatch):
+  made = sharded.gallery(tmp_path)
+  evaluation = _Evaluation(tmp_path)
+
+  def fail(number):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  with monkeypatch.context() as patched:
+    patched.setattr(file_io.os, "fsync", fail)
+    with pytest.raises(OSError, match=r"shard-00000-of-00003") as caught:
+      evaluation.count()
+  assert file_io.is_full(caught.value)
+  assert list(evaluation.counts.iterdir()) == []
+  evaluation.count()
+  _assert_equal(evaluation.summary(), _expected(*made))
+
+
+def test_memory(tmp_path):
+  sharded.gallery(tmp_path)
+  evaluation = _Evaluation(tmp_path)
+  rows = shard_evaluation.block_rows(evaluation.files, evaluation.prepared, 4.0)
+  assert rows == 1 << 14
+  with pytest.raises(ValueError, match=r"--memory_gb=0.5 is too little: this needs 0\.\d\d"):
+    shard_evaluation.block_rows(evaluation.files, evaluation.prepared, 0.5)
+
+
+def test_the_command_after_a_kill(tmp_path):
+  made = sharded.gallery(tmp_path, num=6)
+  out = tmp_path / "out"
+  command = [f"--queries={tmp_path}/queries.npy", f"--gallery={tmp_path}/shards/*.npy"]
+  command += [f"--output={out}", "--ks=1,5,500"]
+  child = subprocess.Popen(
+    [sys.executable, "-m", "experiments.evaluate", *command],
+    cwd=runs.ROOT,
+    env=runs.environment(),
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+  )
+  limit = time.monotonic() + 120
+  while not list(out.glob("counts/[!.]*")) and time.monotonic() < limit and child.poll() is None:
+    time.sleep(0.002)
+  child.send_signal(signal.SIGKILL)
+  child.wait()
+  done = runs.call("experiments.evaluate", *command, "--shard=1/2")
+  assert done.stdout.startswith("Counted 3 of 6 shards. When all are, omit --shard."), done.stderr
+  done = runs.call("experiments.evaluate", *command)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.startswith("120 candidates: mAUPRC 0.")
+  want = _expected(*made)
+  values = json.loads((out / "evaluation.json").read_text())
+  assert values["mAUPRC"] == want["mAUPRC"]
+  queries = per_query.read(out / "evaluation.npz")
+  np.testing.assert_array_equal(queries.ap, want["ap_per_query"])
+  with np.load(out / "evaluation.npz") as arrays:
+    np.testing.assert_allclose(arrays["ap@500"], queries.ap, rtol=1e-14)
+
+
+def test_flags(tmp_path):
+  given = ["--queries=q.npy", "--gallery=g.npy", "--output=o"]
+  for flags, message in (
+    (given[:1], "missing --gallery and --output. For example:\n  soprc evaluate --queries="),
+    (given[1:], "missing --queries"),
+    ([*given, "--split=test"], "--queries and --split exclude each other"),
+    ([*given, "--ks=1,x"], "--ks must be integers, got 'x'"),
+    ([*given, "--shard=2/2"], "--shard=2/2 must be I/N"),
+    (given, "--queries=q.npy: there is no such file"),
+  ):
+    done = runs.call("experiments.evaluate", *flags, cwd=tmp_path)
+    assert (done.returncode, message in done.stderr) == (1, True), done.stderr
+  assert list(tmp_path.iterdir()) == []

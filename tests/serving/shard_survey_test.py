@@ -1,0 +1,96 @@
+"""Tests what is found before a gallery in shards is counted."""
+
+import numpy as np
+import pytest
+import sharded
+
+from soprc_jax.serving import shard_survey
+
+
+def _prepare(folder, distractors=None):
+  return shard_survey.prepare(
+    shard_survey.find(
+      str(folder / "queries.npy"),
+      str(folder / "shards"),
+      distractors and str(folder / distractors),
+    )
+  )
+
+
+def _change(path, row, value):
+  rows = np.load(path)
+  rows[row, 1] = value
+  np.save(path, rows)
+
+
+def test_queries_positives_and_exclusions(tmp_path):
+  _, labels, ids = sharded.gallery(tmp_path)
+  found = _prepare(tmp_path)
+  assert (found.ids, found.class_names) == (ids[:20], labels[:20])
+  # Queries 10 to 19 are the first rows of the gallery.
+  (rows, positions), *others = found.excluded
+  assert (rows.tolist(), positions.tolist()) == (list(range(10)), list(range(10, 20)))
+  assert [len(rows) for rows, _ in others] == [0, 0]
+  names = np.array(labels)
+  want = (names[:20, None] == names[10:]).sum(axis=1) - (np.arange(20) >= 10)
+  np.testing.assert_array_equal(found.thresholds.numbers, want)
+
+
+def test_labels_are_compared_without_blanks_and_types(tmp_path):
+  rows = np.eye(4, dtype=np.float32)
+  sharded.write(tmp_path / "queries.npy", rows[:2], ["a", "b"], [1, 2], table="parquet")
+  sharded.write(tmp_path / "shards" / "a.npy", rows, ["c", "d", "e", "f"], [" 1", "2", "2 ", ""])
+  assert _prepare(tmp_path).thresholds.numbers.tolist() == [1, 2]
+
+
+def test_values_that_are_not_finite_are_named(tmp_path):
+  _, labels, _ = sharded.gallery(tmp_path)
+  path = tmp_path / "shards" / "shard-00001-of-00003.npy"
+  row = next(row for row in range(40) if labels[50 + row] in labels[:20])
+  _change(path, row, np.nan)
+  with pytest.raises(ValueError, match=rf"shard-00001-of-00003\.npy .* not finite in row {row}$"):
+    _prepare(tmp_path)
+  _change(tmp_path / "queries.npy", 3, np.inf)
+  with pytest.raises(ValueError, match=r"queries\.npy .* not finite in row 3$"):
+    _prepare(tmp_path)
+
+
+def test_an_id_that_occurs_twice_is_named(tmp_path):
+  sharded.gallery(tmp_path)
+  sharded.write(tmp_path / "more" / "x.npy", np.ones((2, 16), np.float32), ["new", "photos/60.jpg"])
+  with pytest.raises(
+    ValueError, match=r"'photos/60.jpg' occurs twice: .*shard-00001.*row 10, and .*x\.npy, row 1"
+  ):
+    _prepare(tmp_path, "more")
+  sharded.write(tmp_path / "queries.npy", np.eye(2, 16, dtype=np.float32), ["a", "a"], ["b", "c"])
+  with pytest.raises(ValueError, match=r"'a' occurs twice: .*row 0, and .*row 1"):
+    _prepare(tmp_path)
+
+
+def test_different_ids_of_one_hash_are_no_error(tmp_path, monkeypatch):
+  sharded.gallery(tmp_path)
+  monkeypatch.setattr(shard_survey, "_hashes", lambda ids: np.zeros(len(ids), np.int64))
+  _prepare(tmp_path)
+
+
+def test_missing_columns_are_named(tmp_path):
+  sharded.gallery(tmp_path)
+  rows = np.ones((2, 16), np.float32)
+  sharded.write(tmp_path / "shards" / "z.npy", rows, ["x", "y"])
+  with pytest.raises(ValueError, match=r"z\.npy has no labels: .* or give it with --distractors"):
+    _prepare(tmp_path)
+  sharded.write(tmp_path / "shards" / "z.npy", rows, labels=["x", "y"])
+  with pytest.raises(ValueError, match=r"z\.npy has no ids"):
+    _prepare(tmp_path)
+  sharded.write(tmp_path / "queries.npy", rows, ["x", "y"], ["a", ""])
+  with pytest.raises(ValueError, match=r"queries\.npy: query 1 has no label"):
+    _prepare(tmp_path)
+
+
+def test_no_positive_and_files_given_twice(tmp_path):
+  sharded.gallery(tmp_path)
+  with pytest.raises(ValueError, match=r"shard-00000.* is in the gallery twice"):
+    _prepare(tmp_path, "shards")
+  sharded.write(tmp_path / "queries.npy", np.ones((1, 16), np.float32), ["x"], ["of none"])
+  with pytest.raises(ValueError, match=r"no query has a positive in --gallery: .*'of none'"):
+    _prepare(tmp_path)

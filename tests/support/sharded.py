@@ -1,0 +1,54 @@
+"""Writes embeddings in shards with their tables, and reads them back as one gallery."""
+
+import csv
+import json
+
+import geometries
+import numpy as np
+
+from soprc_jax.serving import shards
+
+
+def write(path, vectors, ids=None, labels=None, *, digest=None, table="csv"):
+  """Writes ``path`` (``.npy``), a table if there are ids, and an origin if there is a digest."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  np.save(path, vectors)
+  columns = {"id": ids, "label": labels}
+  columns = {key: list(values) for key, values in columns.items() if values is not None}
+  if table == "csv" and columns:
+    with path.with_suffix(".csv").open("w", newline="") as file:
+      csv.writer(file).writerows([list(columns), *zip(*columns.values())])
+  elif columns:
+    import pyarrow
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table(columns), path.with_suffix(".parquet"))
+  if digest is not None:
+    meta = {"format": shards.FORMAT, "digest": digest, "dtype": vectors.dtype.name}
+    meta |= {"rows": len(vectors), "width": vectors.shape[1]}
+    path.with_suffix(".json").write_text(json.dumps(meta))
+  return path
+
+
+def gallery(folder, *, num=3, dtypes=(np.float32, np.float16), seed=0):
+  """Writes 120 images as ``num`` shards and 20 queries of them; returns what was written.
+
+  Half of the queries are in the gallery. There are duplicates in it.
+  """
+  rng = np.random.default_rng(seed)
+  vectors = geometries.geometry("duplicates", seed, 130, 16)
+  labels = [f"class {i}" for i in rng.integers(0, 12, 130)]
+  ids = [f"photos/{i}.jpg" for i in range(130)]
+  parts = np.array_split(np.arange(10, 130), num)
+  for number, part in enumerate(parts):
+    rows = vectors[part].astype(dtypes[number % len(dtypes)])
+    vectors[part] = rows
+    write(
+      folder / "shards" / f"{shards.name(number, num)}.npy",
+      rows,
+      [ids[i] for i in part],
+      [labels[i] for i in part],
+      table=("csv", "parquet")[number % 2],
+    )
+  write(folder / "queries.npy", vectors[:20], ids[:20], labels[:20])
+  return vectors, labels, ids
