@@ -3,7 +3,7 @@
 It finds what is missing, mixed or doubled before the first shard is counted by `shard_evaluation`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -167,41 +167,43 @@ class _Survey:
 
   def __init__(self, ids: Sequence[str], numbers: dict[str, int]):
     self._queries = {key: position for position, key in enumerate(ids)}
-    self._labels = _Labels(numbers)
+    self._hashes = _hashes(ids)
+    self._numbers = numbers
     self.excluded: list[tuple[np.ndarray, np.ndarray]] = []
     self.hashes: list[tuple[Shard, np.ndarray]] = []
 
   def note(self, shard: Shard, ids: list[str] | None) -> np.ndarray:
     """Notes the ids of a shard, and returns the position of the query of each row, -1 for none."""
     ids = ids or []
+    hashes = _hashes(ids)
     found = np.full(shard.rows, -1)
-    found[: len(ids)] = list(map(self._queries.get, ids, itertools.repeat(-1)))
+    # Hashes are compared first, since few ids are those of queries.
+    for row in np.flatnonzero(np.isin(hashes, self._hashes)):
+      found[row] = self._queries.get(ids[row], -1)
     rows = np.flatnonzero(found >= 0)
     self.excluded.append((rows, found[rows]))
-    self.hashes.append((shard, _hashes(ids)))
+    self.hashes.append((shard, hashes))
     return found
 
   def positives(self, shard: Shard) -> streaming.Block:
     """Notes a shard with labels, and reads its candidates of the classes of the queries."""
     ids, labels = _complete(shard, "gallery")
     of_query = self.note(shard, ids)
-    numbers = np.fromiter(map(self._labels.__getitem__, labels), np.int64, len(labels))
+    numbers = _label_numbers(labels, self._numbers)
     rows = np.flatnonzero(numbers >= 0)
     vectors = shards_lib.gather(shard, rows)
     _check_finite(shard, vectors, rows)
     return streaming.Block(vectors, numbers[rows], of_query[rows])
 
 
-class _Labels(dict[Any, int]):
-  """Maps a label, as a table has it, to the number of its class; -1 if no query is of it."""
-
-  def __init__(self, numbers: dict[str, int]):
-    super().__init__()
-    self._numbers = numbers
-
-  def __missing__(self, label: Any) -> int:
-    self[label] = number = self._numbers.get(_spelled(label), -1)
-    return number
+def _label_numbers(labels: Sequence[Any], numbers: Mapping[str, int]) -> np.ndarray:
+  """Returns the numbers of the classes of labels, -1 if no query is of the class."""
+  if set(map(type, labels)) <= {str, int} and "".join(texts := list(map(str, labels))).isascii():
+    # As `_spelled`, but ten times as fast.
+    spelled = map(str.strip, texts)
+  else:
+    spelled = map(_spelled, labels)
+  return np.fromiter(map(numbers.get, spelled, itertools.repeat(-1)), np.int64, len(labels))
 
 
 def _check_unique(found: list[tuple[Shard, np.ndarray]]) -> None:
