@@ -18,18 +18,30 @@ Otherwise the images are those of a --split of the data that the run was trained
 given with the same flags as in training, they are those of a --split of its data. A corrupt or
 unreadable image ends the program with its name; --on_broken=skip leaves it out and counts it.
 
+soprc embed --workdir=runs/mine --output=DIR --images=PHOTOS --shard=I/N [--dtype=float16]
+
+embeds the part I of N (from 0) of the same images into the folder DIR: shard-I-of-N.npy, a .parquet
+file (.csv without pyarrow) of ids and labels, and a .json file of the origin. A finished shard is
+skipped. So the same commands, in any order and on any machines, resume.
+
 The file has embeddings [N, D] float32, ids [N], class_names [N] (empty where unknown), labels (of a
 split), and their origin: workdir, step, digest of the model's variables, model, image_size. Read it
 with numpy.load("vectors.npz").
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 import shlex
+from typing import TYPE_CHECKING
 
 from absl import app
 from absl import flags as absl_flags
 
 from experiments import flags
+
+if TYPE_CHECKING:  # imported later, so that a mistake in a flag is reported at once
+  from soprc_jax.data.sources import Source
+  from soprc_jax.serving.network import Network
 
 absl_flags.declare_key_flag("config")
 absl_flags.declare_key_flag("workdir")
@@ -51,6 +63,12 @@ _ON_BROKEN = absl_flags.DEFINE_enum(
   ["error", "skip"],
   "What happens to images that cannot be decoded. Default: data.on_broken of the config.",
 )
+_SHARD = absl_flags.DEFINE_string(
+  "shard", None, "I/N: embed only part I (from 0) of N, and write it into the folder --output."
+)
+_DTYPE = absl_flags.DEFINE_enum(
+  "dtype", "float32", ["float32", "float16"], "With --shard: type of the stored numbers."
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -59,13 +77,17 @@ def main(argv: Sequence[str]) -> None:
     argv, "--workdir=runs/mine --output=vectors.npz --images=PHOTOS", output=_OUTPUT.value
   )
   from soprc_jax._internal import file_io
-  from soprc_jax.serving import embed, image_inputs, index, network
+  from soprc_jax.serving import embed, image_inputs, index, network, shards
 
   with flags.errors_as_messages():
     if _IMAGES.value and absl_flags.FLAGS["split"].present:
       raise ValueError("--images and --split exclude each other: give one of them")
     output = file_io.given(str(_OUTPUT.value), name="--output")
-    index.check_output(output, suffix=".npz")
+    part = shards.part(_SHARD.value, flag="--shard") if _SHARD.value else None
+    if part is None:
+      index.check_output(output, suffix=".npz")
+      if absl_flags.FLAGS["dtype"].present:
+        raise ValueError("--dtype is for --shard: a single file has float32")
     # Before the model is read: only its config says whether links may be dangling.
     on_broken = _ON_BROKEN.value or "skip"
     source = (
@@ -76,6 +98,9 @@ def main(argv: Sequence[str]) -> None:
     found = network.load(
       run.workdir, run.config, newest=_CHECKPOINT.value == "newest", on_broken=_ON_BROKEN.value
     )
+    if part is not None:
+      _embed_shard(found, source, output, part)
+      return
     made = embed.of_split(found, _SPLIT.value) if source is None else embed.of_images(found, source)
     index.write(output, made)
   print(embed.summary(made, output))
@@ -85,6 +110,29 @@ def main(argv: Sequence[str]) -> None:
     f"Search in it:\n  soprc search --workdir={workdir}{newest} --index={index_file} "
     f"--query={'PHOTO.jpg' if made.image_size else 'QUERIES.npz'}"
   )
+
+
+def _embed_shard(
+  network: "Network", source: "Source | None", folder: Path, part: tuple[int, int]
+) -> None:
+  """Embeds one shard, unless it exists."""
+  from soprc_jax._internal import strings
+  from soprc_jax.serving import embed, shard_writing, shards
+
+  source = embed.split_source(network, _SPLIT.value) if source is None else source
+  path = folder / f"{shards.name(*part)}.npy"
+  images = shard_writing.part_of(source, *part)
+  inputs = shard_writing.inputs_digest(source)
+  folder.mkdir(parents=True, exist_ok=True)
+  if shard_writing.is_finished(path, network, dtype=_DTYPE.value, inputs=inputs, count=part[1]):
+    print(f"{strings.printable(path)} is finished.")
+    return
+  if _IMAGES.value:
+    made = embed.of_images(network, images)
+  else:
+    made = embed.make_index(network, images, split=_SPLIT.value, root=network.config.data.root)
+  shard_writing.write(path, made, dtype=_DTYPE.value, inputs=inputs)
+  print(embed.summary(made, path))
 
 
 if __name__ == "__main__":

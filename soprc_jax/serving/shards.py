@@ -10,6 +10,7 @@ A shard is up to three files of one name:
 The ``.npy`` file is written last. So a shard that has it is complete.
 """
 
+from collections.abc import Sequence
 import csv
 import glob
 import os
@@ -27,7 +28,7 @@ FORMAT = "soprc_jax shard 1"
 IDS = ("ids", "id", "path")
 LABELS = ("class_names", "labels", "label")
 _NUMBERED = re.compile(r"(.*)-(\d+)-of-(\d+)")
-_META = {"format": str, "digest": str, "rows": int, "width": int, "dtype": str}
+_META = {"format": str, "digest": str, "inputs": str, "rows": int, "width": int, "dtype": str}
 _REMEDY = "remove the shard, and write it again with soprc embed"
 _DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
 # Rows that are gathered at a time.
@@ -44,6 +45,7 @@ class Shard(NamedTuple):
     dtype: float16 or float32.
     offset: bytes before the first embedding.
     made_by: digest of the model that computed them; empty if unknown.
+    inputs: digest of the list of images that it is a part of; empty if unknown.
     stored: content of an ``.npz`` file, which is in memory.
   """
 
@@ -53,6 +55,7 @@ class Shard(NamedTuple):
   dtype: np.dtype
   offset: int
   made_by: str
+  inputs: str = ""
   stored: features.Features | None = None
 
 
@@ -107,7 +110,26 @@ def find(pattern: str, *, flag: str) -> list[Shard]:
   if not paths:
     raise FileNotFoundError(f"{where}: there is no such file; give e.g. 'shards/*.npy'")
   _check_complete(paths, where)
-  return [_opened(path, flag) for path in paths]
+  return find_all(paths, flag=flag)
+
+
+def find_all(paths: Sequence[Path], *, flag: str) -> list[Shard]:
+  """Reads the headers of files, and checks that numbered ones are parts of one list of images.
+
+  Raises:
+    FileNotFoundError, ValueError: as `find`.
+  """
+  found = [_opened(path, flag) for path in paths]
+  first: dict[str, Shard] = {}
+  for shard in found:
+    if match := _NUMBERED.fullmatch(shard.path.stem):
+      other = first.setdefault(f"{shard.path.parent}/{match[1]}/{match[3]}", shard)
+      if shard.inputs != other.inputs:
+        raise ValueError(
+          f"{printable(shard.path)} and {printable(other.path)} are parts of different lists of "
+          "images: an image may be missing. Embed all shards from one list"
+        )
+  return found
 
 
 def _check_complete(paths: list[Path], where: str) -> None:
@@ -153,24 +175,24 @@ def _opened(path: Path, flag: str) -> Shard:
       f"{printable(path)} is {'truncated' if size < wanted else 'corrupt'}: it has {size} bytes "
       f"instead of {wanted}. {_REMEDY[0].upper()}{_REMEDY[1:]}"
     )
-  return Shard(path, shape[0], shape[1], dtype, offset, _made_by(path, shape, dtype))
+  return Shard(path, shape[0], shape[1], dtype, offset, *_origin(path, shape, dtype))
 
 
 def _read_header_2(file: Any) -> Any:
   return np.lib.format.read_array_header_2_0(file)
 
 
-def _made_by(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> str:
-  """Returns the digest in the ``.json`` file of a shard, or "" without one."""
+def _origin(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> tuple[str, str]:
+  """Returns the digests of model and inputs in the ``.json`` file of a shard, "" without one."""
   beside = path.with_suffix(".json")
   if not beside.exists():
-    return ""
+    return "", ""
   meta = stored.read_json(beside, _META, remedy=_REMEDY)
   want = (FORMAT, *shape, dtype.name)
   got = tuple(meta[key] for key in ("format", "rows", "width", "dtype"))
   if got != want:
     raise ValueError(f"{printable(beside)} describes {got}, but the array is {want}: {_REMEDY}")
-  return str(meta["digest"])
+  return meta["digest"], meta["inputs"]
 
 
 def _in_memory(path: Path, flag: str) -> Shard:
@@ -179,7 +201,7 @@ def _in_memory(path: Path, flag: str) -> Shard:
   with np.load(path, allow_pickle=False) as arrays:
     if not set(IDS) & set(arrays.files):
       raise ValueError(f"{printable(path)} has no ids ({', '.join(IDS)})")
-  return Shard(path, len(found), found.width, np.dtype(np.float32), 0, found.made_by, found)
+  return Shard(path, len(found), found.width, np.dtype(np.float32), 0, found.made_by, stored=found)
 
 
 def check_same_model(shards: list[Shard]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from soprc_jax.serving import shards
 
 
-def write(path, vectors, ids=None, labels=None, *, digest=None, table="csv"):
+def write(path, vectors, ids=None, labels=None, *, digest=None, inputs="", table="csv"):
   """Writes ``path`` (``.npy``), a table if there are ids, and an origin if there is a digest."""
   path.parent.mkdir(parents=True, exist_ok=True)
   np.save(path, vectors)
@@ -24,8 +24,13 @@ def write(path, vectors, ids=None, labels=None, *, digest=None, table="csv"):
 
     parquet.write_table(pyarrow.table(columns), path.with_suffix(".parquet"))
   if digest is not None:
-    meta = {"format": shards.FORMAT, "digest": digest, "dtype": vectors.dtype.name}
-    meta |= {"rows": len(vectors), "width": vectors.shape[1]}
+    meta = {
+      "format": shards.FORMAT,
+      "digest": digest,
+      "inputs": inputs,
+      "dtype": vectors.dtype.name,
+    }
+    meta |= {"rows": len(vectors), "width": vectors.shape[1], "dtype": vectors.dtype.name}
     path.with_suffix(".json").write_text(json.dumps(meta))
   return path
 

@@ -1,0 +1,143 @@
+"""Embeds one shard of the user's images or of a split, and writes it.
+
+Shards are written independently of each other, by any number of processes. A finished shard is
+skipped. A shard that a stop has left unfinished is written again.
+"""
+
+import csv
+import hashlib
+import importlib.util
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from soprc_jax import version
+from soprc_jax._internal import file_io
+from soprc_jax._internal.strings import printable
+from soprc_jax.data import features, sources
+from soprc_jax.serving import image_inputs, shards
+from soprc_jax.serving import index as index_lib
+from soprc_jax.serving import network as network_lib
+
+_log = logging.getLogger(__name__)
+
+
+def part_of(source: sources.Source, number: int, count: int) -> Any:
+  """Returns the images of a shard: a source of the same kind, consecutive in the order of all.
+
+  Args:
+    source: all images.
+    number: the shard, from 0.
+    count: number of shards.
+
+  Raises:
+    ValueError: if there are more shards than images.
+  """
+  if count > len(source):
+    raise ValueError(f"--shard={number}/{count}: there are only {len(source)} images")
+  part = slice(len(source) * number // count, len(source) * (number + 1) // count)
+  if isinstance(source, image_inputs.Named):
+    return image_inputs.Named(source.root, source.paths[part], source.names[part])
+  rows = np.arange(part.start, part.stop)
+  if isinstance(source, features.Features):
+    return features.Features(
+      source.vectors(rows),
+      source.labels[rows],
+      source.ids[part],
+      source.class_names,
+      made_by=source.made_by,
+    )
+  return sources.Subset(source, rows)
+
+
+def inputs_digest(source: sources.Source) -> str:
+  """Returns a hash of the names of all images, or of their labels where names need the images."""
+  names = source.paths if isinstance(source, image_inputs.Named) else getattr(source, "ids", None)
+  found = hashlib.sha256(np.asarray(source.labels, "<i8").tobytes())
+  for name in names or ():
+    found.update(f"{name}\n".encode(errors="surrogateescape"))
+  return found.hexdigest()
+
+
+def is_finished(
+  path: Path, network: network_lib.Network, *, dtype: str, inputs: str, count: int
+) -> bool:
+  """Returns whether a shard exists.
+
+  Args:
+    path: its ``.npy`` file.
+    network: the model that embeds.
+    dtype: float32 or float16.
+    inputs: `inputs_digest` of all images.
+    count: number of shards.
+
+  Raises:
+    ValueError: if it was made with another model, dtype or other images, or if there are shards of
+      another number. The message names the file.
+  """
+  remedy = "choose a new folder for --output"
+  for other in path.parent.glob("shard-*-of-*.npy"):
+    if not other.stem.endswith(f"-of-{count:05d}"):
+      raise ValueError(f"{printable(other)} is not one of {count} shards: {remedy}")
+  if not path.exists():
+    return False
+  try:
+    (found,) = shards.find_all([path], flag="--output")
+  except ValueError as error:
+    _log.warning("%s. It is written again.", error)
+    return False
+  for what, there, here in (
+    ("model", found.made_by, network.digest),
+    ("list of images", found.inputs, inputs),
+    ("dtype", found.dtype.name, dtype),
+  ):
+    if there != here:
+      raise ValueError(f"{printable(path)} was made with another {what}: {remedy}")
+  return True
+
+
+def write(path: Path, index: index_lib.Index, *, dtype: str, inputs: str) -> None:
+  """Writes a shard with its table and its origin. The ``.npy`` file is replaced last.
+
+  Args:
+    path: its ``.npy`` file.
+    index: its embeddings.
+    dtype: float32 or float16.
+    inputs: `inputs_digest` of all images.
+
+  Raises:
+    OSError: if the disk is full or the folder is not writable.
+  """
+  vectors = index.embeddings.astype(dtype)
+  meta = {"format": shards.FORMAT, "rows": len(vectors), "width": vectors.shape[1], "dtype": dtype}
+  meta |= {"digest": index.digest, "inputs": inputs, "broken_ids": index.broken_ids.tolist()}
+  meta |= {key: getattr(index, key) for key in ("workdir", "step", "model", "image_size", "resize")}
+  meta |= {"split": index.split, "root": index.root, "soprc_jax_version": version.__version__}
+  path.unlink(missing_ok=True)  # so that it never stands next to another table
+  _write_table(path, index)
+  with file_io.whole(path.with_suffix(".json")) as file:
+    file.write((json.dumps(meta, indent=1) + "\n").encode())
+  with file_io.whole(path) as file:
+    np.save(file, vectors, allow_pickle=False)
+
+
+def _write_table(path: Path, index: index_lib.Index) -> None:
+  """Writes ids and labels as Parquet, or as CSV where pyarrow is missing."""
+  columns = {"id": index.ids.tolist(), "label": index.class_names.tolist()}
+  has_parquet = importlib.util.find_spec("pyarrow") is not None
+  suffix, other = (".parquet", ".csv") if has_parquet else (".csv", ".parquet")
+  path.with_suffix(other).unlink(missing_ok=True)
+  with file_io.whole(path.with_suffix(suffix)) as file:
+    if has_parquet:
+      import pyarrow
+      from pyarrow import parquet
+
+      parquet.write_table(pyarrow.table(columns), file)
+      return
+    text = io.TextIOWrapper(file, "utf-8", newline="")
+    csv.writer(text).writerows([list(columns), *zip(*columns.values(), strict=True)])
+    text.detach()
