@@ -13,6 +13,7 @@ import numpy as np
 from soprc_jax._internal import strings
 from soprc_jax._internal.strings import printable, shown
 from soprc_jax.metrics import streaming
+from soprc_jax.serving import shard_tables
 from soprc_jax.serving import shards as shards_lib
 from soprc_jax.serving.shards import Shard
 
@@ -94,7 +95,7 @@ def prepare(files: Files) -> Prepared:
     queries, map(survey.positives, files.gallery[: files.num_labeled])
   )
   for shard in files.gallery[files.num_labeled :]:
-    survey.note(shard, shards_lib.read_table(shard).ids)
+    survey.note(shard, shard_tables.read(shard).ids)
   _check_unique(survey.hashes)
   if not len(thresholds.scores):
     raise ValueError(
@@ -125,10 +126,10 @@ def _read_queries(found: list[Shard]) -> tuple[np.ndarray, list[str], list[str]]
 
 def _complete(shard: Shard, what: str) -> tuple[list[str], list[Any]]:
   """Returns ids and labels of a shard, which must have both."""
-  table = shards_lib.read_table(shard)
+  table = shard_tables.read(shard)
   for key, column, names in (
     ("ids", table.ids, shards_lib.IDS),
-    ("labels", table.labels, shards_lib.LABELS),
+    ("labels", table.labels, shard_tables.LABELS),
   ):
     if column is None:
       hint = "" if what == "queries" else ", or give it with --distractors"
@@ -221,7 +222,7 @@ def _check_unique(found: list[tuple[Shard, np.ndarray]]) -> None:
       number = int(np.searchsorted(ends, position, side="right"))
       shard, hashes = found[number]
       row = int(position) - int(ends[number]) + len(hashes)
-      name = (shards_lib.read_table(shard).ids or [])[row]
+      name = (shard_tables.read(shard).ids or [])[row]
       place = f"{printable(shard.path)}, row {row}"
       if name in first:  # otherwise different ids share a hash
         raise ValueError(f"the id {shown(name)} occurs twice: {first[name]}, and {place}")

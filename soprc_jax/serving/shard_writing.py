@@ -19,7 +19,7 @@ from soprc_jax import version
 from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import printable
 from soprc_jax.data import features, sources
-from soprc_jax.serving import image_inputs, shards
+from soprc_jax.serving import image_inputs, shard_tables, shards
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
 
@@ -87,6 +87,8 @@ def is_finished(
     return False
   try:
     (found,) = shards.find_all([path], flag="--output")
+    if shard_tables.read(found).ids is None:
+      raise ValueError(f"{printable(path)} has no table")
   except ValueError as error:
     _log.warning("%s. It is written again.", error)
     return False

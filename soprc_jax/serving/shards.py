@@ -11,7 +11,6 @@ The ``.npy`` file is written last. So a shard that has it is complete.
 """
 
 from collections.abc import Sequence
-import csv
 import glob
 import os
 from pathlib import Path
@@ -21,12 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from soprc_jax._internal import file_io, stored
-from soprc_jax._internal.strings import printable, shown
+from soprc_jax._internal.strings import printable
 from soprc_jax.data import features
 
 FORMAT = "soprc_jax shard 1"
+# Columns of ids, the preferred one first.
 IDS = ("ids", "id", "path")
-LABELS = ("class_names", "labels", "label")
 _NUMBERED = re.compile(r"(.*)-(\d+)-of-(\d+)")
 _META = {"format": str, "digest": str, "inputs": str, "rows": int, "width": int, "dtype": str}
 _REMEDY = "remove the shard, and write it again with soprc embed"
@@ -57,18 +56,6 @@ class Shard(NamedTuple):
   made_by: str
   inputs: str = ""
   stored: features.Features | None = None
-
-
-class Table(NamedTuple):
-  """Holds the names of the embeddings of a shard.
-
-  Attributes:
-    ids: ``[N]`` texts; None if there are none.
-    labels: ``[N]`` texts or integers; None if there are none.
-  """
-
-  ids: list[str] | None
-  labels: list[Any] | None
 
 
 def name(number: int, count: int) -> str:
@@ -222,75 +209,6 @@ def check_same_model(shards: list[Shard]) -> None:
         f"{printable(one.path)} was computed by {one_model}, but {printable(first.path)} by "
         f"{other}: similarities between models are meaningless. Embed all with one model"
       )
-
-
-def read_table(shard: Shard) -> Table:
-  """Reads the ids and the labels of a shard.
-
-  Raises:
-    ValueError: if the table is unreadable or has another number of rows, an id is empty, or a
-      Parquet file needs pyarrow, which is missing.
-  """
-  if shard.stored is not None:
-    names = shard.stored.class_names
-    return Table(list(shard.stored.ids), [names.get(int(one), "") for one in shard.stored.labels])
-  parquet, text = shard.path.with_suffix(".parquet"), shard.path.with_suffix(".csv")
-  if parquet.exists() and text.exists():
-    raise ValueError(f"{printable(parquet)} and {text.name} both exist: remove one of them")
-  if not (parquet.exists() or text.exists()):
-    return Table(None, None)
-  path = parquet if parquet.exists() else text
-  try:
-    columns = _parquet(path) if path == parquet else _csv(path)
-  except ImportError:
-    raise ValueError(
-      f"{printable(path)} needs pyarrow: pip install pyarrow, or convert it to .csv"
-    ) from None
-  except Exception as error:  # a corrupt file can raise many kinds
-    raise ValueError(f"{printable(path)} cannot be read: {error}") from error
-  for key, values in columns.items():
-    if len(values) != shard.rows:
-      raise ValueError(
-        f"{printable(path)}: column {key} has {len(values)} rows for {shard.rows} embeddings in "
-        f"{shard.path.name}"
-      )
-  ids = next((columns[key] for key in IDS if key in columns), None)
-  labels = next((columns[key] for key in LABELS if key in columns), None)
-  return Table(None if ids is None else _as_texts(ids, path), labels)
-
-
-def _as_texts(ids: list[Any], path: Path) -> list[str]:
-  for kind in set(map(type, ids)) - {str}:
-    if kind is not int:
-      row = next(row for row, one in enumerate(ids) if type(one) is kind)
-      raise ValueError(
-        f"{printable(path)}: an id must be a text or an integer, got {shown(ids[row])} in row {row}"
-      )
-    ids = [str(one) for one in ids]
-  if "" in ids:
-    raise ValueError(f"{printable(path)}: the id is empty in row {ids.index('')}")
-  return ids
-
-
-def _parquet(path: Path) -> dict[str, list[Any]]:
-  from pyarrow import parquet
-
-  with parquet.ParquetFile(path) as file:
-    known = [key for key in (*IDS, *LABELS) if key in file.schema_arrow.names]
-    table = file.read(columns=known)
-  return {key: table[key].to_pylist() for key in known}
-
-
-def _csv(path: Path) -> dict[str, list[Any]]:
-  with path.open(newline="", encoding="utf-8-sig") as file:
-    rows = csv.reader(file)
-    header = next(rows, [])
-    lines = [row for row in rows if row]
-  uneven = [number for number, row in enumerate(lines) if len(row) != len(header)]
-  if uneven:
-    raise ValueError(f"row {uneven[0]} has not the {len(header)} columns of the header")
-  columns = zip(*lines, strict=True) if lines else ([] for _ in header)
-  return dict(zip(header, map(list, columns), strict=True))
 
 
 def read(shard: Shard, start: int, count: int) -> np.ndarray:

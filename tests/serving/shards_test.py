@@ -1,11 +1,11 @@
-"""Tests files of embeddings in shards, and what is reported about bad ones."""
+"""Tests files of embeddings in shards and their tables, and what is reported about bad ones."""
 
 import indexes
 import numpy as np
 import pytest
 import sharded
 
-from soprc_jax.serving import index, shards
+from soprc_jax.serving import index, shard_tables, shards
 
 _ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -105,30 +105,30 @@ def test_tables(tmp_path, table):
   path = tmp_path / "a.npy"
   labels = ["x", "", "é,\n", "y"]
   (shard,) = _find(sharded.write(path, _ROWS, [7, 8, 9, 10], labels, table=table))
-  assert shards.read_table(shard) == shards.Table(["7", "8", "9", "10"], labels)
+  assert shard_tables.read(shard) == shard_tables.Table(["7", "8", "9", "10"], labels)
   sharded.write(path, _ROWS, ["a", "b", "c"], table=table)
   with pytest.raises(ValueError, match=rf"a\.{table}: column id has 3 rows for 4 embeddings"):
-    shards.read_table(shard)
+    shard_tables.read(shard)
   sharded.write(path, _ROWS, ["a", "b", "", "d"], table=table)
   with pytest.raises(ValueError, match=rf"a\.{table}: the id is empty in row 2"):
-    shards.read_table(shard)
+    shard_tables.read(shard)
   path.with_suffix(f".{table}").write_bytes(b"\xff\x00")
   with pytest.raises(ValueError, match=rf"a\.{table} cannot be read"):
-    shards.read_table(shard)
+    shard_tables.read(shard)
   path.with_suffix(f".{table}").unlink()
-  assert shards.read_table(shard) == shards.Table(None, None)
+  assert shard_tables.read(shard) == shard_tables.Table(None, None)
 
 
 def test_more_bad_tables(tmp_path):
   (shard,) = _find(sharded.write(tmp_path / "a.npy", _ROWS, [0.5, 1, 2, 3], table="parquet"))
   with pytest.raises(ValueError, match=r"must be a text or an integer, got 0\.5 in row 0"):
-    shards.read_table(shard)
+    shard_tables.read(shard)
   shard.path.with_suffix(".csv").write_text("id,label\na\n")
   with pytest.raises(ValueError, match=r"both exist"):
-    shards.read_table(shard)
+    shard_tables.read(shard)
   shard.path.with_suffix(".parquet").unlink()
   with pytest.raises(ValueError, match=r"row 0 has not the 2 columns"):
-    shards.read_table(shard)
+    shard_tables.read(shard)
 
 
 def test_an_index_of_soprc_embed_is_one_shard(tmp_path):
@@ -136,7 +136,7 @@ def test_an_index_of_soprc_embed_is_one_shard(tmp_path):
   index.write(tmp_path / "v.npz", made)
   (shard,) = _find(tmp_path / "v.npz")
   assert (shard.rows, shard.width, shard.made_by) == (3, 3, "d" * 64)
-  assert shards.read_table(shard) == shards.Table(made.ids.tolist(), ["a", "", "b"])
+  assert shard_tables.read(shard) == shard_tables.Table(made.ids.tolist(), ["a", "", "b"])
   np.testing.assert_array_equal(shards.read(shard, 1, 2), np.eye(3)[1:])
   np.testing.assert_array_equal(shards.gather(shard, np.array([2])), np.eye(3)[2:])
   np.savez(tmp_path / "w.npz", embeddings=np.eye(3, dtype=np.float32))
