@@ -124,14 +124,23 @@ def test_counts_of_other_data_are_not_used(tmp_path, caplog):
   evaluation.count()
   assert "is corrupt" in caplog.text
   _assert_equal(evaluation.summary(), _expected(*made))
-  # Another gallery of the same shapes at the same place.
-  made = sharded.gallery(tmp_path, seed=1)
+  # Other vectors with the same labels at the same place.
+  made = sharded.gallery(tmp_path, geometry="spread")
   evaluation = _Evaluation(tmp_path)
   with pytest.raises(ValueError, match="has changed"):
     evaluation.summary()
   evaluation.count()
   assert sorted(evaluation.counts.iterdir()) == [first, *others]
   _assert_equal(evaluation.summary(), _expected(*made))
+
+
+def test_a_changed_distractor_is_counted_again(tmp_path):
+  made = sharded.gallery(tmp_path)
+  for rows in (-made[0][:20], made[0][:20]):  # of the same size
+    sharded.write(tmp_path / "more" / "x.npy", rows)
+    evaluation = _Evaluation(tmp_path, tmp_path / "more")
+    evaluation.count()
+    _assert_equal(evaluation.summary(), _expected(*made, [rows]))
 
 
 def test_a_value_that_is_not_finite_is_named(tmp_path):

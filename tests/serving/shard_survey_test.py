@@ -27,9 +27,9 @@ def test_queries_positives_and_exclusions(tmp_path):
   _, labels, ids = sharded.gallery(tmp_path)
   found = _prepare(tmp_path)
   assert (found.ids, found.class_names) == (ids[:20], labels[:20])
-  # Queries 10 to 19 are the first rows of the gallery.
-  (rows, positions), *others = found.excluded
-  assert (rows.tolist(), positions.tolist()) == (list(range(10)), list(range(10, 20)))
+  # Queries 10 to 19 are the last rows of the gallery.
+  *others, (rows, positions) = found.excluded
+  assert (rows.tolist(), positions.tolist()) == (list(range(30, 40)), list(range(19, 9, -1)))
   assert [len(rows) for rows, _ in others] == [0, 0]
   names = np.array(labels)
   want = (names[:20, None] == names[10:]).sum(axis=1) - (np.arange(20) >= 10)
@@ -46,7 +46,7 @@ def test_labels_are_compared_without_blanks_and_types(tmp_path):
 def test_values_that_are_not_finite_are_named(tmp_path):
   _, labels, _ = sharded.gallery(tmp_path)
   path = tmp_path / "shards" / "shard-00001-of-00003.npy"
-  row = next(row for row in range(40) if labels[50 + row] in labels[:20])
+  row = next(row for row in range(40) if labels[89 - row] in labels[:20])
   _change(path, row, np.nan)
   with pytest.raises(ValueError, match=rf"shard-00001-of-00003\.npy .* not finite in row {row}$"):
     _prepare(tmp_path)
@@ -59,7 +59,7 @@ def test_an_id_that_occurs_twice_is_named(tmp_path):
   sharded.gallery(tmp_path)
   sharded.write(tmp_path / "more" / "x.npy", np.ones((2, 16), np.float32), ["new", "photos/60.jpg"])
   with pytest.raises(
-    ValueError, match=r"'photos/60.jpg' occurs twice: .*shard-00001.*row 10, and .*x\.npy, row 1"
+    ValueError, match=r"'photos/60.jpg' occurs twice: .*shard-00001.*row 29, and .*x\.npy, row 1"
   ):
     _prepare(tmp_path, "more")
   sharded.write(tmp_path / "queries.npy", np.eye(2, 16, dtype=np.float32), ["a", "a"], ["b", "c"])

@@ -35,16 +35,16 @@ def write(path, vectors, ids=None, labels=None, *, digest=None, inputs="", table
   return path
 
 
-def gallery(folder, *, num=3, dtypes=(np.float32, np.float16), seed=0):
-  """Writes 120 images as ``num`` shards and 20 queries of them; returns what was written.
+def gallery(folder, *, num=3, dtypes=(np.float32, np.float16), seed=0, geometry="duplicates"):
+  """Writes 120 images as ``num`` shards, and 20 queries; returns vectors, labels and ids.
 
-  Half of the queries are in the gallery. There are duplicates in it.
+  The queries are rows 0 to 19 of these. The gallery is rows 129 to 10, in this order.
   """
   rng = np.random.default_rng(seed)
-  vectors = geometries.geometry("duplicates", seed, 130, 16)
+  vectors = geometries.geometry(geometry, seed, 130, 16)
   labels = [f"class {i}" for i in rng.integers(0, 12, 130)]
   ids = [f"photos/{i}.jpg" for i in range(130)]
-  parts = np.array_split(np.arange(10, 130), num)
+  parts = np.array_split(np.arange(129, 9, -1), num)
   for number, part in enumerate(parts):
     rows = vectors[part].astype(dtypes[number % len(dtypes)])
     vectors[part] = rows
