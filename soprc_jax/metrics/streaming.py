@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from soprc_jax.metrics import exact_ranks, rank_counts, retrieval, similarities
+from soprc_jax.metrics import candidates, exact_ranks, rank_counts, retrieval, similarities
 
 # Queries that are counted at a time. Memory is up to about 9 bytes for each pair of one of these
 # and a candidate of the block.
@@ -189,9 +189,9 @@ class BlockCounter:
       )
     excluded = None
     if block.ids is not None and self._queries.ids is not None:
-      excluded = similarities.group(self._queries.ids, block.ids)
+      excluded = candidates.group(self._queries.ids, block.ids)
     nobody = np.zeros(len(self._queries.vectors), np.int64)
-    members = similarities.Groups(np.empty(0, np.int64), nobody, nobody)
+    members = candidates.Groups(np.empty(0, np.int64), nobody, nobody)
     task = similarities.Task(self._queries.vectors, vectors, members, excluded, False)
     largest = task.norms[1]
     if not np.isfinite(largest):
