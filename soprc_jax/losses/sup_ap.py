@@ -92,18 +92,16 @@ def sup_ap_loss(
   negative = found.candidates & ~found.relevant
 
   def row_loss(
-    positives: jax.Array, mask: jax.Array, scores: jax.Array, negative: jax.Array
+    positives: jax.Array, mask: jax.Array, ranks: jax.Array, scores: jax.Array, negative: jax.Array
   ) -> jax.Array:
     bound = _upper_bound(scores[None, :] - positives[:, None], tau, rho, delta)
     above = jnp.sum(jnp.where(negative[None, :], bound, jnp.zeros_like(bound)), axis=1)
-    reaching = (positives[None, :] >= positives[:, None]) & mask[None, :]
-    ranks = jnp.sum(reaching, axis=1).astype(dtype)
     lost = masks.masked_mean(masks.share(above, ranks), mask)
     pull = masks.masked_mean(jax.nn.relu(alpha - positives), mask)
     push = masks.masked_mean(jax.nn.relu(scores - beta), negative)
     return (1 - lambda_) * lost + lambda_ * (pull + push)
 
-  rows = (positives, mask, found.scores, negative)
+  rows = (positives, mask, _ranking.ranks_among(positives, mask), found.scores, negative)
   # The three parts of the bound need about twice the memory of one sigmoid.
   losses = blockwise.map_rows(row_loss, rows, 2 * positives.shape[1] * found.scores.shape[1])
   return masks.masked_mean(losses, found.valid, None, axis_name)
