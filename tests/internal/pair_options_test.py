@@ -187,18 +187,17 @@ def test_too_many_positives_are_dropped_and_are_no_negatives(max_positives):
   assert found.num_dropped == (counts - max_positives).clip(min=0).sum()
 
 
-def test_width_of_a_known_mask_counts_ignored_pairs_out():
-  embeddings, positives, ignore, where = _batch(9)
-  most = max(len(p) for p, _ in _lists(embeddings, positives, ignore, where))
+def test_width_of_a_known_mask_counts_ignored_and_masked_pairs_out():
+  embeddings, where = _batch(9)[0], np.arange(_B) != 8
+  positives, ignore = np.zeros((_B, _B), bool), np.zeros((_B, _B), bool)
+  positives[0], ignore[0, 1:5] = True, True  # 5, 6 and 7 are left
   options = {"positives": positives, "ignore": ignore, "where": where}
   value = losses.smooth_ap_loss(embeddings, **options)
   np.testing.assert_array_equal(
-    losses.smooth_ap_loss(embeddings, max_positives=most, **options), value
+    losses.smooth_ap_loss(embeddings, max_positives=3, **options), value
   )
-  with pytest.raises(
-    ValueError, match=f"max_positives={most - 1} is too small: .*{most} positives"
-  ):
-    losses.smooth_ap_loss(embeddings, max_positives=most - 1, **options)
+  with pytest.raises(ValueError, match=r"max_positives=2 is too small: .* has 3 positives"):
+    losses.smooth_ap_loss(embeddings, max_positives=2, **options)
 
 
 def test_a_query_in_the_memory_is_never_compared_with_itself_by_the_mask():
