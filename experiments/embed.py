@@ -12,6 +12,8 @@ soprc embed --workdir=runs/mine --output=vectors.npz --split=test [--config=fold
 * a CSV file with a header path or path,label;
 * a text file with one path per line, relative to the folder of the text file. A name with blanks at
   its ends is kept as it is if such a file exists;
+* a .tar file of images (WebDataset: the class of KEY.jpg is the text of KEY.cls), a .parquet file
+  with a column of encoded images, or a pattern of them like 'data/*.tar';
 * for a head on stored embeddings, a file of them (.npz, .npy, .parquet, .h5).
 
 Otherwise the images are those of a --split of the data that the run was trained on. With --config,

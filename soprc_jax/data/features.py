@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
 # Names of the arrays or columns, the preferred one first.
-_VECTORS = ("embeddings", "embedding", "features")
+VECTORS = ("embeddings", "embedding", "features")
 _CLASSES = ("class_names", "labels", "label")
 _SPLITS = ("splits", "split")
 _IDS = ("ids", "id", "path")
@@ -193,7 +193,7 @@ class _Table:
 
   def __init__(self, arrays: Mapping[str, Any], where: str, *, partly: bool = False):
     _check_names(arrays, where)
-    vectors = next((arrays[name] for name in _VECTORS if name in arrays), None)
+    vectors = next((arrays[name] for name in VECTORS if name in arrays), None)
     if vectors is None:
       raise ValueError(f"{where} has no embeddings, but {_names(arrays)}. It must have\n{_LAYOUT}")
     vectors = np.asarray(vectors)
@@ -223,7 +223,7 @@ def _check_names(arrays: Mapping[str, Any], where: str) -> None:
 
   Such an array would be left out silently, for example the splits.
   """
-  known = {*_VECTORS, *_CLASSES, *_SPLITS, *_IDS}
+  known = {*VECTORS, *_CLASSES, *_SPLITS, *_IDS}
   for name in arrays:
     plain = name.strip().lower()
     if name not in known and plain in known:
@@ -342,7 +342,7 @@ def _texts(
   return texts
 
 
-_KNOWN = (*_VECTORS, *_CLASSES, *_SPLITS, *_IDS)
+_KNOWN = (*VECTORS, *_CLASSES, *_SPLITS, *_IDS)
 
 
 def _npz(file: Path) -> dict[str, Any]:
@@ -365,7 +365,7 @@ def _npy(file: Path) -> dict[str, Any]:
     wrong = [column for column in header if column not in _KNOWN or header.count(column) > 1]
     if wrong or not header:
       raise ValueError(
-        f"{beside.name} must have different columns of {', '.join(_KNOWN[len(_VECTORS) :])}, "
+        f"{beside.name} must have different columns of {', '.join(_KNOWN[len(VECTORS) :])}, "
         f"separated by commas; got {shown(wrong[0] if wrong else '')}"
       )
     uneven = [row for row in rows if len(row) != len(header)]
@@ -381,7 +381,7 @@ def _parquet(file: Path) -> dict[str, Any]:
   table = parquet.read_table(file)
   found: dict[str, Any] = dict.fromkeys(table.column_names)
   for name in table.column_names:
-    if name in _VECTORS:
+    if name in VECTORS:
       rows = table[name].to_pylist()
       widths = {row: 0 if vector is None else len(vector) for row, vector in enumerate(rows)}
       odd = [row for row, width in widths.items() if width != widths[0] or not width]

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from soprc_jax._internal.strings import printable
-from soprc_jax.data import datasets, features, sources
+from soprc_jax.data import datasets, sources
 from soprc_jax.serving import image_inputs
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
@@ -87,15 +87,13 @@ def split_source(network: network_lib.Network, split: str) -> sources.Source:
   return evaluation.pick_split(datasets.make_splits(network.config.data), split)
 
 
-def of_images(
-  network: network_lib.Network, source: image_inputs.Named | features.Features
-) -> index_lib.Index:
+def of_images(network: network_lib.Network, source: sources.Source) -> index_lib.Index:
   """Makes the index of the user's images or vectors, see `image_inputs.find`.
 
   Raises:
     ValueError: as `make_index`, or if a link is broken and must not be skipped.
   """
-  if isinstance(source, features.Features):
+  if not isinstance(source, image_inputs.Named):
     return make_index(network, source)
   if network.config.data.on_broken != "skip":  # before the first image is embedded
     image_inputs.check_links(source)

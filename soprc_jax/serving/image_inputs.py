@@ -8,12 +8,13 @@ import glob
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from soprc_jax._internal import file_io, strings
 from soprc_jax._internal.strings import printable, shown
-from soprc_jax.data import decoding, features, image_files, sources
+from soprc_jax.data import archives, decoding, features, image_files, sources
 
 _log = logging.getLogger(__name__)
 
@@ -51,16 +52,17 @@ class Named:
     return sources.Example(decoding.Stored(self.root / path, path), 0, path, self.names[index])
 
 
-def find(path: str, *, flag: str, on_broken: str = "error") -> Named | features.Features:
+def find(path: str, *, flag: str, on_broken: str = "error") -> Any:
   """Finds the images of a folder and its subfolders, of a list, or one image file.
 
-  A file of stored embeddings gives its vectors.
+  A file of stored embeddings gives its vectors (`features.Features`). A tar or Parquet file with
+  encoded images, or a pattern of them, gives these (`archives`). Otherwise the result is a `Named`.
 
   A path in a list is used as written if there is such a file, else without blanks at its ends.
 
   Args:
-    path: folder, ``.csv`` file, text file, one image, or a file of `features`. Paths in a list are
-      absolute or relative to the folder of the list.
+    path: folder, ``.csv`` file, text file, one image, a file of `features`, or a file or pattern of
+      `archives`. Paths in a list are absolute or relative to the folder of the list.
     flag: name of the path in messages.
     on_broken: ``"skip"`` keeps broken links in folders and lists. They are counted where images
       are read.
@@ -72,6 +74,9 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named | features.
       broken.
   """
   place = file_io.given(path, name=flag)
+  packed = _archives(place)
+  if packed:
+    return archives.load(packed)
   if features.is_file(place) and not place.is_dir():
     return features.load_unlabeled(path, name=flag)
   if place.is_dir():
@@ -110,6 +115,14 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Named | features.
   return Named(
     root, [name for _, name, _ in rows], [spellings.get(label, "") for _, _, label in rows]
   )
+
+
+def _archives(place: Path) -> list[Path]:
+  """Returns the files of `archives` that a path or pattern names; empty if it names none."""
+  if place.is_file():
+    return [place] if archives.has_images(place) else []
+  is_pattern = place.suffix.lower() in archives.SUFFIXES and glob.has_magic(str(place))
+  return [Path(path) for path in sorted(glob.glob(str(place)))] if is_pattern else []
 
 
 def check_links(source: Named) -> None:

@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import json
 import shutil
+import tarfile
 
 import networks
 import numpy as np
@@ -98,6 +99,20 @@ def test_labels_are_those_of_the_list(made, loaded, tmp_path):
   (found,) = _found(tmp_path / "out.npy")
   assert shard_tables.read(found) == shard_tables.Table(paths, part.class_names.tolist())
   assert part.class_names[0] == "ä,b"
+
+
+def test_tar_files_in_shards(made, loaded, tmp_path):
+  paths = sorted(map(str, made[0].rglob("*.png")))[:5]
+  for number, part in enumerate((paths[:2], paths[2:])):
+    with tarfile.open(tmp_path / f"{number}.tar", "w") as file:
+      for path in part:
+        file.add(path, arcname=path.removeprefix(f"{made[0]}/"))
+  parts = [_index(loaded, tmp_path / "*.tar", number, 2) for number in range(2)]
+  whole = embed.of_images(loaded, _images(made[0])).embeddings[:5]
+  joined = np.concatenate([part.embeddings for part in parts])
+  np.testing.assert_allclose(joined, whole, atol=1e-6)
+  assert [len(part.ids) for part in parts] == [2, 3]
+  assert parts[1].ids[0] == f"{tmp_path}/1.tar/{paths[2].removeprefix(f'{made[0]}/')}"
 
 
 def test_finished_and_unfinished_shards(made, loaded, tmp_path, caplog):
