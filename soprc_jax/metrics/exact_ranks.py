@@ -171,7 +171,9 @@ class Counter:
     )
     decided = num_doubtful <= self._limit
     # A search over one axis is twenty times as fast as over two.
-    place, columns = np.divmod(np.flatnonzero(doubtful[decided]), doubtful.shape[1])
+    if not decided.all():  # a copy of all flags takes as long as the search
+      doubtful = doubtful[decided]
+    place, columns = np.divmod(np.flatnonzero(doubtful), doubtful.shape[1])
     return counts.astype(np.int64), decided, np.flatnonzero(decided)[place], columns
 
   def _at_least(

@@ -175,7 +175,7 @@ def test_memory(tmp_path):
   sharded.gallery(tmp_path)
   evaluation = _Evaluation(tmp_path)
   rows = shard_evaluation.block_rows(evaluation.files, evaluation.prepared, 4.0)
-  assert rows == 1 << 14
+  assert rows == 1 << 13
   with pytest.raises(ValueError, match=r"--memory_gb=0.5 is too little: this needs 0\.\d\d"):
     shard_evaluation.block_rows(evaluation.files, evaluation.prepared, 0.5)
 
