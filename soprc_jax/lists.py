@@ -283,7 +283,7 @@ def similarities(
   Arguments are those of `retrieval_lists`. The product runs at the highest precision, since tau2 =
   0.001 is finer than TF32 and bfloat16 can resolve.
   """
-  options = pair_options.Pairs(**(pairs or {}))
+  options = pair_options.given(pairs)
   pair_options.check_one_given(labels, options.positives)
   pair_options.check_gallery(labels, gallery, gallery_labels)
   if gallery is None and gallery_where is not None:

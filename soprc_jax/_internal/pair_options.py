@@ -19,11 +19,26 @@ class PairOptions(TypedDict, total=False):
 
 
 class Pairs(NamedTuple):
-  """Holds `PairOptions` with their defaults. An unknown option is a TypeError."""
+  """Holds `PairOptions` with their defaults."""
 
   positives: ArrayLike | None = None
   ignore: ArrayLike | None = None
   ignore_above: ArrayLike | None = None
+
+
+def given(pairs: PairOptions | None) -> Pairs:
+  """Returns options of pairs with their defaults.
+
+  Raises:
+    TypeError: an option is unknown.
+  """
+  unknown = sorted(set(pairs or ()) - set(Pairs._fields))
+  if unknown:
+    raise TypeError(
+      f"unexpected keyword argument {unknown[0]!r}; the options of pairs are "
+      f"{', '.join(Pairs._fields)}"
+    )
+  return Pairs(**(pairs or {}))
 
 
 def check_one_given(labels: object, mask: object, name: str = "positives") -> None:
@@ -46,8 +61,14 @@ def pair_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
 
   Raises:
     AssertionError: it is not ``[B, G]``.
+    TypeError: it is a sparse matrix or a function, which only metrics take.
     ValueError: its concrete values are not all 0 or 1.
   """
+  if callable(mask) or hasattr(mask, "toarray"):
+    raise TypeError(
+      f"{name} must be an array [B, G] here, got {type(mask).__name__}: pass the array of the batch, "
+      "e.g. matrix.toarray()"
+    )
   chex.assert_equal(
     jnp.shape(mask),
     shape,
@@ -61,6 +82,8 @@ def not_above(negative: jax.Array, scores: jax.Array, above: ArrayLike | None) -
   """Excludes the negatives ``[B, G]`` whose score is above a limit. None excludes none."""
   if above is None:
     return negative
+  if isinstance(above, (bool, str)):
+    raise ValueError(f"ignore_above must be a number, got {above!r}")
   checks.check_range("ignore_above", above)
   if jnp.ndim(above):
     raise ValueError(f"ignore_above must be a number, got shape {jnp.shape(above)}")
@@ -73,7 +96,7 @@ def joined(
   """Joins the rows of the masks ``[B, G]`` of all devices, ``[G, G]``."""
   if axis_name is None:
     return pairs
-  given = Pairs(**pairs)
+  options = given(pairs)
 
   def join(name: str, mask: ArrayLike | None) -> jax.Array | None:
     if mask is None:
@@ -81,7 +104,7 @@ def joined(
     return jax.lax.all_gather(pair_mask(name, mask, shape), axis_name, tiled=True)
 
   return {
-    "positives": join("positives", given.positives),
-    "ignore": join("ignore", given.ignore),
-    "ignore_above": given.ignore_above,
+    "positives": join("positives", options.positives),
+    "ignore": join("ignore", options.ignore),
+    "ignore_above": options.ignore_above,
   }

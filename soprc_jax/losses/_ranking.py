@@ -99,7 +99,7 @@ def relevant_width(
   pairs: PairOptions,
 ) -> int | None:
   """Returns how many columns suffice for the relevant images of any query; None if unknown."""
-  largest = _most_relevant(labels, where, axis_name, pair_options.Pairs(**pairs))
+  largest = _most_relevant(labels, where, axis_name, pair_options.given(pairs))
   if max_positives is None:
     return largest
   checks.check_count("max_positives", max_positives)

@@ -304,7 +304,7 @@ def _candidates(
       "the memory already contains the current batch: pass current(opt_state) of the memory, not "
       "lookahead"
     )
-  given = pair_options.Pairs(**pairs)
+  given = pair_options.given(pairs)
   if given.positives is not None or given.ignore is not None:
     raise ValueError(
       "positives and ignore cannot be combined with memory, whose images have labels: pass labels, "
