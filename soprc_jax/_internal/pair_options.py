@@ -66,8 +66,8 @@ def pair_mask(name: str, mask: ArrayLike, shape: tuple[int, ...]) -> jax.Array:
   """
   if callable(mask) or hasattr(mask, "toarray"):
     raise TypeError(
-      f"{name} must be an array [B, G] here, got {type(mask).__name__}: pass the array of the batch, "
-      "e.g. matrix.toarray()"
+      f"{name} must be an array [B, G] here, got {type(mask).__name__}: pass the array of the "
+      "batch, e.g. matrix.toarray()"
     )
   chex.assert_equal(
     jnp.shape(mask),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import mapping
 import numpy as np
 import pytest
+import scipy.sparse
 
 import soprc_jax
 from soprc_jax import losses
@@ -259,6 +260,21 @@ _NEEDS_V = soprc_jax.score_ema(4, 5, 0.1)
       lambda e: losses.auroc_loss(e, np.arange(_B), ignore_above=np.nan),
       ValueError,
       "ignore_above must lie in",
+    ),
+    (
+      lambda e: losses.auroc_loss(e, np.arange(_B), ignore_above=True),
+      ValueError,
+      "ignore_above must be a number, got True",
+    ),
+    (
+      lambda e: losses.auroc_loss(e, positives=scipy.sparse.csr_matrix(np.eye(_B))),
+      TypeError,
+      r"positives must be an array \[B, G\] here, got csr_matrix: pass .*toarray\(\)",
+    ),
+    (
+      lambda e: losses.auroc_loss(e, np.arange(_B), ignroe=np.eye(_B)),
+      TypeError,
+      "unexpected keyword argument 'ignroe'; the options of pairs are positives, ignore, ",
     ),
     (
       lambda e: losses.auroc_loss(e, np.arange(_B), ignore_above=np.ones(_B)),
