@@ -67,7 +67,9 @@ def test_readme_table():
       assert cell == want
 
 
-@pytest.mark.parametrize("folder", ["search_characters", "search_glyphs", "search_icons"])
+@pytest.mark.parametrize(
+  "folder", ["search_characters", "search_glyphs", "search_icons", "features_icons"]
+)
 def test_searches_had_equal_effort(folder):
   table = json.loads((_ROOT / "results" / folder / "table.json").read_text())
   assert {len(one["trials"]) for one in table["searches"]} == {table["plan"]["trials"]}
@@ -76,7 +78,9 @@ def test_searches_had_equal_effort(folder):
   assert seeds == set(table["plan"]["seeds"])
 
 
-@pytest.mark.parametrize("folder", ["search_characters", "search_glyphs", "search_icons"])
+@pytest.mark.parametrize(
+  "folder", ["search_characters", "search_glyphs", "search_icons", "features_icons"]
+)
 def test_tables_of_searches(folder):
   lines = (_ROOT / "results" / folder / "table.md").read_text().splitlines()
   rows = [line for line in lines if line.startswith("| ")]
