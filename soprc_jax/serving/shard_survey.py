@@ -137,7 +137,9 @@ def _complete(shard: Shard, what: str) -> tuple[list[str], list[Any]]:
         f"{printable(shard.path)} has no {key}: put a .parquet or .csv file of the same name next "
         f"to it, with a column {' or '.join(names)}{hint}"
       )
-  return table.ids or [], table.labels or []
+  labels = table.labels or []
+  shard_tables.check_types("a label", labels, {str, int, type(None)}, shard.path)
+  return table.ids or [], labels
 
 
 def _spelled(label: Any) -> str:

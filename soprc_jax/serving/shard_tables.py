@@ -24,15 +24,16 @@ class Table(NamedTuple):
 
 
 def read(shard: Shard) -> Table:
-  """Reads the ids and the labels of a shard.
+  """Reads the ids and the labels of a shard. Ids have no blanks at their ends.
 
   Raises:
-    ValueError: if the table is unreadable or has another number of rows, an id is empty, or a
-      Parquet file needs pyarrow, which is missing.
+    ValueError: if the table is unreadable or has another number of rows, an id is empty or neither
+      a text nor an integer, or a Parquet file needs pyarrow, which is missing.
   """
   if shard.stored is not None:
     names = shard.stored.class_names
-    return Table(list(shard.stored.ids), [names.get(int(one), "") for one in shard.stored.labels])
+    spelled = [names.get(int(one), "") for one in shard.stored.labels]
+    return Table(_as_texts(list(shard.stored.ids), shard.path), spelled)
   parquet, text = shard.path.with_suffix(".parquet"), shard.path.with_suffix(".csv")
   if parquet.exists() and text.exists():
     raise ValueError(f"{printable(parquet)} and {text.name} both exist: remove one of them")
@@ -59,16 +60,30 @@ def read(shard: Shard) -> Table:
 
 
 def _as_texts(ids: list[Any], path: Path) -> list[str]:
-  for kind in set(map(type, ids)) - {str}:
-    if kind is not int:
-      row = next(row for row, one in enumerate(ids) if type(one) is kind)
-      raise ValueError(
-        f"{printable(path)}: an id must be a text or an integer, got {shown(ids[row])} in row {row}"
-      )
-    ids = [str(one) for one in ids]
-  if "" in ids:
-    raise ValueError(f"{printable(path)}: the id is empty in row {ids.index('')}")
-  return ids
+  check_types("an id", ids, {str, int}, path)
+  texts = [str(one).strip() for one in ids]
+  if "" in texts:
+    raise ValueError(f"{printable(path)}: the id is empty in row {texts.index('')}")
+  return texts
+
+
+def check_types(what: str, values: list[Any], types: set[type], path: Path) -> None:
+  """Raises a ValueError if a value of a column is neither a text nor an integer.
+
+  The same number of another type has another text, e.g. 1.0 or b'1', and would match nothing.
+
+  Args:
+    what: name of a value in the message.
+    values: the column.
+    types: those of its values that are right.
+    path: file of the column.
+  """
+  for kind in set(map(type, values)) - types:
+    row = next(row for row, one in enumerate(values) if type(one) is kind)
+    raise ValueError(
+      f"{printable(path)}: {what} must be a text or an integer, got {shown(values[row])} of type "
+      f"{kind.__name__} in row {row}: cast the column to integers or text"
+    )
 
 
 def _parquet(path: Path) -> dict[str, list[Any]]:
@@ -85,6 +100,9 @@ def _csv(path: Path) -> dict[str, list[Any]]:
     rows = csv.reader(file)
     header = next(rows, [])
     lines = [row for row in rows if row]
+  doubled = [key for key in (*IDS, *LABELS) if header.count(key) > 1]
+  if doubled:
+    raise ValueError(f"it has {header.count(doubled[0])} columns {doubled[0]}: rename one")
   uneven = [number for number, row in enumerate(lines) if len(row) != len(header)]
   if uneven:
     raise ValueError(f"row {uneven[0]} has not the {len(header)} columns of the header")

@@ -43,6 +43,30 @@ def test_labels_are_compared_without_blanks_and_types(tmp_path):
   assert _prepare(tmp_path).thresholds.numbers.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("value", [1.0, float("nan"), b"1", True, [1]])
+def test_labels_of_other_types_are_named(tmp_path, value):
+  rows = np.eye(4, dtype=np.float32)
+  sharded.write(tmp_path / "queries.npy", rows[:2], ["a", "b"], [1, 2])
+  path = tmp_path / "shards" / "a.npy"
+  sharded.write(path, rows, list("cdef"), [None, value, value, None], table="parquet")
+  with pytest.raises(
+    ValueError,
+    match=rf"a\.npy: a label must be .* {type(value).__name__} in row 1: cast the column to int",
+  ):
+    _prepare(tmp_path)
+  sharded.write(path, rows, list("cdef"), [None, 1, 2, None], table="parquet")
+  assert _prepare(tmp_path).thresholds.numbers.tolist() == [1, 1]
+
+
+def test_ids_are_compared_without_blanks(tmp_path):
+  rows = np.eye(4, dtype=np.float32)
+  sharded.write(tmp_path / "queries.npy", rows[:2], [" a", "b"], [1, 2])
+  sharded.write(tmp_path / "shards" / "a.npy", rows, ["a", "b\t", "c", "d"], [1, 2, 1, 2])
+  found = _prepare(tmp_path)
+  assert found.ids == ["a", "b"]
+  assert [part.tolist() for part in found.excluded[0]] == [[0, 1], [0, 1]]
+
+
 def test_values_that_are_not_finite_are_named(tmp_path):
   _, labels, _ = sharded.gallery(tmp_path)
   path = tmp_path / "shards" / "shard-00001-of-00003.npy"

@@ -121,13 +121,19 @@ def test_tables(tmp_path, table):
 
 def test_more_bad_tables(tmp_path):
   (shard,) = _find(sharded.write(tmp_path / "a.npy", _ROWS, [0.5, 1, 2, 3], table="parquet"))
-  with pytest.raises(ValueError, match=r"must be a text or an integer, got 0\.5 in row 0"):
+  with pytest.raises(ValueError, match=r"an integer, got 0\.5 of type float in row 0"):
     shard_tables.read(shard)
   shard.path.with_suffix(".csv").write_text("id,label\na\n")
   with pytest.raises(ValueError, match=r"both exist"):
     shard_tables.read(shard)
   shard.path.with_suffix(".parquet").unlink()
   with pytest.raises(ValueError, match=r"row 0 has not the 2 columns"):
+    shard_tables.read(shard)
+  shard.path.with_suffix(".csv").write_text("id,label,id,x,x\n" + "a,b,c,d,e\n" * 4)
+  with pytest.raises(ValueError, match=r"a\.csv .* 2 columns id: rename one"):
+    shard_tables.read(shard)
+  shard.path.with_suffix(".csv").write_text("id\na\n  \nb\nc\n")
+  with pytest.raises(ValueError, match=r"a\.csv: the id is empty in row 1"):
     shard_tables.read(shard)
 
 
