@@ -6,6 +6,7 @@ import errno
 import os
 from pathlib import Path
 import re
+import secrets
 import shutil
 import stat
 from typing import BinaryIO
@@ -88,12 +89,11 @@ def _open_at_once(path: str, flags: int) -> int:
 def whole(path: Path) -> Iterator[BinaryIO]:
   """Opens a binary file for writing, which replaces ``path`` once it is complete and on disk.
 
-  After a kill or a power cut ``path`` is either the old or the new file. A link at ``path`` is
-  replaced, not followed. The same holds for a link at the path of the temporary file.
+  After a kill or a power cut ``path`` is either the old or the new file. Of several writers at once
+  the last to finish wins. A link at ``path`` is replaced, not followed.
   """
-  aside = path.with_name(f".{path.name}.tmp")
+  aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
   with naming(path):
-    aside.unlink(missing_ok=True)
     try:
       with aside.open("xb") as file:
         yield file

@@ -55,8 +55,12 @@ def problem(folder: Path) -> str | None:
 
 
 def _files(folder: Path) -> list[str]:
-  names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-  return sorted(name for name in names if Path(name).name not in (MANIFEST, f".{MANIFEST}.tmp"))
+  # A kill may have left an unfinished manifest, see `file_io.whole`.
+  return sorted(
+    path.relative_to(folder).as_posix()
+    for path in folder.rglob("*")
+    if path.is_file() and path.name != MANIFEST and not path.name.startswith(f".{MANIFEST}.")
+  )
 
 
 def _digest(path: Path) -> tuple[int, str]:

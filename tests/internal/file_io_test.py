@@ -106,6 +106,23 @@ def disks(tmp_path, monkeypatch):
   return place, found
 
 
+def test_two_writers_of_one_file_do_not_mix(tmp_path):
+  path = tmp_path / "a"
+  with file_io.whole(path) as first:
+    first.write(b"fir")
+    with file_io.whole(path) as second:
+      second.write(b"sec")
+      first.flush()
+    assert path.read_bytes() == b"sec"
+    first.write(b"st")
+  assert path.read_bytes() == b"first"
+  with contextlib.suppress(KeyError), file_io.whole(path) as third:
+    third.write(b"x")
+    raise KeyError
+  assert path.read_bytes() == b"first"
+  assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("full", ["workdir", "temporary", "shared"])
 def test_f56_the_file_system_that_is_full_is_named(disks, full):
   place, free = disks

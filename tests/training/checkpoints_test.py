@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from soprc_jax import score_ema, tracking
-from soprc_jax.training import checkpoints
+from soprc_jax.training import checkpoints, checksums
 from soprc_jax.training.step import TrainState
 
 
@@ -313,3 +313,10 @@ class TestDamage:
     _assert_same(store.restore_intact(_state(step=0))[0], _state(3))
     store.save(_state(3), {})  # the step is made again
     assert (tmp_path / "store" / "3" / "digests.json").exists()
+
+  def test_a_kill_within_the_digests(self, tmp_path, store):
+    store.save(_state(3), {})
+    (tmp_path / "store" / "3" / ".digests.json.0123456789abcdef.tmp").write_text("{")
+    checksums.write(tmp_path / "store" / "3")
+    (tmp_path / "store" / "3" / ".digests.json.0123456789abcdef.tmp").unlink()
+    assert checksums.problem(tmp_path / "store" / "3") is None

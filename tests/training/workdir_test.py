@@ -126,7 +126,7 @@ class TestClaim:
     }
 
   def test_what_a_kill_before_the_first_write_leaves_is_no_obstacle(self, tmp_path):
-    (tmp_path / f".{workdir.CONFIG}.tmp").write_text("{")
+    (tmp_path / f".{workdir.CONFIG}.0123456789abcdef.tmp").write_text("{")
     workdir.claim(tmp_path, _config())
     assert workdir.read_config(tmp_path)["seed"] == 0
 
