@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 import json
+import math
 from pathlib import Path
 import sys
 
 from experiments import flags
+
+# The largest cut-off that fits an int32.
+_LARGEST = 2**31 - 1
 
 
 def evaluate(
@@ -25,23 +29,22 @@ def evaluate(
     gallery: file or pattern of the candidates with labels.
     distractors: file or pattern of the other candidates; None for none.
     output: folder of counts and results; the same for all processes.
-    ks: cut-offs, as texts.
-    memory_gb: memory of this process in GiB.
+    ks: cut-offs, as texts; different ones from 1 to 2**31 - 1.
+    memory_gb: memory of this process in GiB; finite.
     shard: "I/N" counts every N-th shard from shard I on, without metrics; None counts what is left.
   """
   from tqdm import tqdm
 
   from soprc_jax._internal import file_io
-  from soprc_jax.metrics import per_query, retrieval
+  from soprc_jax.metrics import per_query
   from soprc_jax.serving import shard_evaluation, shard_survey, shards
   from soprc_jax.training import workdir
 
   with flags.errors_as_messages():
     part = shards.part(shard, flag="--shard") if shard else (0, 1)
-    wrong = [k for k in ks if not k.isdecimal()]
-    if wrong:
-      raise ValueError(f"--ks must be integers, got {wrong[0]!r}")
-    cuts = retrieval.checked_ks([int(k) for k in ks])
+    cuts = _cut_offs(ks)
+    if not math.isfinite(memory_gb):
+      raise ValueError(f"--memory_gb={memory_gb} must be a finite number, e.g. --memory_gb=4")
     folder = file_io.given(output, name="--output")
     files = shard_survey.find(queries, gallery, distractors)
     prepared = shard_survey.prepare(files)
@@ -67,3 +70,13 @@ def evaluate(
   if values["num_excluded"]:
     print(f"{values['num_excluded']} candidates are the query itself (same id) and are left out.")
   print(f"Written to {path}")
+
+
+def _cut_offs(ks: Sequence[str]) -> list[int]:
+  found = [int(k) for k in ks if k.isdecimal() and len(k) <= len(str(_LARGEST))]
+  wrong = len(found) < len(ks) or len(set(found)) < len(found)
+  if wrong or not found or not 1 <= min(found) <= max(found) <= _LARGEST:
+    raise ValueError(
+      f"--ks={','.join(ks)} must be different integers from 1 to {_LARGEST}, e.g. --ks=1,10,100"
+    )
+  return found

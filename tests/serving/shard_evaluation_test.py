@@ -12,6 +12,7 @@ import pytest
 import runs
 import sharded
 
+from experiments import gallery
 from soprc_jax import metrics
 from soprc_jax._internal import file_io
 from soprc_jax.metrics import exact_ranks, per_query
@@ -211,13 +212,23 @@ def test_the_command_after_a_kill(tmp_path):
     np.testing.assert_allclose(arrays["ap@500"], queries.ap, rtol=1e-14)
 
 
+@pytest.mark.parametrize("ks", ["1,x", "", "1,1", "01,1", "0", "-1", "2147483648", "9" * 5000])
+def test_wrong_cut_offs(tmp_path, capsys, ks):
+  given = {"queries": "q", "gallery": "g", "distractors": None, "output": str(tmp_path / "out")}
+  with pytest.raises(SystemExit):
+    gallery.evaluate(**given, ks=ks.split(","), memory_gb=4.0, shard=None)
+  told = f"Error: --ks={ks} must be different integers from 1 to 2147483647, e.g. --ks=1,10,100\n"
+  assert capsys.readouterr().err == told
+
+
 def test_flags(tmp_path):
   given = ["--queries=q.npy", "--gallery=g.npy", "--output=o"]
   for flags, message in (
     (given[:1], "missing --gallery and --output. For example:\n  soprc evaluate --queries="),
     (given[1:], "missing --queries"),
     ([*given, "--split=test"], "--queries and --split exclude each other"),
-    ([*given, "--ks=1,x"], "--ks must be integers, got 'x'"),
+    ([*given, "--memory_gb=nan"], "--memory_gb=nan must be a finite number, e.g. --memory_gb=4"),
+    ([*given, "--memory_gb=inf"], "--memory_gb=inf must be a finite number"),
     ([*given, "--shard=2/2"], "--shard=2/2 must be I/N"),
     (given, "--queries=q.npy: there is no such file"),
   ):
