@@ -59,7 +59,7 @@ def find(queries: str, gallery: str, distractors: str | None) -> Files:
   """Finds the shards of an evaluation and checks that they fit together.
 
   Args:
-    queries: file or pattern of the queries, see `shards.find`.
+    queries: file or pattern of the queries, see `shards.find`; also one file of numbered ones.
     gallery: file or pattern of the candidates with labels.
     distractors: file or pattern of candidates that are positives of no query; None for none.
 
@@ -67,7 +67,7 @@ def find(queries: str, gallery: str, distractors: str | None) -> Files:
     ValueError, FileNotFoundError: as `shards.find`, or if shards are of different models or widths,
       or a file of the gallery is given twice.
   """
-  asked = shards_lib.find(queries, flag="--queries")
+  asked = shards_lib.find(queries, flag="--queries", may_be_part=True)
   labeled = shards_lib.find(gallery, flag="--gallery")
   others = shards_lib.find(distractors, flag="--distractors") if distractors else []
   seen: set[Path] = set()

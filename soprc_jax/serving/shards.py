@@ -15,6 +15,7 @@ import glob
 import os
 from pathlib import Path
 import re
+import tokenize
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,28 +76,34 @@ def part(text: str, *, flag: str) -> tuple[int, int]:
   return int(match[1]), int(match[2])
 
 
-def find(pattern: str, *, flag: str) -> list[Shard]:
+def find(pattern: str, *, flag: str, may_be_part: bool = False) -> list[Shard]:
   """Finds shards, sorted by their paths, and checks all but their numbers.
 
   Args:
-    pattern: a file, a folder with ``.npy`` files, or a pattern like ``shards/*.npy``. An ``.npz``
-      file of `soprc embed` is read into memory.
+    pattern: a file, a folder with ``.npy`` files, or a pattern like ``shards/*.npy``, where ``**``
+      stands for any folders. An ``.npz`` file of `soprc embed` is read into memory.
     flag: name of the pattern in messages.
+    may_be_part: whether one file of ``NAME-00000-of-00100.npy`` and so on may be given alone.
 
   Raises:
     FileNotFoundError: if there is none, or if one of ``NAME-00000-of-00100.npy`` and so on is
       missing.
-    ValueError: if a file is truncated or no array ``[N, D]`` of float16 or float32, or its origin
-      is corrupt.
+    ValueError: if a file is truncated or no array ``[N, D]`` of float16 or float32, its origin is
+      corrupt, or its number is not below the number of shards.
   """
   place = file_io.given(pattern, name=flag)
   where = f"{flag}={printable(pattern)}"
   if place.is_dir():
     place = Path(glob.escape(str(place))) / "*.npy"
-  paths = [place] if place.is_file() else [Path(path) for path in sorted(glob.glob(str(place)))]
+  if place.is_file():
+    paths = [place]
+  else:
+    paths = [Path(path) for path in sorted(glob.glob(str(place), recursive=True))]
   if not paths:
-    raise FileNotFoundError(f"{where}: there is no such file; give e.g. 'shards/*.npy'")
-  _check_complete(paths, where)
+    hint = "; a [ in the name of a folder is written [[] in a pattern" if "[" in pattern else ""
+    raise FileNotFoundError(f"{where}: there is no such file; give e.g. 'shards/*.npy'{hint}")
+  if not (may_be_part and place.is_file()):
+    _check_complete(paths, where)
   return find_all(paths, flag=flag)
 
 
@@ -120,19 +127,22 @@ def find_all(paths: Sequence[Path], *, flag: str) -> list[Shard]:
 
 
 def _check_complete(paths: list[Path], where: str) -> None:
-  """Raises an error if a numbered shard is missing."""
-  numbers: dict[tuple[str, str], set[int]] = {}
+  """Raises an error if a numbered shard is missing, or is not numbered from 0."""
+  numbers: dict[tuple[str, int], set[int]] = {}
   for path in paths:
     if match := _NUMBERED.fullmatch(path.stem):
-      key = f"{path.parent / match[1]}-%0{len(match[2])}d-of-{match[3]}{path.suffix}", match[3]
+      key = f"{path.parent / match[1]}-%0{len(match[2])}d-of-{match[3]}{path.suffix}", int(match[3])
       numbers.setdefault(key, set()).add(int(match[2]))
   for (form, count), there in numbers.items():
-    missing = sorted(set(range(int(count))) - there)
-    if missing:
+    if max(there) >= count:
+      raise ValueError(
+        f"{where}: {printable(form % max(there))} has no number from 0 to {count - 1}: rename it"
+      )
+    if len(there) < count:
+      first = min(set(range(len(there) + 1)) - there)
       raise FileNotFoundError(
-        f"{where}: {len(missing)} of {int(count)} shards are missing, the first is "
-        f"{printable(form % missing[0])}: write it with soprc embed "
-        f"--shard={missing[0]}/{int(count)}"
+        f"{where}: {count - len(there)} of {count} shards are missing, the first is "
+        f"{printable(form % first)}: write it with soprc embed --shard={first}/{count}"
       )
 
 
@@ -148,8 +158,11 @@ def _opened(path: Path, flag: str) -> Shard:
       version = np.lib.format.read_magic(file)
       read = np.lib.format.read_array_header_1_0 if version == (1, 0) else _read_header_2
       shape, is_fortran, dtype = read(file)
-    except ValueError as error:
-      raise ValueError(f"{printable(path)} is not a readable .npy file ({error})") from error
+    except (ValueError, TypeError, RecursionError, tokenize.TokenError) as error:
+      raise ValueError(
+        f"{printable(path)} is not a readable .npy file ({error}): give e.g. 'shards/*.npy', or "
+        "write it again"
+      ) from error
     offset, size = file.tell(), os.fstat(file.fileno()).st_size
   if len(shape) != 2 or not shape[1] or is_fortran or dtype not in _DTYPES:
     raise ValueError(
@@ -174,7 +187,8 @@ def _origin(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> tuple[str, s
   beside = path.with_suffix(".json")
   if not beside.exists():
     return "", ""
-  meta = stored.read_json(beside, _META, remedy=_REMEDY)
+  remedy = f"{_REMEDY}; a .json file of another program needs another name"
+  meta = stored.read_json(beside, _META, remedy=remedy)
   want = (FORMAT, *shape, dtype.name)
   got = tuple(meta[key] for key in ("format", "rows", "width", "dtype"))
   if got != want:

@@ -111,6 +111,15 @@ def test_missing_columns_are_named(tmp_path):
     _prepare(tmp_path)
 
 
+def test_one_of_the_shards_has_the_queries(tmp_path):
+  _, _, ids = sharded.gallery(tmp_path)
+  one = str(tmp_path / "shards" / "shard-00002-of-00003.npy")
+  files = shard_survey.find(one, str(tmp_path / "shards"), None)
+  assert shard_survey.prepare(files).ids == ids[49:9:-1]
+  with pytest.raises(FileNotFoundError, match=r"--gallery=.* 2 of 3 shards are missing"):
+    shard_survey.find(one, one, None)
+
+
 def test_no_positive_and_files_given_twice(tmp_path):
   sharded.gallery(tmp_path)
   with pytest.raises(ValueError, match=r"shard-00000.* is in the gallery twice"):

@@ -41,6 +41,27 @@ def test_a_missing_shard_is_named(tmp_path):
     _find(tmp_path)
 
 
+def test_numbers_that_do_not_begin_at_0_are_named(tmp_path):
+  for number in (1, 2):
+    sharded.write(tmp_path / f"{shards.name(number, 2)}.npy", _ROWS)
+  with pytest.raises(ValueError, match=r"shard-00002-of-00002\.npy has no number from 0 to 1"):
+    _find(tmp_path)
+
+
+def test_a_huge_number_of_shards_needs_no_memory(tmp_path):
+  sharded.write(tmp_path / "x-0-of-99999999999.npy", _ROWS)
+  with pytest.raises(FileNotFoundError, match=r"99999999998 of .*, the first is .*x-1-of-9999"):
+    _find(tmp_path)
+
+
+def test_patterns_of_folders(tmp_path):
+  path = sharded.write(tmp_path / "[a]" / "b" / "c" / "d.npy", _ROWS)
+  assert [one.path for one in _find(tmp_path / "**" / "*.npy")] == [path]
+  with pytest.raises(FileNotFoundError, match=r"no such file; .* is written \[\[\] in a pattern"):
+    _find(tmp_path / "[a]" / "b" / "c" / "*.npy")
+  assert [one.path for one in _find(tmp_path / "[[]a]" / "b" / "c" / "*.npy")] == [path]
+
+
 def test_bad_files_are_named(tmp_path):
   path = sharded.write(tmp_path / "a.npy", _ROWS)
   whole = path.read_bytes()
@@ -53,6 +74,10 @@ def test_bad_files_are_named(tmp_path):
   path.write_bytes(whole[:20])
   with pytest.raises(ValueError, match=r"a\.npy is not a readable \.npy file"):
     _find(path)
+  for old, new in ((b"}", b" "), (b"'descr'", b"0      ")):
+    path.write_bytes(whole.replace(old, new, 1))
+    with pytest.raises(ValueError, match=r"a\.npy is not a readable .* or write it again"):
+      _find(path)
   for wrong, reason in (
     (_ROWS.astype(np.float64), "got float64"),
     (np.asfortranarray(_ROWS), "in Fortran order"),
@@ -96,7 +121,7 @@ def test_an_origin_that_does_not_fit_is_named(tmp_path):
   with pytest.raises(ValueError, match=r"a\.json describes .* 4, 3.* but the array is .* 3, 3"):
     _find(path)
   path.with_suffix(".json").write_text("{")
-  with pytest.raises(ValueError, match=r"a\.json is corrupt"):
+  with pytest.raises(ValueError, match=r"a\.json is corrupt .* of another program needs"):
     _find(path)
 
 
