@@ -130,9 +130,10 @@ def _embed_shard(
     print(f"{strings.printable(path)} is finished.")
     return
   if _IMAGES.value:
-    made = embed.of_images(network, images)
+    made = embed.of_images(network, images, may_be_empty=True)
   else:
-    made = embed.make_index(network, images, split=_SPLIT.value, root=network.config.data.root)
+    root = network.config.data.root
+    made = embed.make_index(network, images, split=_SPLIT.value, root=root, may_be_empty=True)
   shard_writing.write(path, made, dtype=_DTYPE.value, inputs=inputs)
   print(embed.summary(made, path))
 

@@ -19,6 +19,7 @@ def make_index(
   split: str = "",
   root: str = "",
   embed: network_lib.EmbedFn | None = None,
+  may_be_empty: bool = False,
 ) -> index_lib.Index:
   """Embeds all images of a source and makes their index; each file is read once.
 
@@ -28,6 +29,7 @@ def make_index(
     split: name of the split of the data set; empty for the user's own images.
     root: see `soprc_jax.serving.index.Index`.
     embed: function compiled for this model, see `network.make_embed`; None compiles one.
+    may_be_empty: whether all images may be unreadable, if unreadable ones are skipped.
 
   Raises:
     ValueError: if an image is unreadable and must not be skipped, or if all are unreadable.
@@ -39,7 +41,7 @@ def make_index(
     for index in range(len(source)):
       noted[index]
   at = embedded.positions
-  if not at.size:
+  if not (at.size or may_be_empty):
     raise ValueError(f"none of the {len(source)} images can be decoded")
   left_out = np.setdiff1d(np.arange(len(source)), at)
   return index_lib.Index(
@@ -87,17 +89,24 @@ def split_source(network: network_lib.Network, split: str) -> sources.Source:
   return evaluation.pick_split(datasets.make_splits(network.config.data), split)
 
 
-def of_images(network: network_lib.Network, source: sources.Source) -> index_lib.Index:
+def of_images(
+  network: network_lib.Network, source: sources.Source, *, may_be_empty: bool = False
+) -> index_lib.Index:
   """Makes the index of the user's images or vectors, see `image_inputs.find`.
+
+  Args:
+    network: the model that embeds.
+    source: the images or vectors.
+    may_be_empty: see `make_index`.
 
   Raises:
     ValueError: as `make_index`, or if a link is broken and must not be skipped.
   """
   if not isinstance(source, image_inputs.Named):
-    return make_index(network, source)
+    return make_index(network, source, may_be_empty=may_be_empty)
   if network.config.data.on_broken != "skip":  # before the first image is embedded
     image_inputs.check_links(source)
-  return make_index(network, source, root=str(source.root))
+  return make_index(network, source, root=str(source.root), may_be_empty=may_be_empty)
 
 
 def summary(index: index_lib.Index, path: Path) -> str:

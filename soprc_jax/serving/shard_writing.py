@@ -115,6 +115,8 @@ def write(path: Path, index: index_lib.Index, *, dtype: str, inputs: str) -> Non
     OSError: if the disk is full or the folder is not writable.
   """
   vectors = index.embeddings.astype(dtype)
+  if not len(vectors):
+    _log.warning("%s is empty: none of its images can be decoded.", printable(path))
   meta = {"format": shards.FORMAT, "rows": len(vectors), "width": vectors.shape[1], "dtype": dtype}
   meta |= {"digest": index.digest, "inputs": inputs, "broken_ids": index.broken_ids.tolist()}
   meta |= {key: getattr(index, key) for key in ("workdir", "step", "model", "image_size", "resize")}

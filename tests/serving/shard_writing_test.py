@@ -14,7 +14,16 @@ import runs
 from soprc_jax import metrics
 from soprc_jax._internal import file_io
 from soprc_jax.data import features
-from soprc_jax.serving import embed, image_inputs, network, shard_tables, shard_writing, shards
+from soprc_jax.serving import (
+  embed,
+  image_inputs,
+  network,
+  shard_evaluation,
+  shard_survey,
+  shard_tables,
+  shard_writing,
+  shards,
+)
 
 
 @pytest.fixture(scope="module")
@@ -204,6 +213,10 @@ def test_embed_and_evaluate_from_the_command_line(made, loaded, tmp_path):
   assert (meta["digest"], meta["step"]) == (loaded.digest, 3)
   done = runs.call("experiments.embed", *command, "--shard=0/2", "--on_broken=skip")
   assert done.stdout == f"{tmp_path / 'out' / 'shard-00000-of-00002.npy'} is finished.\n"
+  command[-1] = f"--output={tmp_path / 'broken'}"
+  done = runs.call("experiments.embed", *command, "--shard=2/41", "--on_broken=skip")
+  assert done.stdout.startswith("Embedded 0 images"), done.stderr
+  assert "shard-00002-of-00041.npy is empty" in done.stderr
   out = tmp_path / "results"
   shared = [f"--gallery={tmp_path / 'out'}", f"--output={out}", "--ks=1,10"]
   done = runs.call("experiments.evaluate", f"--queries={tmp_path / 'out'}", *shared)
@@ -214,6 +227,34 @@ def test_embed_and_evaluate_from_the_command_line(made, loaded, tmp_path):
   assert {key: values[key] for key in want} == want
   assert values["num_excluded"] == 40
   assert values["model"] == loaded.digest
+
+
+@pytest.mark.parametrize("has_parquet", [True, False])
+def test_a_shard_of_broken_images_is_empty(made, tmp_path, monkeypatch, caplog, has_parquet):
+  if not has_parquet:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  shutil.copytree(made[0], tmp_path / "images")
+  for path in (tmp_path / "images" / "class_000").glob("*.png"):
+    path.write_bytes(b"x")
+  names = [f"{path},{path.parent.name}" for path in sorted((tmp_path / "images").rglob("*.png"))]
+  (tmp_path / "list.csv").write_text("\n".join(["path,label", *names[:6]]) + "\n")
+  (tmp_path / "out").mkdir()
+  skipping = network.load(made[1], on_broken="skip")
+  for number in range(3):
+    part = shard_writing.part_of(_images(tmp_path / "list.csv"), number, 3)
+    shard_writing.write(
+      tmp_path / "out" / f"{shards.name(number, 3)}.npy",
+      embed.of_images(skipping, part, may_be_empty=True),
+      dtype="float32",
+      inputs="i",
+    )
+  assert "shard-00000-of-00003.npy is empty: none of its images can be decoded" in caplog.text
+  place = str(tmp_path / "out")
+  files = shard_survey.find(place, place, None)
+  assert [one.rows for one in files.gallery] == [0, 2, 2]
+  prepared = shard_survey.prepare(files)
+  shard_evaluation.count(files, prepared, tmp_path, size=32)
+  assert shard_evaluation.summarise(files, prepared, tmp_path, ks=[1])[0]["num_queries"] == 4
 
 
 def test_flags(made, tmp_path):
