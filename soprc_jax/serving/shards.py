@@ -12,6 +12,7 @@ The ``.npy`` file is written last. So a shard that has it is complete.
 
 from collections.abc import Sequence
 import glob
+import logging
 import os
 from pathlib import Path
 import re
@@ -24,11 +25,15 @@ from soprc_jax._internal import file_io, stored
 from soprc_jax._internal.strings import printable
 from soprc_jax.data import features
 
+_log = logging.getLogger(__name__)
+
 FORMAT = "soprc_jax shard 1"
 # Columns of ids, the preferred one first.
 IDS = ("ids", "id", "path")
 _NUMBERED = re.compile(r"(.*)-(\d+)-of-(\d+)")
-_META = {"format": str, "digest": str, "inputs": str, "rows": int, "width": int, "dtype": str}
+_META = {"rows": int, "width": int} | dict.fromkeys(
+  ("format", "digest", "inputs", "dtype", "root"), str
+)
 _REMEDY = "remove the shard, and write it again with soprc embed"
 _DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
 # Rows that are gathered at a time.
@@ -46,6 +51,7 @@ class Shard(NamedTuple):
     offset: bytes before the first embedding.
     made_by: digest of the model that computed them; empty if unknown.
     inputs: digest of the list of images that it is a part of; empty if unknown.
+    root: folder that the ids of these images are relative to; empty if unknown.
     stored: content of an ``.npz`` file, which is in memory.
   """
 
@@ -56,6 +62,7 @@ class Shard(NamedTuple):
   offset: int
   made_by: str
   inputs: str = ""
+  root: str = ""
   stored: features.Features | None = None
 
 
@@ -110,19 +117,30 @@ def find(pattern: str, *, flag: str, may_be_part: bool = False) -> list[Shard]:
 def find_all(paths: Sequence[Path], *, flag: str) -> list[Shard]:
   """Reads the headers of files, and checks that numbered ones are parts of one list of images.
 
+  Images of different folders may have the same names, which gives a warning.
+
   Raises:
     FileNotFoundError, ValueError: as `find`.
   """
   found = [_opened(path, flag) for path in paths]
-  first: dict[str, Shard] = {}
+  sets: dict[str, list[Shard]] = {}
   for shard in found:
     if match := _NUMBERED.fullmatch(shard.path.stem):
-      other = first.setdefault(f"{shard.path.parent}/{match[1]}/{match[3]}", shard)
-      if shard.inputs != other.inputs:
+      sets.setdefault(f"{shard.path.parent}/{match[1]}/{match[3]}", []).append(shard)
+  for first, *others in sets.values():
+    for other in others:
+      if other.inputs != first.inputs:
         raise ValueError(
-          f"{printable(shard.path)} and {printable(other.path)} are parts of different lists of "
+          f"{printable(other.path)} and {printable(first.path)} are parts of different lists of "
           "images: an image may be missing. Embed all shards from one list"
         )
+    moved = next((other for other in others if other.root != first.root), None)
+    if moved:
+      _log.warning(
+        "%s has images of the folder %s, but %s those of %s: if these are not the same images, "
+        "embed all shards from one folder.",
+        *map(printable, (moved.path, moved.root, first.path, first.root)),
+      )
   return found
 
 
@@ -182,18 +200,18 @@ def _read_header_2(file: Any) -> Any:
   return np.lib.format.read_array_header_2_0(file)
 
 
-def _origin(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> tuple[str, str]:
-  """Returns the digests of model and inputs in the ``.json`` file of a shard, "" without one."""
+def _origin(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> tuple[str, str, str]:
+  """Returns digests of model and inputs and the root in the ``.json`` of a shard, "" without it."""
   beside = path.with_suffix(".json")
   if not beside.exists():
-    return "", ""
+    return "", "", ""
   remedy = f"{_REMEDY}; a .json file of another program needs another name"
   meta = stored.read_json(beside, _META, remedy=remedy)
   want = (FORMAT, *shape, dtype.name)
   got = tuple(meta[key] for key in ("format", "rows", "width", "dtype"))
   if got != want:
     raise ValueError(f"{printable(beside)} describes {got}, but the array is {want}: {_REMEDY}")
-  return meta["digest"], meta["inputs"]
+  return meta["digest"], meta["inputs"], meta["root"]
 
 
 def _in_memory(path: Path, flag: str) -> Shard:

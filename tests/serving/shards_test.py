@@ -115,6 +115,16 @@ def test_models_and_widths_do_not_mix(tmp_path):
     shards.check_same_model([found["c"], wide])
 
 
+def test_folders_of_images_that_differ_are_named(tmp_path, caplog):
+  for number, root in enumerate(("/a", "/a", "/b", "/b")):
+    path = tmp_path / f"{shards.name(number, 4)}.npy"
+    sharded.write(path, _ROWS, digest="1", root=root)
+  _find(tmp_path)
+  (told,) = caplog.messages
+  assert "shard-00002-of-00004.npy has images of the folder /b, but " in told
+  assert "shard-00000-of-00004.npy those of /a: if these are not the same images" in told
+
+
 def test_an_origin_that_does_not_fit_is_named(tmp_path):
   path = sharded.write(tmp_path / "a.npy", _ROWS, digest="1")
   np.save(path, _ROWS[:3])

@@ -9,7 +9,7 @@ import numpy as np
 from soprc_jax.serving import shards
 
 
-def write(path, vectors, ids=None, labels=None, *, digest=None, inputs="", table="csv"):
+def write(path, vectors, ids=None, labels=None, *, digest=None, inputs="", root="", table="csv"):
   """Writes ``path`` (``.npy``), a table if there are ids, and an origin if there is a digest."""
   path.parent.mkdir(parents=True, exist_ok=True)
   np.save(path, vectors)
@@ -28,7 +28,7 @@ def write(path, vectors, ids=None, labels=None, *, digest=None, inputs="", table
       "format": shards.FORMAT,
       "digest": digest,
       "inputs": inputs,
-      "dtype": vectors.dtype.name,
+      "root": root,
     }
     meta |= {"rows": len(vectors), "width": vectors.shape[1], "dtype": vectors.dtype.name}
     path.with_suffix(".json").write_text(json.dumps(meta))
