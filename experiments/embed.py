@@ -24,7 +24,8 @@ soprc embed --workdir=runs/mine --output=DIR --images=PHOTOS --shard=I/N [--dtyp
 
 embeds the part I of N (from 0) of the same images into the folder DIR: shard-I-of-N.npy, a .parquet
 file (.csv without pyarrow) of ids and labels, and a .json file of the origin. A finished shard is
-skipped. So the same commands, in any order and on any machines, resume.
+skipped. So the same commands, in any order and on any machines, resume. soprc evaluate needs
+labels: those of a --split, a CSV file with path,label, or a tar or Parquet file. A folder has none.
 
 The file has embeddings [N, D] float32, ids [N], class_names [N] (empty where unknown), labels (of a
 split), and their origin: workdir, step, digest of the model's variables, model, image_size. Read it
@@ -118,14 +119,14 @@ def _embed_shard(
   network: "Network", source: "Source | None", folder: Path, part: tuple[int, int]
 ) -> None:
   """Embeds one shard, unless it exists."""
-  from soprc_jax._internal import strings
+  from soprc_jax._internal import file_io, strings
   from soprc_jax.serving import embed, shard_writing, shards
 
   source = embed.split_source(network, _SPLIT.value) if source is None else source
   path = folder / f"{shards.name(*part)}.npy"
   images = shard_writing.part_of(source, *part)
   inputs = shard_writing.inputs_digest(source)
-  folder.mkdir(parents=True, exist_ok=True)
+  file_io.make_folder(folder, name="--output")
   if shard_writing.is_finished(path, network, dtype=_DTYPE.value, inputs=inputs, count=part[1]):
     print(f"{strings.printable(path)} is finished.")
     return

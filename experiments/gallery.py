@@ -47,10 +47,10 @@ def evaluate(
       raise ValueError(f"--memory_gb={memory_gb} must be a finite number, e.g. --memory_gb=4")
     folder = file_io.given(output, name="--output")
     files = shard_survey.find(queries, gallery, distractors)
+    counts = folder / "counts"
+    file_io.make_folder(counts, name="--output")
     prepared = shard_survey.prepare(files)
     size = shard_evaluation.block_rows(files, prepared, memory_gb)
-    counts = folder / "counts"
-    counts.mkdir(parents=True, exist_ok=True)
     mine = files.gallery[part[0] :: part[1]]
     with tqdm(
       total=sum(one.rows for one in mine),

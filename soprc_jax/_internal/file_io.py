@@ -51,6 +51,22 @@ def given(path: str | os.PathLike[str], *, name: str) -> Path:
   return Path(expanded)
 
 
+def make_folder(path: Path, *, name: str) -> None:
+  """Creates a folder and its parents, unless it exists.
+
+  Args:
+    path: the folder.
+    name: name of the flag, for messages.
+
+  Raises:
+    ValueError: a file is in its place, or in that of a parent.
+  """
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+  except (FileExistsError, NotADirectoryError):
+    raise ValueError(f"{name}={path}: a file is in its place, choose another folder") from None
+
+
 def why_no_file(path: str | os.PathLike[str]) -> str:
   """Returns why a path is not a regular file, or "" if it is one. Links are followed."""
   try:

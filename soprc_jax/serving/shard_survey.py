@@ -112,7 +112,10 @@ def _read_queries(found: list[Shard]) -> tuple[np.ndarray, list[str], list[str]]
     names, labels = _complete(shard, "queries")
     spelled = [_spelled(label) for label in labels]
     if "" in spelled:
-      raise ValueError(f"{printable(shard.path)}: query {spelled.index('')} has no label")
+      raise ValueError(
+        f"{printable(shard.path)}: query {spelled.index('')} has no label. soprc embed writes "
+        "those of a --split, or of a CSV file with the columns path,label as --images"
+      )
     ids += names
     hashes.append((shard, _hashes(names)))
     class_names += spelled
@@ -153,7 +156,10 @@ def _check_finite(shard: Shard, vectors: np.ndarray, rows: np.ndarray) -> None:
 
 
 def not_finite(shard: Shard, row: int) -> ValueError:
-  return ValueError(f"{printable(shard.path)} has a value that is not finite in row {row}")
+  return ValueError(
+    f"{printable(shard.path)} has a value that is not finite in row {row}: embed it again, "
+    "or remove the row"
+  )
 
 
 def _hashes(ids: Sequence[str]) -> np.ndarray:
@@ -227,5 +233,7 @@ def _check_unique(found: list[tuple[Shard, np.ndarray]]) -> None:
       name = (shard_tables.read(shard).ids or [])[row]
       place = f"{printable(shard.path)}, row {row}"
       if name in first:  # otherwise different ids share a hash
-        raise ValueError(f"the id {shown(name)} occurs twice: {first[name]}, and {place}")
+        raise ValueError(
+          f"the id {shown(name)} occurs twice: {first[name]}, and {place}. Remove one, or rename it"
+        )
       first[name] = place

@@ -47,12 +47,13 @@ def read(shard: Shard) -> Table:
       f"{printable(path)} needs pyarrow: pip install pyarrow, or convert it to .csv"
     ) from None
   except Exception as error:  # a corrupt file can raise many kinds
-    raise ValueError(f"{printable(path)} cannot be read: {error}") from error
+    remedy = ": save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
+    raise ValueError(f"{printable(path)} cannot be read: {error}{remedy}") from error
   for key, values in columns.items():
     if len(values) != shard.rows:
       raise ValueError(
         f"{printable(path)}: column {key} has {len(values)} rows for {shard.rows} embeddings in "
-        f"{shard.path.name}"
+        f"{shard.path.name}: write one row for each"
       )
   ids = next((columns[key] for key in IDS if key in columns), None)
   labels = next((columns[key] for key in LABELS if key in columns), None)

@@ -106,6 +106,15 @@ def disks(tmp_path, monkeypatch):
   return place, found
 
 
+def test_a_folder_in_the_place_of_a_file(tmp_path):
+  for _ in range(2):
+    file_io.make_folder(tmp_path / "a" / "b", name="--output")
+  (tmp_path / "a" / "b" / "file").write_text("")
+  for wrong in ("file", "file/c/d"):
+    with pytest.raises(ValueError, match=rf"--output=\S+{wrong}: a file is in its place, choose"):
+      file_io.make_folder(tmp_path / "a" / "b" / wrong, name="--output")
+
+
 def test_two_writers_of_one_file_do_not_mix(tmp_path):
   path = tmp_path / "a"
   with file_io.whole(path) as first:

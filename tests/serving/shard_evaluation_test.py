@@ -150,7 +150,7 @@ def test_a_value_that_is_not_finite_is_named(tmp_path):
   rows[40, 3] = np.nan
   sharded.write(tmp_path / "more" / "x.npy", rows)
   evaluation = _Evaluation(tmp_path, tmp_path / "more")
-  with pytest.raises(ValueError, match=r"x\.npy has a value that is not finite in row 40$"):
+  with pytest.raises(ValueError, match=r"x\.npy has a value that is not finite in row 40: embed"):
     evaluation.count()
   assert len(list(evaluation.counts.iterdir())) == 3
 
@@ -219,6 +219,15 @@ def test_wrong_cut_offs(tmp_path, capsys, ks):
     gallery.evaluate(**given, ks=ks.split(","), memory_gb=4.0, shard=None)
   told = f"Error: --ks={ks} must be different integers from 1 to 2147483647, e.g. --ks=1,10,100\n"
   assert capsys.readouterr().err == told
+
+
+def test_an_output_that_is_a_file(tmp_path, capsys):
+  sharded.gallery(tmp_path)
+  queries = str(tmp_path / "queries.npy")
+  given = {"gallery": str(tmp_path / "shards"), "distractors": None, "memory_gb": 4.0}
+  with pytest.raises(SystemExit):
+    gallery.evaluate(queries=queries, output=queries, ks=["1"], shard=None, **given)
+  assert "queries.npy/counts: a file is in its place, choose" in capsys.readouterr().err
 
 
 def test_flags(tmp_path):

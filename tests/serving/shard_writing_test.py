@@ -267,3 +267,6 @@ def test_flags(made, tmp_path):
     done = runs.call("experiments.embed", *shared, *given)
     assert (done.returncode, message in done.stderr) == (1, True), done.stderr
   assert list(tmp_path.iterdir()) == []
+  shared[-1] = f"--output={made[1] / 'config.json'}"
+  done = runs.call("experiments.embed", *shared, "--shard=0/2")
+  assert "config.json: a file is in its place" in done.stderr

@@ -142,13 +142,16 @@ def test_tables(tmp_path, table):
   (shard,) = _find(sharded.write(path, _ROWS, [7, 8, 9, 10], labels, table=table))
   assert shard_tables.read(shard) == shard_tables.Table(["7", "8", "9", "10"], labels)
   sharded.write(path, _ROWS, ["a", "b", "c"], table=table)
-  with pytest.raises(ValueError, match=rf"a\.{table}: column id has 3 rows for 4 embeddings"):
+  with pytest.raises(
+    ValueError, match=rf"a\.{table}: column id has 3 rows for 4 embeddings .* one row"
+  ):
     shard_tables.read(shard)
   sharded.write(path, _ROWS, ["a", "b", "", "d"], table=table)
   with pytest.raises(ValueError, match=rf"a\.{table}: the id is empty in row 2"):
     shard_tables.read(shard)
   path.with_suffix(f".{table}").write_bytes(b"\xff\x00")
-  with pytest.raises(ValueError, match=rf"a\.{table} cannot be read"):
+  remedy = ": save it as UTF-8" if table == "csv" else ""
+  with pytest.raises(ValueError, match=rf"a\.{table} cannot be read: .*{remedy}$"):
     shard_tables.read(shard)
   path.with_suffix(f".{table}").unlink()
   assert shard_tables.read(shard) == shard_tables.Table(None, None)
