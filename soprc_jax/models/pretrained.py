@@ -24,6 +24,7 @@ Variables = dict[str, Any]
 # Before this version a file could run code despite weights_only: CVE-2025-32434, CVE-2026-24747.
 SAFE_TORCH = (2, 10)
 
+_ONE_FILE = "write it as one file, with model.save_pretrained(FOLDER, max_shard_size='100GB')"
 _STATISTICS = {"running_mean": "mean", "running_var": "var"}
 # Names of Hugging Face's ResNet -> torchvision's. timm has the names of torchvision.
 _HUGGING_FACE = (
@@ -57,7 +58,8 @@ def check(source: str, *, name: str = "model.init_from") -> None:
 
   Raises:
     FileNotFoundError: there is no such file.
-    ValueError: the source is neither a local path nor a name on the hub.
+    ValueError: the source is neither a local path nor a name on the hub; it is one of several files
+      of a model.
   """
   if source.startswith(HUB):
     _hub_parts(source)
@@ -65,7 +67,11 @@ def check(source: str, *, name: str = "model.init_from") -> None:
   path = file_io.given(source, name=name)
   if not path.is_file():
     what = "it is a folder, not a file of weights" if path.is_dir() else "there is no such file"
+    if path.with_name(f"{path.name}.index.json").exists():
+      what += f", but the model is in several files next to it: {_ONE_FILE}"
     raise FileNotFoundError(f"{name}={source}: {what}")
+  if re.search(r"-\d+-of-(?!0*1\.)\d+\.", path.name):
+    raise ValueError(f"{name}={source} is a part of a model in several files: {_ONE_FILE}")
 
 
 def read(source: str) -> dict[str, np.ndarray]:
@@ -118,6 +124,15 @@ def torchvision_name(name: str) -> str:
   return re.sub(r"\.(conv|bn)(\d+)\.", lambda match: f".{match[1]}{int(match[2]) + 1}.", renamed)
 
 
+def load(source: str) -> Variables:
+  """Reads a file as variables: `read` and `to_flax`, whose errors then name the file."""
+  weights = read(source)
+  try:
+    return to_flax(weights)
+  except ValueError as error:
+    raise ValueError(f"{source}: {error}") from error
+
+
 def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
   """Converts weights to the variables of an `EmbeddingNet` with a `ResNet` or a `ViT`.
 
@@ -128,7 +143,8 @@ def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
     ``{"params": ..., "batch_stats": ...}``.
 
   Raises:
-    ValueError: a name is both that of a weight and that of a module; see `vit_weights.to_flax`.
+    ValueError: a name is both that of a weight and that of a module; a weight is not finite; see
+      `vit_weights.to_flax`.
   """
   if vit_weights.is_vit(weights):
     return vit_weights.to_flax(weights)
@@ -147,6 +163,7 @@ def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
         f"{name!r} is the name of both a weight and a module: these are weights of none of "
         f"{', '.join(RESNETS)}"
       )
+    vit_weights.check_finite(name, array)
     # Torch stores kernels as [out, in, height, width] and as [out, in].
     node[path[-1]] = np.transpose(array, (2, 3, 1, 0)) if array.ndim == 4 else array.T
   return variables
@@ -168,7 +185,8 @@ def vit_of(variables: Variables, source: str) -> vit_published.Published | None:
   found = vit_published.describe(params, lambda name: _beside(source, name), source=source)
   network = EmbeddingNet(ViT(found.architecture), embedding_dim=0)
   images = jax.ShapeDtypeStruct((1, found.image_size, found.image_size, 3), np.uint8)
-  fit(variables, jax.eval_shape(network.init, jax.random.key(0), images), source=source)
+  like = jax.eval_shape(network.init, jax.random.key(0), images)
+  fit(variables, like, source=source, what="one of DINO, DINOv2, DINOv3, CLIP, SigLIP and ResNets")
   return found
 
 
@@ -212,7 +230,13 @@ def architecture(variables: Variables, *, source: str) -> str:
   )
 
 
-def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variables, bool]:
+def fit(
+  variables: Variables,
+  like: Variables,
+  *,
+  source: str,
+  what: str = "model.* of this config (check name, width, stem, vit)",
+) -> tuple[Variables, bool]:
   """Returns the variables as float32 in the structure of a model.
 
   If the stored head has another size, the model keeps its own head.
@@ -221,6 +245,7 @@ def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variable
     variables: as `to_flax` returns them.
     like: ``{"params": ..., "batch_stats": ...}`` of the model.
     source: name of the weights, for messages.
+    what: name of the model, for messages.
 
   Returns:
     The variables, and whether the head is the stored one.
@@ -248,8 +273,7 @@ def fit(variables: Variables, like: Variables, *, source: str) -> tuple[Variable
   if problems:
     more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
     raise ValueError(
-      f"the weights in {source} do not fit model.* of this config (check name, width, stem, "
-      "vit):\n  " + "\n  ".join(problems[:5]) + more
+      f"the weights in {source} do not fit {what}:\n  " + "\n  ".join(problems[:5]) + more
     )
   taken = {
     path: (leaf if _is_head(path) and not has_head else found[path])
@@ -330,7 +354,7 @@ def _read_torch(path: Path) -> dict[str, np.ndarray]:
   except ImportError:
     raise ValueError(
       f"{path}: reading it needs torch (pip install torch --index-url "
-      "https://download.pytorch.org/whl/cpu) once: experiments.convert_weights writes a checkpoint "
+      "https://download.pytorch.org/whl/cpu) once: soprc convert-weights writes a checkpoint "
       "that does not need torch. A .safetensors file of the weights does not need it either"
     ) from None
   if tuple(int(part) for part in torch.__version__.split(".")[:2]) < SAFE_TORCH:

@@ -1,24 +1,19 @@
-"""Finds the architecture and the preprocessing of published weights of vision transformers.
+"""Finds the architecture of published weights of vision transformers.
 
-Shapes give most of it. A ``config.json`` next to the weights gives the rest: that of Hugging Face
-or timm. Without it, the standard of the family is taken.
+Shapes give most of it. A ``config.json`` next to the weights gives the rest, that of Hugging Face
+or timm, and must not contradict them. Without it, the standard of the family is taken.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import logging
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from soprc_jax._internal import stored
 from soprc_jax._internal.strings import shown
-from soprc_jax.models import embedding, vit
+from soprc_jax.models import embedding, vit, vit_beside, vit_preprocessing
+from soprc_jax.models.vit_beside import ReadBeside
 
 _log = logging.getLogger(__name__)
-
-# Returns the content of a JSON file next to the weights, None if there is none.
-ReadBeside = Callable[[str], dict[str, Any] | None]
 
 # Widths whose heads are not 64 wide: SigLIP so400m, DINOv2 giant of OpenCLIP's size, CLIP bigG.
 _HEADS = {1152: 16, 1408: 16, 1664: 16}
@@ -29,8 +24,6 @@ _ACTIVATIONS = {
   "gelu_tanh": "gelu_tanh",
   "quick_gelu": "quick_gelu",
 }
-# Numbers of Pillow.
-_RESAMPLE = {2: "bilinear", 3: "bicubic"}
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _HALF = (0.5, 0.5, 0.5)
@@ -46,6 +39,7 @@ class _Family(NamedTuple):
     mean: mean of its images.
     std: standard deviation of its images.
     interpolation: how its images are resized.
+    parts: what all of its models have beside patches and blocks.
   """
 
   heads: int
@@ -54,15 +48,30 @@ class _Family(NamedTuple):
   mean: tuple[float, ...] = embedding.IMAGE_MEAN
   std: tuple[float, ...] = embedding.IMAGE_STD
   interpolation: str = "bicubic"
+  parts: tuple[str, ...] = ("class_token", "pos_embed")
 
 
 _FAMILIES = {
   "DINO": _Family(12, 1e-12, interpolation="bilinear"),
   "DINOv2": _Family(12, 1e-6),
-  "DINOv3": _Family(6, 1e-5, interpolation="bilinear"),
+  "DINOv3": _Family(6, 1e-5, interpolation="bilinear", parts=("class_token",)),
   "CLIP": _Family(12, 1e-5, "quick_gelu", _CLIP_MEAN, _CLIP_STD),
-  "SigLIP": _Family(12, 1e-6, "gelu_tanh", _HALF, _HALF),
+  "SigLIP": _Family(12, 1e-6, "gelu_tanh", _HALF, _HALF, parts=("pos_embed",)),
 }
+# model_type of a Hugging Face config -> family.
+_MODEL_TYPES = {
+  "vit": "DINO",
+  "dinov2": "DINOv2",
+  "dinov2_with_registers": "DINOv2",
+  "dinov3_vit": "DINOv3",
+  "clip": "CLIP",
+  "clip_vision_model": "CLIP",
+  "siglip": "SigLIP",
+  "siglip_vision_model": "SigLIP",
+}
+_CONTRADICTION = "parts are missing, or it belongs to other weights: download both again"
+# Classes of Hugging Face with a projection of the features.
+_PROJECTED = {"CLIPModel", "CLIPVisionModelWithProjection"}
 
 
 class Published(NamedTuple):
@@ -90,28 +99,28 @@ def describe(params: Mapping[str, Any], beside: ReadBeside, *, source: str) -> P
     source: name of the weights, for messages.
 
   Raises:
-    ValueError: the weights are not those of a supported tower; a file next to them is corrupt.
+    ValueError: the weights are not those of a supported tower, or lack a part of it; a file next to
+      them is corrupt, or contradicts them.
   """
-  config = beside("config.json") or {}
-  config = config | _object(config, "vision_config", source)
+  whole = vit_beside.config(beside, source)
+  config = whole | whole.get("vision_config", {})
   name = _family(params)
+  _check_parts(params, name, whole.get("model_type", config.get("model_type")), source)
+  _check_projection(params, whole, source)
   family = _FAMILIES[name]
   try:
-    width = int(params["patch_embed"]["kernel"].shape[-1])
-    patch = int(params["patch_embed"]["kernel"].shape[0])
+    patch, *_, width = map(int, params["patch_embed"]["kernel"].shape)
     mlp = params["blocks_0"]["mlp"]
     hidden = int(mlp["fc1"]["kernel"].shape[-1])
-  except (KeyError, IndexError) as error:
+  except (KeyError, IndexError, ValueError) as error:
     raise ValueError(f"{source} has no {error} as a vision transformer has") from error
-  heads = _heads(config, family, width)
-  if not 0 < heads <= width or width % heads:
-    raise ValueError(f"{source}: {heads} heads do not divide the width {width}")
   has_rope = "pos_embed" not in params
-  native = _side(config.get("image_size", 224), "image_size", source)
+  native = vit_beside.side({"image_size": 224} | config, "image_size", source)
   if not has_rope:
     native = math.isqrt(params["pos_embed"].shape[1]) * patch
+  heads = _heads(config, family, width, has_rope=has_rope, source=source)
   if not config:
-    _log.info(
+    _log.warning(
       "There is no config.json next to %s: taking what is standard for %s (%d heads, epsilon %g, "
       "%s).",
       source,
@@ -131,35 +140,115 @@ def describe(params: Mapping[str, Any], beside: ReadBeside, *, source: str) -> P
     pool="class" if "class_token" in params else "attention" if "pool" in params else "mean",
     class_token="class_token" in params,
     registers=params["registers"].shape[1] if "registers" in params else 0,
-    rope=_number(config, "rope_theta", 100.0, source) if has_rope else 0.0,
+    rope=float(config.get("rope_theta", 100.0)) if has_rope else 0.0,
     # Of the transformers package, only DINOv2 with registers resizes with antialiasing.
     antialias=name == "DINOv2" and "registers" in params,
     layer_scale=1.0 if "layer_scale1" in params["blocks_0"] else 0.0,
     pre_norm="pre_norm" in params,
-    epsilon=_number(config, "layer_norm_eps", _epsilon(config, family), source),
+    epsilon=float(config.get("layer_norm_eps", _epsilon(config, family))),
     projection=int(params["projection"]["kernel"].shape[-1]) if "projection" in params else 0,
     mean=family.mean,
     std=family.std,
   )
-  return _with_preprocessing(architecture, config, beside, family.interpolation, source)
+  _check_sizes(architecture, config, source)
+  found = vit_preprocessing.find(
+    architecture, config, beside, interpolation=family.interpolation, source=source
+  )
+  return Published(*found)
 
 
 def _family(params: Mapping[str, Any]) -> str:
   if "pre_norm" in params:
     return "CLIP"
-  if "class_token" not in params:
-    return "SigLIP"
   if "pos_embed" not in params:
     return "DINOv3"
+  if "class_token" not in params:
+    return "SigLIP"
   return "DINOv2" if "layer_scale1" in params.get("blocks_0", {}) else "DINO"
 
 
-def _heads(config: Mapping[str, Any], family: _Family, width: int) -> int:
+def _check_parts(params: Mapping[str, Any], name: str, model_type: Any, source: str) -> None:
+  """Raises an error if the arrays are not those of a whole model of a family.
+
+  Args:
+    params: the backbone.
+    name: the family that the arrays look like.
+    model_type: that of ``config.json``, None without one.
+    source: name of the weights, for messages.
+  """
+  if model_type is not None and model_type not in _MODEL_TYPES:
+    raise ValueError(
+      f"{source}: model_type of its config.json must be one of {', '.join(_MODEL_TYPES)}; got "
+      f"{shown(model_type)}, whose models compute something else: take weights of one of these"
+    )
+  wanted = _MODEL_TYPES.get(model_type, name)
+  if wanted != name:
+    raise ValueError(
+      f"{source}: model_type={model_type} of its config.json belongs to {wanted}, but the arrays "
+      f"are like those of {name}: {_CONTRADICTION}"
+    )
+  for part in ("patch_embed", "blocks_0", *_FAMILIES[name].parts):
+    if part not in params:
+      raise ValueError(
+        f"{source} has no {part} as {name} has: the weights are not complete, or not of one of "
+        f"{', '.join(_FAMILIES)}"
+      )
+
+
+def _check_projection(params: Mapping[str, Any], whole: Mapping[str, Any], source: str) -> None:
+  """Raises an error if the projection of CLIP is missing, or not as ``config.json`` says."""
+  found = int(params["projection"]["kernel"].shape[-1]) if "projection" in params else 0
+  if not found and not _PROJECTED.intersection(whole.get("architectures", ())):
+    return
+  if found != whole.get("projection_dim", found or None):
+    raise ValueError(
+      f"{source}: its config.json says visual_projection with "
+      f"projection_dim={whole.get('projection_dim')}, the arrays say {found}: {_CONTRADICTION}"
+    )
+
+
+def _check_sizes(arch: vit.Architecture, config: Mapping[str, Any], source: str) -> None:
+  """Raises an error if ``config.json`` contradicts the arrays, e.g. those of a part of a file."""
+  found = {
+    "num_hidden_layers": arch.depth,
+    "hidden_size": arch.width,
+    "num_register_tokens": arch.registers,
+    "patch_size": arch.patch,
+  }
+  if arch.activation != "swiglu":
+    found["intermediate_size"] = arch.mlp
+  if not arch.rope:
+    found["image_size"] = arch.image_size
+  for name, value in found.items():
+    if name not in config:
+      continue
+    is_side = name in ("patch_size", "image_size")
+    given = vit_beside.side(config, name, source) if is_side else config[name]
+    # The pixels beyond the last whole patch have no position embedding.
+    if given != value and (name != "image_size" or given // arch.patch * arch.patch != value):
+      raise ValueError(
+        f"{source}: its config.json says {name}={given}, the arrays say {value}: {_CONTRADICTION}"
+      )
+
+
+def _heads(
+  config: Mapping[str, Any], family: _Family, width: int, *, has_rope: bool, source: str
+) -> int:
   """Returns the number of heads: the given one, Hugging Face's default, or 64 channels each."""
-  given = config.get("num_attention_heads", config.get("model_args", {}).get("num_heads"))
-  if given is None:
-    given = family.heads if "model_type" in config else _HEADS.get(width, max(width // 64, 1))
-  return int(given)
+  heads = config.get("num_attention_heads", config.get("model_args", {}).get("num_heads"))
+  origin = "of its config.json"
+  if heads is None and "model_type" in config:
+    heads, origin = family.heads, "the default, since its config.json has no num_attention_heads"
+  elif heads is None:
+    heads, origin = _HEADS.get(width, max(width // 64, 1)), "64 channels each"
+  unit = 4 if has_rope else 1  # rotary embeddings turn by rows and columns, and in pairs
+  if width % heads or width // heads % unit:
+    raise ValueError(
+      f"{source}: {heads} heads ({origin}) do not divide the width {width}"
+      f"{' into multiples of 4' if has_rope else ''}: give the right number as num_attention_heads "
+      "in a config.json next to it"
+    )
+  return int(heads)
 
 
 def _epsilon(config: Mapping[str, Any], family: _Family) -> float:
@@ -180,70 +269,3 @@ def _activation(config: Mapping[str, Any], family: _Family, source: str) -> str:
       f"{shown(name)}"
     )
   return _ACTIVATIONS[name]
-
-
-def _with_preprocessing(
-  architecture: vit.Architecture,
-  config: Mapping[str, Any],
-  beside: ReadBeside,
-  interpolation: str,
-  source: str,
-) -> Published:
-  """Adds mean, std, sizes and interpolation of the files next to the weights.
-
-  Without such a file they are those of the family.
-  """
-  timm = _object(config, "pretrained_cfg", source)
-  made = beside("preprocessor_config.json")
-  if made is None:
-    made = _object(beside("processor_config.json") or {}, "image_processor", source)
-  mean: Any = timm.get("mean", made.get("image_mean", architecture.mean))
-  std: Any = timm.get("std", made.get("image_std", architecture.std))
-  if made.get("do_normalize") is False:
-    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
-  for name, values in {"mean": mean, "std": std}.items():
-    if (
-      not isinstance(values, (list, tuple))
-      or stored.problem([*values], [float])
-      or len(values) != 3
-    ):
-      raise ValueError(f"{source}: the {name} next to it must be 3 numbers; got {shown(values)}")
-  architecture = architecture._replace(mean=tuple(map(float, mean)), std=tuple(map(float, std)))
-  side = resize = architecture.image_size
-  if "input_size" in timm:
-    side = resize = int(timm["input_size"][-1])
-    resize = math.floor(side / float(timm.get("crop_pct", 1.0)))
-  elif "size" in made:
-    side = resize = _side(made["size"], "size", source)
-    if made.get("do_center_crop", "crop_size" in made) and made.get("crop_size"):
-      side = _side(made["crop_size"], "crop_size", source)
-  given: Any = timm.get("interpolation", _RESAMPLE.get(made.get("resample", 0)))
-  if given in _RESAMPLE.values():  # others, such as Lanczos, are those of no family
-    interpolation = given
-  return Published(architecture, side, max(resize, side), interpolation)
-
-
-def _side(value: Any, name: str, source: str) -> int:
-  """Returns the side of a square image that a config gives in one of many forms."""
-  if isinstance(value, dict):
-    value = value.get("shortest_edge", value.get("height"))
-  if isinstance(value, (list, tuple)) and value:
-    value = value[-1]
-  if not isinstance(value, int) or value < 1:
-    raise ValueError(f"{source}: {name} next to it must be a number of pixels; got {shown(value)}")
-  return value
-
-
-def _number(config: Mapping[str, Any], name: str, default: float, source: str) -> float:
-  value = config.get(name, default)
-  if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < np.inf:
-    raise ValueError(f"{source}: {name} of its config.json must be > 0; got {shown(value)}")
-  return float(value)
-
-
-def _object(tree: Mapping[str, Any], name: str, source: str) -> dict[str, Any]:
-  """Returns the object under a name; an empty one if there is none."""
-  found = tree.get(name, {})
-  if not isinstance(found, dict):
-    raise ValueError(f"{source}: {name} next to it must be an object; got {shown(found)}")
-  return found

@@ -56,6 +56,14 @@ _LEFT_OUT = re.compile(
   r"|mask_token$|position_ids$|^rope|rope_embed|\.bias_mask$"
 )
 
+_NO_FAMILY = "these are weights of none of DINO, DINOv2, DINOv3, CLIP and SigLIP"
+
+
+def check_finite(name: str, array: np.ndarray) -> None:
+  """Raises a ValueError if a weight has values that are NaN or infinite."""
+  if not np.isfinite(array).all():
+    raise ValueError(f"{name!r} has values that are not finite: take another file of the weights")
+
 
 def is_vit(weights: Mapping[str, np.ndarray]) -> bool:
   """Returns whether weights belong to a vision transformer, by their names."""
@@ -65,8 +73,8 @@ def is_vit(weights: Mapping[str, np.ndarray]) -> bool:
 def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
   """Converts weights to the variables of an `EmbeddingNet` with a `vit.ViT` and no head.
 
-  The position embedding of a class token is added to the token. A bias that is not in the file is
-  0. Text towers and classifiers are left out.
+  The position embedding of a class token is added to the token. A bias that no block has is 0. Text
+  towers and classifiers are left out.
 
   Args:
     weights: name -> array.
@@ -75,7 +83,8 @@ def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
     ``{"params": {"backbone": ...}, "batch_stats": {}}``.
 
   Raises:
-    ValueError: two weights have the same place; position embeddings are not those of a square.
+    ValueError: two weights have the same place; one is not finite or no array; a block lacks a bias
+      that others have; position embeddings are not those of a square.
   """
   tree: Variables = {}
   for name, array in _canonical(weights).items():
@@ -83,11 +92,15 @@ def to_flax(weights: Mapping[str, np.ndarray]) -> Variables:
     node = tree
     for part in modules:
       node = node.setdefault(part, {})
+      if not isinstance(node, dict):
+        raise ValueError(f"{name!r} is below another weight: {_NO_FAMILY}")
     if modules and leaf == "weight":
       is_norm = "norm" in modules[-1]
       leaf = "scale" if is_norm else "kernel"
       # Torch stores kernels as [out, in, height, width] and as [out, in].
       array = np.transpose(array, (2, 3, 1, 0)) if array.ndim == 4 else array.T
+    if leaf in node:
+      raise ValueError(f"{name!r} is both a weight and a module: {_NO_FAMILY}")
     node[leaf] = array
   return {"params": {"backbone": tree}, "batch_stats": {}}
 
@@ -113,6 +126,9 @@ def _canonical(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     if place in found:
       raise ValueError(f"there are two weights for {place}, one of them as {name!r}: remove one")
     found[place] = np.asarray(array, np.float32)
+    check_finite(name, found[place])
+    if not found[place].ndim:
+      raise ValueError(f"{name!r} is a single number, not an array: {_NO_FAMILY}")
   is_clip = "pre_norm.weight" in found
   if is_clip and "projection.weight" not in found:
     found |= _timm_projection(weights)
@@ -121,7 +137,7 @@ def _canonical(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     if token in found:
       found[token] = found[token].reshape(1, -1, found[token].shape[-1])
   _fold_class_position(found)
-  return found | _zero_biases(found, is_clip)
+  return found | _zero_biases(found)
 
 
 def _timm_projection(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -138,16 +154,25 @@ def _split(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
   for name, array in found.items():
     module, _, leaf = name.rpartition(".")
     start, _, last = module.rpartition(".")
-    width = found[f"{start}.fc2.weight"].shape[1] if last == "fc1" else 0
+    width = _inputs(found, f"{start}.fc2.weight") if last == "fc1" else 0
     names = {"qkv": ("q", "k", "v"), "kv": ("k", "v")}.get(last, (last,))
     if last == "fc1" and len(array) == 2 * width:
       names = ("gate", "fc1")
     if len(names) == 1:
       parts[name] = array
+    elif len(array) % len(names):
+      raise ValueError(f"{name} of {len(array)} rows is not that of {len(names)} equal layers")
     else:
       pieces = np.split(array, len(names))
       parts |= {f"{start}.{one}.{leaf}": piece for one, piece in zip(names, pieces)}
   return parts
+
+
+def _inputs(found: Mapping[str, np.ndarray], name: str) -> int:
+  """Returns the number of inputs of the weight of a linear layer."""
+  if name not in found or found[name].ndim != 2:
+    raise ValueError(f"there is no matrix {name}: the weights are not complete; {_NO_FAMILY}")
+  return found[name].shape[1]
 
 
 def _fold_class_position(found: dict[str, np.ndarray]) -> None:
@@ -163,14 +188,29 @@ def _fold_class_position(found: dict[str, np.ndarray]) -> None:
     raise ValueError(f"{count} position embeddings are not those of a square of patches")
 
 
-def _zero_biases(found: Mapping[str, np.ndarray], is_clip: bool) -> dict[str, np.ndarray]:
-  """Returns zeros for each linear layer without a bias that has one in `vit.ViT`."""
-  without = {"projection"} | ({"patch_embed"} if is_clip else set())
+def _zero_biases(found: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns zeros for each layer of a block without a bias that has one in `vit.ViT`.
+
+  Only a layer whose bias no block has can be one without. Others are left: their absence is an
+  error.
+  """
   has_rope = "pos_embed" not in found
+  somewhere = {_in_block(name) for name in found}
   zeros: dict[str, np.ndarray] = {}
   for name, array in found.items():
-    module, _, leaf = name.rpartition(".")
-    is_key = has_rope and module.endswith("attn.k") and not module.startswith("pool")
-    if leaf == "weight" and module not in without and not is_key:
-      zeros[f"{module}.bias"] = np.zeros(len(array), np.float32)
-  return {name: zero for name, zero in zeros.items() if name not in found}
+    layer = _in_block(name).removesuffix(".weight")
+    if not layer.startswith(("attn.", "mlp.")) or layer == _in_block(name):
+      continue
+    bias = name.removesuffix("weight") + "bias"
+    if f"{layer}.bias" not in somewhere and not (has_rope and layer == "attn.k"):
+      zeros[bias] = np.zeros(len(array), np.float32)
+  return zeros
+
+
+def _in_block(name: str) -> str:
+  """Returns the name within its block; outside of blocks the name itself.
+
+  >>> _in_block("blocks_3.attn.k.bias")
+  'attn.k.bias'
+  """
+  return re.sub(r"^blocks_\d+\.", "", name)

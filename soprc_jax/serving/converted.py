@@ -39,7 +39,7 @@ def write(source: str, folder: Path) -> str:
     FileNotFoundError: there is no such file.
     ValueError: it cannot be read, or contains no known model.
   """
-  variables = pretrained.to_flax(pretrained.read(source))
+  variables = pretrained.load(source)
   vit = pretrained.vit_of(variables, source)
   name = "vit" if vit else pretrained.architecture(variables, source=source)
   checkpoints.save_variables(folder, variables, vit_start.description(vit) if vit else None)

@@ -28,7 +28,7 @@ NEWEST = "checkpoints"
 BEST = "best"
 # Folder that corrupt checkpoints are moved to.
 DAMAGED = "damaged"
-# Weights only, as written by experiments.convert_weights.
+# Weights only, as written by soprc convert-weights.
 VARIABLES = "variables"
 # File in that folder with what the arrays do not tell, see `vit_start`.
 DESCRIPTION = "model.json"
@@ -346,7 +346,7 @@ def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
     ValueError: the model has other shapes; the file cannot be read.
   """
   if pretrained.is_file(source):
-    return _fitted(pretrained.to_flax(pretrained.read(source)), like, source)
+    return _fitted(pretrained.load(source), like, source)
   folder = find_folder(source)
   if folder.name == VARIABLES:
     return _fitted(load_variables(folder.parent), like, source)
@@ -400,18 +400,15 @@ def find_folder(source: str) -> Path:
         return workdir / kind
   raise FileNotFoundError(
     f"model.init_from={source!r} holds no checkpoint: give the --workdir of a soprc train run, the "
-    f"--output of experiments.convert_weights, a file ({', '.join(pretrained.SUFFIXES)}) or "
+    f"--output of soprc convert-weights, a file ({', '.join(pretrained.SUFFIXES)}) or "
     "hf://USER/REPOSITORY"
   )
 
 
 def _fitted(variables: dict[str, Any], like: dict[str, Any], source: str) -> dict[str, Any]:
   network, has_head = pretrained.fit(variables, like, source=source)
-  _log.info(
-    "Starting from the weights in %s, %s.",
-    source,
-    "head included" if has_head else "with a new head",
-  )
+  head = ", head included" if has_head else ", with a new head"
+  _log.info("Starting from the weights in %s%s.", source, head if "head" in like["params"] else "")
   return network
 
 

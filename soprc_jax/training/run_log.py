@@ -227,6 +227,17 @@ def describe_start(
       "Batch norm is frozen at its initial statistics, with random weights: set model.init_from, "
       "or model.freeze_bn=False."
     )
+  patch, side = config.model.vit.patch, config.data.image_size
+  if config.model.name == "vit" and side % patch:
+    _log.warning(
+      "data.image_size=%d is not a multiple of model.vit.patch=%d: the last %d pixels of each row "
+      "and column are left out; %d and %d pixels are whole patches.",
+      side,
+      patch,
+      side % patch,
+      side - side % patch,
+      side - side % patch + patch,
+    )
   if first:
     _log.info("Resuming from step %d of %d in %s.", first, num_steps, workdir)
   else:

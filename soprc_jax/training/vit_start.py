@@ -61,7 +61,7 @@ def find(source: str) -> Published | None:
     ValueError: the file, or what is next to the weights, is corrupt.
   """
   if pretrained.is_file(source):
-    return pretrained.vit_of(pretrained.to_flax(pretrained.read(source)), source)
+    return pretrained.vit_of(pretrained.load(source), source)
   folder = checkpoints.find_folder(source)
   if folder.name == checkpoints.VARIABLES:
     return stored_description(folder.parent)

@@ -204,7 +204,12 @@ def read_config(workdir: Path) -> dict[str, Any]:
   try:
     return stored.read_json(path, dict, remedy="restore it, or choose another --workdir")
   except FileNotFoundError:
-    raise ValueError(f"--workdir={workdir} holds no run ({CONFIG} is missing)") from None
+    converted = (
+      ": it is the output of soprc convert-weights, which has no data; train from it with "
+      "--config.model.init_from, or use soprc embed"
+    )
+    hint = converted if (workdir / "variables").is_dir() else ""
+    raise ValueError(f"--workdir={workdir} holds no run ({CONFIG} is missing){hint}") from None
 
 
 def config_differences(workdir: Path, config: ConfigDict) -> list[str]:

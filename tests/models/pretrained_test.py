@@ -288,3 +288,30 @@ def test_names_on_the_hub(monkeypatch, weights, tmp_path):
     ("timm/resnet18.a1_in1k", "other.safetensors"),
   ]
   np.testing.assert_array_equal(got["conv1.weight"], weights["conv1.weight"])
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path):
+  source = _save(
+    {"conv1.weight": np.full((4, 3, 7, 7), np.inf, np.float32)}, tmp_path / "w.safetensors"
+  )
+  with pytest.raises(
+    ValueError, match=r"w\.safetensors: 'conv1\.weight' has values that are not fin"
+  ):
+    pretrained.load(source)
+
+
+def test_a_model_in_several_files_is_told(tmp_path):
+  path = tmp_path / "model-00001-of-00002.safetensors"
+  path.touch()
+  with pytest.raises(
+    ValueError, match="is a part of a model in several files: write it as one file"
+  ):
+    pretrained.check(str(path))
+  whole = tmp_path / "model-00001-of-00001.safetensors"
+  whole.touch()
+  pretrained.check(str(whole))
+  (tmp_path / "model.safetensors.index.json").touch()
+  with pytest.raises(
+    FileNotFoundError, match=r"no such file, but the model is in several files next"
+  ):
+    pretrained.check(str(tmp_path / "model.safetensors"))

@@ -3,9 +3,12 @@
 The weights pass through everything that a user's do: file, conversion, checkpoint, embedding.
 """
 
+import re
+
 import jax
 import numpy as np
 import pytest
+from safetensors import numpy
 import vits
 
 from soprc_jax.models import pretrained, vit_weights
@@ -150,7 +153,7 @@ def test_a_torch_file_with_the_names_in_memory_and_of_wrappers(tmp_path):
   model = vits.make("dino")
   wanted = vit_weights.to_flax(vits.state_dict("dino"))
   torch.save({f"module.vit.{k}": v for k, v in model.state_dict().items()}, tmp_path / "w.pth")
-  got = pretrained.to_flax(pretrained.read(str(tmp_path / "w.pth")))
+  got = pretrained.load(str(tmp_path / "w.pth"))
   jax.tree.map(np.testing.assert_array_equal, got, wanted)
 
 
@@ -161,4 +164,50 @@ def test_what_does_not_fit_raises():
   positions = {"embeddings.position_embeddings": np.zeros((1, 12, 32), np.float32)}
   with pytest.raises(ValueError, match="12 position embeddings are not those of a square"):
     vit_weights.to_flax(published | positions)
+  token = "embeddings.cls_token"
+  for change, message in (
+    (
+      {token: np.full((1, 1, 32), np.nan)},
+      r"'embeddings\.cls_token' has values that are not finite",
+    ),
+    ({token: np.array(3.0)}, r"'embeddings\.cls_token' is a single number"),
+    (
+      {"encoder.layer.0.attention.attention.query.bias.x": np.zeros(3)},
+      r"'blocks_0\.attn\.q\.bias\.x' is below another weight",
+    ),
+    ({"blocks.0.attn.qkv.weight": np.zeros((7, 4))}, r"of 7 rows is not that of 3 equal layers"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      vit_weights.to_flax(published | change)
+  rest = {name: one for name, one in published.items() if "1.output.dense.weight" not in name}
+  with pytest.raises(ValueError, match=r"no matrix blocks_1\.mlp\.fc2\.weight: .* not complete"):
+    vit_weights.to_flax(rest)
   assert not vit_weights.is_vit({"conv1.weight": np.zeros(3)})
+
+
+@pytest.mark.parametrize("name", ["dino", "dinov3_swiglu", "siglip_vision"])
+def test_each_missing_weight_is_found_out(name, tmp_path):
+  """Checks weights in one of two blocks and outside of them, with a config.json."""
+  source = vits.save(vits.make(name), tmp_path)
+  published = numpy.load_file(source)
+  needed = [
+    one
+    for one, array in published.items()
+    if array.size and not re.search(r"mask_token|^pooler\.|\.0\.", one)  # the first block is alike
+  ]
+  for missing in needed:
+    numpy.save_file({one: a for one, a in published.items() if one != missing}, source)
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+      found = pretrained.load(source)
+      # Without the patch embedding they do not look like a vision transformer at all.
+      if pretrained.vit_of(found, source) is None:
+        pretrained.architecture(found, source=source)
+      pytest.fail(missing)
+
+
+def test_a_bias_that_no_block_has_is_zero():
+  published = vits.state_dict("dino")
+  without = {one: a for one, a in published.items() if not one.endswith("query.bias")}
+  found = vit_weights.to_flax(without)["params"]["backbone"]
+  for block in ("blocks_0", "blocks_1"):
+    np.testing.assert_array_equal(found[block]["attn"]["q"]["bias"], np.zeros(32))

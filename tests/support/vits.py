@@ -1,10 +1,13 @@
 """Makes tiny vision transformers of `transformers` with random weights; embeds images with them."""
 
+import json
 import pathlib
 import tempfile
 
 import numpy as np
 from safetensors import numpy
+
+from soprc_jax.models import pretrained
 
 SIDE, PATCH = 32, 8
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -158,3 +161,11 @@ def write(path, shapes, seed=0):
     )
   numpy.save_file(weights, path)
   return str(path)
+
+
+def find(folder, shapes, **files):
+  """Returns what is found out of weights of some shapes, with JSON files next to them."""
+  source = write(folder / "model.safetensors", shapes)
+  for name, content in files.items():
+    (folder / f"{name}.json").write_text(json.dumps(content))
+  return pretrained.vit_of(pretrained.load(source), source)

@@ -1,6 +1,7 @@
 """Tests runs of vision transformers that start from published weights: `vit_start` and its keys."""
 
 import json
+import logging
 import runpy
 
 import jax
@@ -115,7 +116,9 @@ def test_weights_of_another_model_are_named(images, tmp_path):
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_a_run_starts_with_the_features_of_the_weights_and_trains(weights, images, which, tmp_path):
+def test_a_run_starts_with_the_features_of_the_weights_and_trains(
+  weights, images, which, tmp_path, caplog
+):
   config = _config(images, weights[which], **{"optim.learning_rate": 0.0, "model.remat": True})
   loop.train(config, tmp_path / "run")
   model = soprc_jax.load(tmp_path / "run")
@@ -124,9 +127,14 @@ def test_a_run_starts_with_the_features_of_the_weights_and_trains(weights, image
   want = soprc_jax.load(weights[1]).embed(pictures)
   np.testing.assert_allclose(model.embed(pictures), want, atol=1e-6)
   if which:
-    config = _config(images, weights[1], **{"model.dtype": "bfloat16", "train.microbatch": 4})
+    values = {"model.dtype": "bfloat16", "train.microbatch": 4, "data.image_size": 29}
+    config = _config(images, weights[1], **values)
+    caplog.set_level(logging.INFO, "soprc_jax")
     # jax itself promotes dtypes when it compiles the gradient of attention in bfloat16.
     with jax.numpy_dtype_promotion("standard"):
       loop.train(config, tmp_path / "trained")
     trained = soprc_jax.load(tmp_path / "trained").embed(pictures)
     assert 1e-6 < np.abs(trained - want).max() < 0.2
+    assert "the last 5 pixels of each row" in caplog.text
+    assert "24 and 32 pixels are whole patches" in caplog.text
+    assert f"Starting from the weights in {weights[1]}." in caplog.text

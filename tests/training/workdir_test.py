@@ -137,7 +137,10 @@ class TestClaim:
       workdir.claim(tmp_path, _config())
 
   def test_folder_without_a_run_is_told(self, tmp_path):
-    with pytest.raises(ValueError, match="holds no run"):
+    with pytest.raises(ValueError, match=r"holds no run \(config\.json is missing\)$"):
+      workdir.read_config(tmp_path)
+    (tmp_path / "variables").mkdir()
+    with pytest.raises(ValueError, match="the output of soprc convert-weights, which has no data"):
       workdir.read_config(tmp_path)
 
 
