@@ -127,7 +127,8 @@ def test_a_run_starts_with_the_features_of_the_weights_and_trains(
   want = soprc_jax.load(weights[1]).embed(pictures)
   np.testing.assert_allclose(model.embed(pictures), want, atol=1e-6)
   if which:
-    values = {"model.dtype": "bfloat16", "train.microbatch": 4, "data.image_size": 29}
+    values = {"model.dtype": "bfloat16", "train.microbatch": 4}
+    values |= {"data.image_size": 29, "eval.image_size": 24}
     config = _config(images, weights[1], **values)
     caplog.set_level(logging.INFO, "soprc_jax")
     # jax itself promotes dtypes when it compiles the gradient of attention in bfloat16.
