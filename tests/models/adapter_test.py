@@ -1,6 +1,7 @@
 """Tests models of other libraries as backbones."""
 
 import json
+import re
 import sys
 
 import jax
@@ -37,6 +38,21 @@ def test_a_run_with_a_backbone_of_two_functions(tmp_path):
   assert model.network.image_size == 16
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
   assert 0 < results["test"]["mAUPRC"] < 1
+
+
+def test_the_example_of_the_page_runs(tmp_path, monkeypatch):
+  page = (runs.ROOT / "docs" / "howto" / "pretrained.md").read_text(encoding="utf-8")
+  (code,) = re.findall(r"```python\n((?:(?!```).)*def linear\(config\).*?)```", page, re.S)
+  (tmp_path / "zoo_of_page.py").write_text(code)
+  monkeypatch.syspath_prepend(tmp_path)
+  config = runs.tiny_config(**{"model.name": "zoo_of_page:linear", "model.embedding_dim": 0})
+  network = build.make_model(config, freeze_bn=True)
+  images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), np.uint8)
+  variables = network.init(jax.random.key(0), images)
+  params = variables["params"]["backbone"]["adapted"]
+  expected = (images.reshape(3, -1) / 127.5 - 1) @ params["kernel"] + params["bias"]
+  expected /= np.linalg.norm(expected, axis=1, keepdims=True)
+  np.testing.assert_allclose(network.apply(variables, images), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
