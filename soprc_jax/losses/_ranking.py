@@ -1,6 +1,6 @@
 """Shared parts of the ranking losses: relevant images, and their scores in few columns."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,33 +47,33 @@ def ranking(
   return Ranking(found.scores, relevant, relevant | found.negative, valid)
 
 
-def relevant_scores(
-  found: Ranking,
+def ranking_in_columns(
+  embeddings: ArrayLike,
   labels: ArrayLike | None,
   *,
+  include_self: bool,
   where: ArrayLike | None,
   axis_name: collectives.AxisName,
   max_positives: int | None,
-  include_self: bool,
   pairs: PairOptions,
-) -> tuple[jax.Array, jax.Array]:
-  """Returns the relevant scores of each query in K columns, ``[B, K]``, and their mask.
+) -> tuple[Ranking, jax.Array, jax.Array]:
+  """Returns `ranking`, the relevant scores of each query in K columns, ``[B, K]``, and their mask.
 
   K is as small as is known to suffice. It follows from ``max_positives``, or from the largest class
   if the labels (or the relevance mask) are concrete. Otherwise K is the size of the gallery, which
   costs time, but no memory thanks to blocks.
   """
-  width = relevant_width(
-    labels,
-    where=where,
-    axis_name=axis_name,
-    max_positives=max_positives,
-    include_self=include_self,
-    pairs=pairs,
-  )
+  options: dict[str, Any] = {
+    "include_self": include_self,
+    "where": where,
+    "axis_name": axis_name,
+    "pairs": pairs,
+  }
+  found = ranking(embeddings, labels, **options)
+  width = relevant_width(labels, max_positives=max_positives, **options)
   if width is None:
-    return found.scores, found.relevant
-  return lists.pick_positives(found.scores, found.relevant, width)
+    return found, found.scores, found.relevant
+  return found, *lists.pick_positives(found.scores, found.relevant, width)
 
 
 def ranks_among(scores: jax.Array, mask: jax.Array) -> jax.Array:

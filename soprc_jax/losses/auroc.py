@@ -69,16 +69,13 @@ def auroc_loss(
   if surrogate not in SURROGATES:
     raise ValueError(f"surrogate must be one of {tuple(SURROGATES)}, got {surrogate!r}")
   checks.check_width("tau", tau)
-  found = _ranking.ranking(
-    embeddings, labels, include_self=include_self, where=where, axis_name=axis_name, pairs=pairs
-  )
-  positive_scores, positive_mask = _ranking.relevant_scores(
-    found,
+  found, positive_scores, positive_mask = _ranking.ranking_in_columns(
+    embeddings,
     labels,
+    include_self=include_self,
     where=where,
     axis_name=axis_name,
     max_positives=max_positives,
-    include_self=include_self,
     pairs=pairs,
   )
 

@@ -53,16 +53,13 @@ def quad_linear_ap_loss(
   0.4038
   """
   checks.check_width("width", width)
-  found = _ranking.ranking(
-    embeddings, labels, include_self=False, where=where, axis_name=axis_name, pairs=pairs
-  )
-  positives, mask = _ranking.relevant_scores(
-    found,
+  found, positives, mask = _ranking.ranking_in_columns(
+    embeddings,
     labels,
+    include_self=False,
     where=where,
     axis_name=axis_name,
     max_positives=max_positives,
-    include_self=False,
     pairs=pairs,
   )
   negative = found.candidates & ~found.relevant

@@ -85,16 +85,13 @@ def recall_at_k_loss(
       raise ValueError("mixup needs labels, and allows no ignore: a virtual image has no mask")
     embeddings, labels, where = _with_virtual(embeddings, labels, where, key, axis_name)
     max_positives = None if max_positives is None else 2 * max_positives + 1
-  found = _ranking.ranking(
-    embeddings, labels, include_self=False, where=where, axis_name=axis_name, pairs=pairs
-  )
-  positives, mask = _ranking.relevant_scores(
-    found,
+  found, positives, mask = _ranking.ranking_in_columns(
+    embeddings,
     labels,
+    include_self=False,
     where=where,
     axis_name=axis_name,
     max_positives=max_positives,
-    include_self=False,
     pairs=pairs,
   )
   dtype = found.scores.dtype

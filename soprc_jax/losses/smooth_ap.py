@@ -59,16 +59,13 @@ def smooth_ap_loss(
   0.2500
   """
   checks.check_width("tau", tau)
-  found = _ranking.ranking(
-    embeddings, labels, include_self=include_self, where=where, axis_name=axis_name, pairs=pairs
-  )
-  positive_scores, positive_mask = _ranking.relevant_scores(
-    found,
+  found, positive_scores, positive_mask = _ranking.ranking_in_columns(
+    embeddings,
     labels,
+    include_self=include_self,
     where=where,
     axis_name=axis_name,
     max_positives=max_positives,
-    include_self=include_self,
     pairs=pairs,
   )
   inverse = 1.0 / jnp.asarray(tau, found.scores.dtype)

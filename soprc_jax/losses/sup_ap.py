@@ -73,16 +73,13 @@ def sup_ap_loss(
   checks.check_range("lambda_", lambda_, low=0.0, high=1.0)
   for name, value in (("alpha", alpha), ("beta", beta)):
     checks.check_range(name, value)
-  found = _ranking.ranking(
-    embeddings, labels, include_self=False, where=where, axis_name=axis_name, pairs=pairs
-  )
-  positives, mask = _ranking.relevant_scores(
-    found,
+  found, positives, mask = _ranking.ranking_in_columns(
+    embeddings,
     labels,
+    include_self=False,
     where=where,
     axis_name=axis_name,
     max_positives=max_positives,
-    include_self=False,
     pairs=pairs,
   )
   dtype = found.scores.dtype
