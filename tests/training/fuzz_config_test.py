@@ -156,7 +156,7 @@ class TestResolve:
       ),  # one decay would be lost
       ({"eval.ks": (1, 10, 1)}, "eval.ks must be different numbers >= 1"),
       ({"data.workers": 10**6}, "data.workers must be >= 0 and <= 1024"),
-      ({"model.embedding_dim": 10**9}, "model.embedding_dim must be >= 1 and <= 1048576"),
+      ({"model.embedding_dim": 10**9}, "model.embedding_dim must be >= 0 and <= 1048576"),
       (
         {"loss.tau2": 1e-40},
         "loss.tau2 must be a number; it must be 0, or of magnitude 1e-30 to 1e\\+30",

@@ -50,10 +50,11 @@ def _inputs(objective, *, step=0, where=None, updates=2):
   tx = optax.chain(objective.tracker, optax.identity())
   state = tx.init({"w": jnp.zeros(1)})
   where = jnp.ones(_ROWS, bool) if where is None else jnp.array(where)
+  labels, params = jnp.array(_LABELS), objective.init_params(jax.random.key(0))
   for seed in range(1, updates + 1):
-    inputs = objectives.Inputs(_embeddings(seed), jnp.array(_LABELS), where, jnp.int32(0), state)
+    inputs = objectives.Inputs(_embeddings(seed), labels, where, jnp.int32(0), state, params)
     _, state = tx.update({"w": jnp.zeros(1)}, state, **objective.compute(inputs).update_args)
-  return objectives.Inputs(_embeddings(0), jnp.array(_LABELS), where, jnp.int32(step), state), tx
+  return objectives.Inputs(_embeddings(0), labels, where, jnp.int32(step), state, params), tx
 
 
 def _found(where=None):
@@ -326,7 +327,6 @@ class OtherObjectivesTest(chex.TestCase):
   def test_every_loss_gives_a_finite_scalar_and_gradient(self, name):
     objective = objectives.make_objective(name, _loss_config(), _setting())
     inputs, _ = _inputs(objective)
-    inputs = inputs._replace(params=objective.init_params(jax.random.key(0)))
 
     def loss(embeddings):
       return objective.compute(inputs._replace(embeddings=embeddings)).loss
