@@ -143,7 +143,8 @@ def _log_ratio_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
   # The quotient rule has part / rest, which can overflow. Neither factor here does.
   total = part + floor
   slope = jnp.where(constant & (part == 0), zero, 1.0 / total)
-  slope_of_rest = jnp.where(constant, zero, part / total / floor)
+  # XLA turns two divisions into one by the product, which can underflow to 0.
+  slope_of_rest = jnp.where(constant, zero, (part / total) * (1.0 / floor))
   return log_ratio(part, rest), slope * d_part - slope_of_rest * d_rest
 
 

@@ -672,6 +672,13 @@ class LogLinkTest(chex.TestCase):
     np.testing.assert_allclose(slopes[1], np.where(floored, 0.0, expected), rtol=1e-5)
     self.assertEqual(float(slopes[0][5]), 0.0)
 
+  def test_the_compiled_slope_of_a_tiny_rest(self):
+    """XLA makes one division of two, by a product that underflows."""
+    part, rest = jnp.array([0.0, 1e-20, 1e-30]), jnp.array([6e-37, 1e-20, 1e-36])
+    slopes = jax.jit(jax.vmap(jax.grad(masks_lib.log_ratio, argnums=1)))(part, rest)
+    wide = np.float64(part), np.float64(rest)
+    np.testing.assert_allclose(slopes, -wide[0] / (wide[0] + wide[1]) / wide[1], rtol=1e-5)
+
 
 @functools.cache
 def _extreme(tpr_gradient, self_weight, link):
