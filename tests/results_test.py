@@ -68,7 +68,14 @@ def test_readme_table():
 
 
 @pytest.mark.parametrize(
-  "folder", ["search_characters", "search_glyphs", "search_icons", "features_icons"]
+  "folder",
+  [
+    "search_characters",
+    "search_glyphs",
+    "search_icons",
+    "features_characters",
+    "features_icons",
+  ],
 )
 def test_searches_had_equal_effort(folder):
   table = json.loads((_ROOT / "results" / folder / "table.json").read_text())
@@ -79,7 +86,14 @@ def test_searches_had_equal_effort(folder):
 
 
 @pytest.mark.parametrize(
-  "folder", ["search_characters", "search_glyphs", "search_icons", "features_icons"]
+  "folder",
+  [
+    "search_characters",
+    "search_glyphs",
+    "search_icons",
+    "features_characters",
+    "features_icons",
+  ],
 )
 def test_tables_of_searches(folder):
   lines = (_ROOT / "results" / folder / "table.md").read_text().splitlines()
