@@ -9,6 +9,7 @@ from pathlib import Path
 import re
 from typing import Any
 
+from flax import traverse_util
 import jax
 import numpy as np
 
@@ -216,11 +217,15 @@ def architecture(variables: Variables, *, source: str) -> str:
   Raises:
     ValueError: they belong to none of these models.
   """
-  found = {path: array.shape for path, array in _flat(variables).items() if not _is_head(path)}
+  found = {
+    path: array.shape
+    for path, array in traverse_util.flatten_dict(variables).items()
+    if not _is_head(path)
+  }
   images = jax.ShapeDtypeStruct((1, 32, 32, 3), np.uint8)
   for name, (stages, bottleneck) in RESNETS.items():
     network = EmbeddingNet(ResNet(stages, bottleneck), embedding_dim=1)
-    wanted = _flat(jax.eval_shape(network.init, jax.random.key(0), images))
+    wanted = traverse_util.flatten_dict(jax.eval_shape(network.init, jax.random.key(0), images))
     if found == {path: leaf.shape for path, leaf in wanted.items() if not _is_head(path)}:
       return name
   names = ", ".join(".".join(path[1:]) for path in list(found)[:3]) or "nothing"
@@ -254,7 +259,7 @@ def fit(
     ValueError: the backbone has another architecture. The message lists the first names and shapes
       that differ.
   """
-  found, wanted = _flat(variables), _flat(like)
+  found, wanted = traverse_util.flatten_dict(variables), traverse_util.flatten_dict(like)
   head = {path: leaf for path, leaf in wanted.items() if _is_head(path)}
   has_head = all(path in found and found[path].shape == leaf.shape for path, leaf in head.items())
   problems = [
@@ -284,7 +289,7 @@ def fit(
     path: leaf if leaf is wanted[path] else np.asarray(leaf, np.float32)
     for path, leaf in taken.items()
   }
-  return _nested(arrays), has_head
+  return traverse_util.unflatten_dict(arrays), has_head
 
 
 def _is_head(path: tuple[str, ...]) -> bool:
@@ -312,23 +317,6 @@ def _flax_path(name: str) -> tuple[str, tuple[str, ...]]:
       return "batch_stats", (*path, _STATISTICS[leaf])
     return "params", (*path, "scale" if leaf == "weight" else leaf)
   return "params", (*path, "kernel" if leaf == "weight" else leaf)
-
-
-def _flat(tree: Mapping[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-  leaves: dict[tuple[str, ...], Any] = {}
-  for key, value in tree.items():
-    leaves |= _flat(value, (*path, key)) if isinstance(value, Mapping) else {(*path, key): value}
-  return leaves
-
-
-def _nested(leaves: Mapping[tuple[str, ...], Any]) -> Variables:
-  tree: Variables = {}
-  for path, leaf in leaves.items():
-    node = tree
-    for part in path[:-1]:
-      node = node.setdefault(part, {})
-    node[path[-1]] = leaf
-  return tree
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:

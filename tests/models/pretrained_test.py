@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import authors
+from flax import traverse_util
 import jax
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def _hugging_face(name):
 
 def _digest(variables):
   digest = hashlib.sha256()
-  for path, leaf in sorted(pretrained._flat(variables).items()):
+  for path, leaf in sorted(traverse_util.flatten_dict(variables).items()):
     digest.update(repr((path, np.asarray(leaf).tobytes())).encode())
   return digest.hexdigest()
 
@@ -189,7 +190,7 @@ def test_every_weight_of_every_architecture_has_its_place(arch, blocks, convolut
     if "batches" not in name
     for collection, path in [pretrained._flax_path(name)]
   }
-  assert paths == set(pretrained._flat(like))
+  assert paths == set(traverse_util.flatten_dict(like))
   assert pretrained.architecture(like, source="x") == arch
 
 
