@@ -36,7 +36,7 @@ def test_features_equal_those_of_transformers_at_any_size(name, tmp_path):
   for side in (vits.SIDE, 44):  # 44 pixels are five patches, and a rest that is left out
     images = vits.pictures(side)
     wanted = vits.features(model, name, images)
-    assert wanted.std(axis=0).mean() > 0.02  # the images are told apart
+    assert wanted.std(axis=0).mean() > 0.02  # the images have different features
     np.testing.assert_allclose(_embedded(tmp_path / "weights", images), wanted, atol=1e-5)
 
 
