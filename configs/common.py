@@ -13,15 +13,27 @@ from soprc_jax.training import config as config_lib
 from soprc_jax.training import methods
 
 Change = Callable[[Any], None]
+# Of each of these, a call can have one: two losses, two rows of a table, two heads.
+_ALTERNATIVES = (
+  tuple(methods.METHODS),
+  tuple(f"ablation{row}" for row in range(1, 6)),
+  ("mlp", "residual"),
+)
 
 
 def apply(config: Any, text: str, arguments: Mapping[str, Change]) -> Any:
   """Applies the arguments to a config, in their order, and returns the config.
 
   Raises:
-    ValueError: an argument is unknown. The message lists the known ones.
+    ValueError: an argument is unknown, and the message lists the known ones; or two arguments
+      exclude each other.
   """
-  for name in filter(None, text.split(",")):
+  names = list(filter(None, text.split(",")))
+  for group in _ALTERNATIVES:
+    chosen = [name for name in names if name in group]
+    if len(set(chosen)) > 1:
+      raise ValueError(f"{' and '.join(chosen)} exclude each other: give one of them")
+  for name in names:
     if name not in arguments:
       close = difflib.get_close_matches(name, arguments, n=1)
       hint = f", did you mean {close[0]!r}?" if close else ""

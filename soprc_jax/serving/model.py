@@ -202,7 +202,11 @@ def _source(images: Images) -> sources.Source:
     raise TypeError(
       f"images must be a path, an array, or a sequence of these, got {type(images).__name__}"
     )
-  if isinstance(images, np.ndarray) and images.ndim == 2 and images.dtype.kind == "f":
+  if isinstance(images, np.ndarray) and images.dtype.kind == "f" and images.ndim in (1, 2):
+    if images.ndim == 1:
+      raise ValueError(
+        f"images of shape {list(images.shape)} is one vector: give an array [N, F], as images[None]"
+      )
     return features.from_array(images, name="images")
   given: list[Any] = (
     [images] if isinstance(images, np.ndarray) and images.ndim == 3 else list(images)

@@ -103,6 +103,19 @@ class TestConfigFiles:
     config = _glyphs("finetune,triplet")
     assert (config.loss.name, config.model.freeze_bn) == ("triplet", True)
 
+  @pytest.mark.parametrize(
+    ("file", "argument"),
+    [
+      ("features", "mlp,residual"),
+      ("folder", "soprc,small,triplet"),
+      ("glyphs", "ablation1,ablation2"),
+    ],
+  )
+  def test_alternatives_are_not_joined(self, file, argument):
+    get_config = runpy.run_path(str(runs.ROOT / "configs" / f"{file}.py"))["get_config"]
+    with pytest.raises(ValueError, match="exclude each other: give one of them"):
+      get_config(argument)
+
   # The rows of the paper's Table 2: prior of the batch?, v, semi-variance term?, optimizer.
   @pytest.mark.parametrize(
     ("row", "biased", "v", "variance", "optimizer"),

@@ -102,6 +102,8 @@ def test_search_and_python(made):
   vectors, _ = _vectors()
   model = soprc_jax.load(folder)
   np.testing.assert_allclose(model.embed(vectors), gallery.embeddings, atol=1e-6)
+  with pytest.raises(ValueError, match=r"is one vector: give an array \[N, F\]"):
+    model.embed(vectors[0])
   queries = search.find_queries([str(file)])
   found = search.nearest(gallery, search.embed_queries(loaded, queries), top=1)
   assert [row[0].id for row in found] == gallery.ids.tolist()
