@@ -20,10 +20,12 @@ Otherwise the images are those of a --split of the data that the run was trained
 given with the same flags as in training, they are those of a --split of its data. A corrupt or
 unreadable image ends the program with its name; --on_broken=skip leaves it out and counts it.
 
-soprc embed --workdir=runs/mine --output=DIR --images=PHOTOS --shard=I/N [--dtype=float16]
+soprc embed --workdir=runs/mine --output=DIR --images=PHOTOS --shard=I/N [--dtype=float16] \
+    [--format=npy]
 
 embeds the part I of N (from 0) of the same images into the folder DIR: shard-I-of-N.npy, a .parquet
-file (.csv without pyarrow) of ids and labels, and a .json file of the origin. A finished shard is
+file (.csv without pyarrow) of ids and labels, and a .json file of the origin. --format=fbin writes
+.fbin (big-ann-benchmarks, cuVS), --format=h5 HDF5 (ILIAS) instead of .npy. A finished shard is
 skipped. So the same commands, in any order and on any machines, resume. soprc evaluate needs
 labels: those of a --split, a CSV file with path,label, or a tar or Parquet file. A folder has none.
 
@@ -72,6 +74,9 @@ _SHARD = absl_flags.DEFINE_string(
 _DTYPE = absl_flags.DEFINE_enum(
   "dtype", "float32", ["float32", "float16"], "With --shard: type of the stored numbers."
 )
+_FORMAT = absl_flags.DEFINE_enum(
+  "format", "npy", ["npy", "fbin", "h5"], "With --shard: format of the file of embeddings."
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -80,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
     argv, "--workdir=runs/mine --output=vectors.npz --images=PHOTOS", output=_OUTPUT.value
   )
   from soprc_jax._internal import file_io
-  from soprc_jax.serving import embed, image_inputs, index, network, shards
+  from soprc_jax.serving import embed, image_inputs, index, network, shard_formats, shards
 
   with flags.errors_as_messages():
     if _IMAGES.value and absl_flags.FLAGS["split"].present:
@@ -91,6 +96,9 @@ def main(argv: Sequence[str]) -> None:
       index.check_output(output, suffix=".npz")
       if absl_flags.FLAGS["dtype"].present:
         raise ValueError("--dtype is for --shard: a single file has float32")
+      if absl_flags.FLAGS["format"].present:
+        raise ValueError("--format is for --shard: a single file is .npz")
+    shard_formats.check_written(f".{_FORMAT.value}", str(_DTYPE.value))
     # Before the model is read: only its config says whether links may be dangling.
     on_broken = _ON_BROKEN.value or "skip"
     source = (
@@ -123,10 +131,11 @@ def _embed_shard(
   from soprc_jax.serving import embed, shard_writing, shards
 
   source = embed.split_source(network, _SPLIT.value) if source is None else source
-  path = folder / f"{shards.name(*part)}.npy"
+  path = folder / f"{shards.name(*part)}.{_FORMAT.value}"
   images = shard_writing.part_of(source, *part)
   inputs = shard_writing.inputs_digest(source)
   file_io.make_folder(folder, name="--output")
+  shard_writing.remove_stale(path)
   if shard_writing.is_finished(path, network, dtype=_DTYPE.value, inputs=inputs, count=part[1]):
     print(f"{strings.printable(path)} is finished.")
     return

@@ -3,18 +3,26 @@
 from collections.abc import Iterator
 import contextlib
 import errno
+import glob
 import os
 from pathlib import Path
 import re
 import secrets
 import shutil
 import stat
+import time
 from typing import BinaryIO
+
+try:
+  import fcntl
+except ImportError:  # Windows
+  fcntl = None  # type: ignore[assignment]
 
 # At least two letters before the colon, since a Windows drive has one.
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LITTLE = 16 << 20  # bytes: a file system with less counts as full
+_RECENT = 60  # seconds
 _KINDS = {
   stat.S_IFDIR: "a folder",
   stat.S_IFIFO: "a named pipe",
@@ -111,7 +119,9 @@ def whole(path: Path) -> Iterator[BinaryIO]:
   aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
   with naming(path):
     try:
-      with aside.open("xb") as file:
+      with aside.open("x+b") as file:
+        with contextlib.suppress(OSError):
+          _lock(file)  # `remove_stale` leaves it
         yield file
         file.flush()
         os.fsync(file.fileno())
@@ -119,6 +129,31 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     finally:
       aside.unlink(missing_ok=True)
     _sync_folder(path.parent)
+
+
+def remove_stale(path: Path) -> None:
+  """Removes the temporary files that killed calls of `whole` have left for a path.
+
+  Those of running processes are locked and stay. Those of the last minute stay too, since a new one
+  may not be locked yet, and all stay where files cannot be locked.
+  """
+  for aside in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.tmp"):
+    with contextlib.suppress(OSError), aside.open("rb") as file:
+      if time.time() - os.fstat(file.fileno()).st_mtime > _RECENT:
+        _lock(file)
+        aside.unlink()
+
+
+def _lock(file: BinaryIO) -> None:
+  """Locks a file until it is closed.
+
+  Raises:
+    BlockingIOError: another process has locked it.
+    OSError: the system or the file system has no locks.
+  """
+  if fcntl is None:
+    raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+  fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager

@@ -88,6 +88,7 @@ def count(
   for number in range(part[0], len(files.gallery), part[1]):
     shard = files.gallery[number]
     path = _counts_file(folder, shard)
+    file_io.remove_stale(path)
     if _read_counts(path, keys[number], len(prepared.thresholds.scores)) is not None:
       if on_rows:
         on_rows(shard.rows)

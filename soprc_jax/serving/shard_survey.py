@@ -13,7 +13,7 @@ import numpy as np
 from soprc_jax._internal import strings
 from soprc_jax._internal.strings import printable, shown
 from soprc_jax.metrics import streaming
-from soprc_jax.serving import shard_tables
+from soprc_jax.serving import shard_formats, shard_tables
 from soprc_jax.serving import shards as shards_lib
 from soprc_jax.serving.shards import Shard
 
@@ -131,7 +131,7 @@ def _complete(shard: Shard, what: str) -> tuple[list[str], list[Any]]:
   """Returns ids and labels of a shard, which must have both."""
   table = shard_tables.read(shard)
   for key, column, names in (
-    ("ids", table.ids, shards_lib.IDS),
+    ("ids", table.ids, shard_formats.IDS),
     ("labels", table.labels, shard_tables.LABELS),
   ):
     if column is None:

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from soprc_jax._internal.strings import printable, shown
-from soprc_jax.serving.shards import IDS, Shard
+from soprc_jax.serving import shard_formats
+from soprc_jax.serving.shard_formats import IDS
+from soprc_jax.serving.shards import Shard
 
 # Columns of labels, the preferred one first.
 LABELS = ("class_names", "labels", "label")
@@ -26,6 +28,8 @@ class Table(NamedTuple):
 def read(shard: Shard) -> Table:
   """Reads the ids and the labels of a shard. Ids have no blanks at their ends.
 
+  An HDF5 file without a table may have ids, and no labels.
+
   Raises:
     ValueError: if the table is unreadable or has another number of rows, an id is empty or neither
       a text nor an integer, or a Parquet file needs pyarrow, which is missing.
@@ -38,7 +42,13 @@ def read(shard: Shard) -> Table:
   if parquet.exists() and text.exists():
     raise ValueError(f"{printable(parquet)} and {text.name} both exist: remove one of them")
   if not (parquet.exists() or text.exists()):
-    return Table(None, None)
+    inside = shard_formats.ids(shard.path) if shard.layout.dataset else None
+    if inside is not None and len(inside) != shard.rows:
+      raise ValueError(
+        f"{printable(shard.path)} has {len(inside)} ids for {shard.rows} embeddings: write one for "
+        "each"
+      )
+    return Table(None if inside is None else _as_texts(inside, shard.path), None)
   path = parquet if parquet.exists() else text
   try:
     columns = _parquet(path) if path == parquet else _csv(path)

@@ -19,7 +19,7 @@ from soprc_jax import version
 from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import printable
 from soprc_jax.data import features, sources
-from soprc_jax.serving import image_inputs, shard_tables, shards
+from soprc_jax.serving import image_inputs, shard_formats, shard_tables, shards
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
 
@@ -63,13 +63,19 @@ def inputs_digest(source: sources.Source) -> str:
   return found.hexdigest()
 
 
+def remove_stale(path: Path) -> None:
+  """Removes the temporary files that killed processes have left for a shard."""
+  for suffix in (path.suffix, ".json", ".parquet", ".csv"):
+    file_io.remove_stale(path.with_suffix(suffix))
+
+
 def is_finished(
   path: Path, network: network_lib.Network, *, dtype: str, inputs: str, count: int
 ) -> bool:
   """Returns whether a shard exists.
 
   Args:
-    path: its ``.npy`` file.
+    path: its file of embeddings.
     network: the model that embeds.
     dtype: float32 or float16.
     inputs: `inputs_digest` of all images.
@@ -77,12 +83,16 @@ def is_finished(
 
   Raises:
     ValueError: if it was made with another model, dtype or other images, or if there are shards of
-      another number. The message names the file.
+      another number or format. The message names the file.
   """
   remedy = "choose a new folder for --output"
-  for other in path.parent.glob("shard-*-of-*.npy"):
+  for other in path.parent.glob("shard-*-of-*.*"):
+    if other.suffix not in shard_formats.SUFFIXES:
+      continue
     if not other.stem.endswith(f"-of-{count:05d}"):
       raise ValueError(f"{printable(other)} is not one of {count} shards: {remedy}")
+    if other.suffix != path.suffix:  # formats would share tables
+      raise ValueError(f"{printable(other)} has another format than {path.name}: {remedy}")
   if not path.exists():
     return False
   try:
@@ -103,10 +113,10 @@ def is_finished(
 
 
 def write(path: Path, index: index_lib.Index, *, dtype: str, inputs: str) -> None:
-  """Writes a shard with its table and its origin. The ``.npy`` file is replaced last.
+  """Writes a shard with its table and its origin. The embeddings are replaced last.
 
   Args:
-    path: its ``.npy`` file.
+    path: its file of embeddings; the suffix decides the format.
     index: its embeddings.
     dtype: float32 or float16.
     inputs: `inputs_digest` of all images.
@@ -126,7 +136,7 @@ def write(path: Path, index: index_lib.Index, *, dtype: str, inputs: str) -> Non
   with file_io.whole(path.with_suffix(".json")) as file:
     file.write((json.dumps(meta, indent=1) + "\n").encode())
   with file_io.whole(path) as file:
-    np.save(file, vectors, allow_pickle=False)
+    shard_formats.write(file, path.suffix, vectors, index.ids.tolist())
 
 
 def _write_table(path: Path, index: index_lib.Index) -> None:

@@ -1,54 +1,44 @@
-"""Embeddings in shards: ``.npy`` files, each with a table of ids and labels and with its origin.
+"""Embeddings in shards: files, each with a table of ids and labels and with its origin.
 
 A shard is up to three files of one name:
 
-* ``NAME.npy``: embeddings ``[N, D]``, float32 or float16;
+* ``NAME.npy``, ``.fbin`` or ``.h5``: embeddings ``[N, D]``, see `shard_formats`;
 * ``NAME.parquet`` or ``NAME.csv``: a column of ids (id, ids or path), one of labels (label, labels
   or class_names), and any others;
 * ``NAME.json``: the model that computed them, if `soprc embed` did.
 
-The ``.npy`` file is written last. So a shard that has it is complete.
+The embeddings are written last. So a shard that has them is complete.
 """
 
 from collections.abc import Sequence
 import glob
 import logging
-import os
 from pathlib import Path
 import re
-import tokenize
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from soprc_jax._internal import file_io, stored
 from soprc_jax._internal.strings import printable
 from soprc_jax.data import features
+from soprc_jax.serving import shard_formats
 
 _log = logging.getLogger(__name__)
 
 FORMAT = "soprc_jax shard 1"
-# Columns of ids, the preferred one first.
-IDS = ("ids", "id", "path")
 _NUMBERED = re.compile(r"(.*)-(\d+)-of-(\d+)")
 _META = {"rows": int, "width": int} | dict.fromkeys(
   ("format", "digest", "inputs", "dtype", "root"), str
 )
-_REMEDY = "remove the shard, and write it again with soprc embed"
-_DTYPES = (np.dtype(np.float16), np.dtype(np.float32))
-# Rows that are gathered at a time.
-_GATHERED = 1 << 14
 
 
 class Shard(NamedTuple):
   """Describes a file of embeddings.
 
   Attributes:
-    path: its ``.npy`` or ``.npz`` file.
-    rows: number N of embeddings.
-    width: number D of their entries.
-    dtype: float16 or float32.
-    offset: bytes before the first embedding.
+    path: its file of embeddings.
+    layout: where the embeddings are in the file.
     made_by: digest of the model that computed them; empty if unknown.
     inputs: digest of the list of images that it is a part of; empty if unknown.
     root: folder that the ids of these images are relative to; empty if unknown.
@@ -56,14 +46,26 @@ class Shard(NamedTuple):
   """
 
   path: Path
-  rows: int
-  width: int
-  dtype: np.dtype
-  offset: int
+  layout: shard_formats.Layout
   made_by: str
   inputs: str = ""
   root: str = ""
   stored: features.Features | None = None
+
+  @property
+  def rows(self) -> int:
+    """The number N of embeddings."""
+    return self.layout.rows
+
+  @property
+  def width(self) -> int:
+    """The number D of their entries."""
+    return self.layout.width
+
+  @property
+  def dtype(self) -> np.dtype:
+    """The type of their entries: float16 or float32."""
+    return self.layout.dtype
 
 
 def name(number: int, count: int) -> str:
@@ -87,8 +89,8 @@ def find(pattern: str, *, flag: str, may_be_part: bool = False) -> list[Shard]:
   """Finds shards, sorted by their paths, and checks all but their numbers.
 
   Args:
-    pattern: a file, a folder with ``.npy`` files, or a pattern like ``shards/*.npy``, where ``**``
-      stands for any folders. An ``.npz`` file of `soprc embed` is read into memory.
+    pattern: a file, a folder with files of one format, or a pattern like ``shards/*.npy``, where
+      ``**`` stands for any folders. An ``.npz`` file of `soprc embed` is read into memory.
     flag: name of the pattern in messages.
     may_be_part: whether one file of ``NAME-00000-of-00100.npy`` and so on may be given alone.
 
@@ -96,12 +98,12 @@ def find(pattern: str, *, flag: str, may_be_part: bool = False) -> list[Shard]:
     FileNotFoundError: if there is none, or if one of ``NAME-00000-of-00100.npy`` and so on is
       missing.
     ValueError: if a file is truncated or no array ``[N, D]`` of float16 or float32, its origin is
-      corrupt, or its number is not below the number of shards.
+      corrupt, its number is not below the number of shards, or a folder has several formats.
   """
   place = file_io.given(pattern, name=flag)
   where = f"{flag}={printable(pattern)}"
   if place.is_dir():
-    place = Path(glob.escape(str(place))) / "*.npy"
+    place = Path(glob.escape(str(place))) / f"*{_only_suffix(place, where)}"
   if place.is_file():
     paths = [place]
   else:
@@ -112,6 +114,17 @@ def find(pattern: str, *, flag: str, may_be_part: bool = False) -> list[Shard]:
   if not (may_be_part and place.is_file()):
     _check_complete(paths, where)
   return find_all(paths, flag=flag)
+
+
+def _only_suffix(folder: Path, where: str) -> str:
+  """Returns the suffix of the embeddings in a folder."""
+  found = {path.suffix for path in folder.iterdir() if path.suffix in shard_formats.SUFFIXES}
+  if len(found) > 1:
+    raise ValueError(
+      f"{where} has files of several formats, {', '.join(sorted(found))}: give a pattern, e.g. "
+      f"'{printable(folder)}/*{min(found)}'"
+    )
+  return found.pop() if found else ".npy"
 
 
 def find_all(paths: Sequence[Path], *, flag: str) -> list[Shard]:
@@ -165,52 +178,27 @@ def _check_complete(paths: list[Path], where: str) -> None:
 
 
 def _opened(path: Path, flag: str) -> Shard:
-  """Reads the header of an ``.npy`` file, or an ``.npz`` file."""
+  """Reads the header of a file, or an ``.npz`` file."""
   why = file_io.why_no_file(path)
   if why:
     raise FileNotFoundError(f"{flag}: {printable(path)} is no regular file ({why})")
   if path.suffix.lower() == ".npz":
     return _in_memory(path, flag)
-  with path.open("rb") as file:
-    try:
-      version = np.lib.format.read_magic(file)
-      read = np.lib.format.read_array_header_1_0 if version == (1, 0) else _read_header_2
-      shape, is_fortran, dtype = read(file)
-    except (ValueError, TypeError, RecursionError, tokenize.TokenError) as error:
-      raise ValueError(
-        f"{printable(path)} is not a readable .npy file ({error}): give e.g. 'shards/*.npy', or "
-        "write it again"
-      ) from error
-    offset, size = file.tell(), os.fstat(file.fileno()).st_size
-  if len(shape) != 2 or not shape[1] or is_fortran or dtype not in _DTYPES:
-    raise ValueError(
-      f"{printable(path)} must be an array [N, D] of float16 or float32 in C order, got {dtype} "
-      f"{list(shape)}{' in Fortran order' if is_fortran else ''}: convert it"
-    )
-  wanted = offset + shape[0] * shape[1] * dtype.itemsize
-  if size != wanted:
-    raise ValueError(
-      f"{printable(path)} is {'truncated' if size < wanted else 'corrupt'}: it has {size} bytes "
-      f"instead of {wanted}. {_REMEDY[0].upper()}{_REMEDY[1:]}"
-    )
-  return Shard(path, shape[0], shape[1], dtype, offset, *_origin(path, shape, dtype))
+  found = shard_formats.layout(path)
+  return Shard(path, found, *_origin(path, found))
 
 
-def _read_header_2(file: Any) -> Any:
-  return np.lib.format.read_array_header_2_0(file)
-
-
-def _origin(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> tuple[str, str, str]:
+def _origin(path: Path, found: shard_formats.Layout) -> tuple[str, str, str]:
   """Returns digests of model and inputs and the root in the ``.json`` of a shard, "" without it."""
   beside = path.with_suffix(".json")
   if not beside.exists():
     return "", "", ""
-  remedy = f"{_REMEDY}; a .json file of another program needs another name"
+  remedy = f"{shard_formats.REMEDY}; a .json file of another program needs another name"
   meta = stored.read_json(beside, _META, remedy=remedy)
-  want = (FORMAT, *shape, dtype.name)
+  want = (FORMAT, found.rows, found.width, found.dtype.name)
   got = tuple(meta[key] for key in ("format", "rows", "width", "dtype"))
   if got != want:
-    raise ValueError(f"{printable(beside)} describes {got}, but the array is {want}: {_REMEDY}")
+    raise ValueError(f"{printable(beside)} describes {got}, but the array is {want}: {remedy}")
   return meta["digest"], meta["inputs"], meta["root"]
 
 
@@ -218,9 +206,10 @@ def _in_memory(path: Path, flag: str) -> Shard:
   found = features.load_unlabeled(str(path), name=flag)
   # Without ids, rows get their numbers as ids, which would be those of other vectors too.
   with np.load(path, allow_pickle=False) as arrays:
-    if not set(IDS) & set(arrays.files):
-      raise ValueError(f"{printable(path)} has no ids ({', '.join(IDS)})")
-  return Shard(path, len(found), found.width, np.dtype(np.float32), 0, found.made_by, stored=found)
+    if not set(shard_formats.IDS) & set(arrays.files):
+      raise ValueError(f"{printable(path)} has no ids ({', '.join(shard_formats.IDS)})")
+  layout = shard_formats.Layout(len(found), found.width, np.dtype(np.float32), None)
+  return Shard(path, layout, found.made_by, stored=found)
 
 
 def check_same_model(shards: list[Shard]) -> None:
@@ -246,30 +235,16 @@ def check_same_model(shards: list[Shard]) -> None:
 def read(shard: Shard, start: int, count: int) -> np.ndarray:
   """Reads some embeddings of a shard, ``[count, D]``.
 
-  A memory map would keep what it has read in the memory of the process.
-
   Raises:
-    ValueError: if the file has become shorter.
-    OSError: if it cannot be read.
+    ValueError, OSError: as `shard_formats.read`.
   """
   if shard.stored is not None:
     return shard.stored.vectors(np.arange(start, start + count))
-  at = shard.offset + start * shard.width * shard.dtype.itemsize
-  found = np.fromfile(shard.path, shard.dtype, count * shard.width, offset=at)
-  if found.size != count * shard.width:
-    raise ValueError(f"{printable(shard.path)} was truncated while it was read: {_REMEDY}")
-  return found.reshape(count, shard.width)
+  return shard_formats.read(shard.path, shard.layout, start, count)
 
 
 def gather(shard: Shard, rows: np.ndarray) -> np.ndarray:
   """Reads the embeddings in some rows, ``[n, D]``."""
   if shard.stored is not None:
     return shard.stored.vectors(rows)
-  shape = (shard.rows, shard.width)
-  found = np.empty((len(rows), shard.width), shard.dtype)
-  for start in range(0, len(rows), _GATHERED):
-    part = slice(start, start + _GATHERED)
-    # Opened again for each part: closing a map releases the memory of what it has read.
-    mapped = np.memmap(shard.path, shard.dtype, "r", shard.offset, shape)
-    found[part] = mapped[rows[part]]
-  return found
+  return shard_formats.gather(shard.path, shard.layout, rows)

@@ -132,6 +132,59 @@ def test_two_writers_of_one_file_do_not_mix(tmp_path):
   assert list(tmp_path.iterdir()) == [path]
 
 
+_WRITER = """
+import pathlib, sys
+from soprc_jax._internal import file_io
+with file_io.whole(pathlib.Path(sys.argv[1])) as file:
+  file.write(b"part")
+  print("writes", flush=True)
+  sys.stdin.read()
+"""
+
+
+def test_what_a_killed_writer_leaves_is_removed_and_a_living_one_is_left(tmp_path):
+  path = tmp_path / "a[1].npy"
+  pipe = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": runs.environment()}
+  children = [
+    subprocess.Popen([sys.executable, "-c", _WRITER, str(path)], cwd=runs.ROOT, **pipe)
+    for _ in range(2)
+  ]
+  assert [child.stdout.readline() for child in children] == [b"writes\n"] * 2
+  children[0].kill()
+  children[0].wait()
+  other = tmp_path / f".a[1].npy.{'0' * 16}.tmp.txt"
+  other.write_text("")
+  files = set(tmp_path.iterdir())
+  file_io.remove_stale(path)
+  assert set(tmp_path.iterdir()) == files  # too new
+  for file in files:
+    os.utime(file, (0, 0))
+  file_io.remove_stale(path)
+  left = set(tmp_path.iterdir())
+  assert (len(files), len(left)) == (3, 2)
+  children[1].communicate()  # ends its input
+  assert children[1].returncode == 0
+  assert path.read_bytes() == b"part"
+  assert set(tmp_path.iterdir()) == {path, other}
+  for child in children:
+    child.stdin.close()
+    child.stdout.close()
+
+
+def test_nothing_is_removed_without_locks(tmp_path, monkeypatch):
+  path = tmp_path / f".a.{'0' * 16}.tmp"
+  path.write_text("")
+  os.utime(path, (0, 0))
+  monkeypatch.setattr(file_io, "fcntl", None)
+  file_io.remove_stale(tmp_path / "a")
+  assert path.exists()
+  with file_io.whole(tmp_path / "a") as file:
+    file.write(b"x")
+  monkeypatch.undo()
+  file_io.remove_stale(tmp_path / "a")
+  assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+
+
 @pytest.mark.parametrize("full", ["workdir", "temporary", "shared"])
 def test_f56_the_file_system_that_is_full_is_named(disks, full):
   place, free = disks

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -24,9 +25,9 @@ _KS = (1, 5, 500)
 class _Evaluation:
   """Evaluates a folder of `sharded.gallery`."""
 
-  def __init__(self, folder, distractors=None):
+  def __init__(self, folder, distractors=None, *, suffix=".npy"):
     self.files = shard_survey.find(
-      str(folder / "queries.npy"), str(folder / "shards"), distractors and str(distractors)
+      str(folder / f"queries{suffix}"), str(folder / "shards"), distractors and str(distractors)
     )
     self.prepared = shard_survey.prepare(self.files)
     self.counts = folder / "counts"
@@ -77,6 +78,16 @@ def test_equal_to_the_joined_gallery(tmp_path, monkeypatch, min_products):
   _assert_equal(evaluation.summary(), _expected(*made, others))
   assert sum(done) == evaluation.files.num_candidates == 120 + 44 + 26
   assert evaluation.summary()[0]["num_excluded"] == 10
+
+
+@pytest.mark.parametrize(("suffix", "dtype"), [(".fbin", np.float32), (".h5", np.float16)])
+def test_formats_of_other_programs(tmp_path, suffix, dtype):
+  made = sharded.gallery(tmp_path, dtypes=(dtype,), suffix=suffix)
+  sharded.write(tmp_path / "more" / f"x{suffix}", made[0][:7].astype(dtype))
+  evaluation = _Evaluation(tmp_path, tmp_path / "more", suffix=suffix)
+  assert {shard.path.suffix for shard in evaluation.files.gallery} == {suffix}
+  evaluation.count()
+  _assert_equal(evaluation.summary(), _expected(*made, [made[0][:7].astype(dtype)]))
 
 
 def test_processes_with_their_own_shards(tmp_path):
@@ -144,15 +155,41 @@ def test_a_changed_distractor_is_counted_again(tmp_path):
     _assert_equal(evaluation.summary(), _expected(*made, [rows]))
 
 
-def test_a_value_that_is_not_finite_is_named(tmp_path):
+@pytest.mark.parametrize("suffix", [".npy", ".fbin", ".h5"])
+def test_a_value_that_is_not_finite_is_named(tmp_path, suffix):
   sharded.gallery(tmp_path)
   rows = np.ones((70, 16), np.float32)
   rows[40, 3] = np.nan
-  sharded.write(tmp_path / "more" / "x.npy", rows)
+  sharded.write(tmp_path / "more" / f"x{suffix}", rows)
   evaluation = _Evaluation(tmp_path, tmp_path / "more")
-  with pytest.raises(ValueError, match=r"x\.npy has a value that is not finite in row 40: embed"):
+  with pytest.raises(
+    ValueError, match=rf"x\{suffix} has a value that is not finite in row 40: embed"
+  ):
     evaluation.count()
   assert len(list(evaluation.counts.iterdir())) == 3
+
+
+@pytest.mark.parametrize("suffix", [".fbin", ".h5"])
+def test_faults_of_other_formats_are_named(tmp_path, suffix):
+  sharded.gallery(tmp_path, dtypes=(np.float32,), suffix=suffix)
+  place = tmp_path / "shards"
+  first, second, third = sorted(place.glob(f"*{suffix}"))
+  rows = np.eye(40, 16, dtype=np.float32)
+  second.with_suffix(".parquet").unlink()
+  sharded.write(second, rows, [f"photos/{i}.jpg" for i in range(89, 129)], ["x"] * 40)
+  with pytest.raises(ValueError, match=rf"'photos/9\d\.jpg' occurs twice: .*{suffix}, row"):
+    _Evaluation(tmp_path, suffix=suffix)
+  sharded.write(second, rows, list(range(40)), ["x"] * 40, digest="1" * 64)
+  with pytest.raises(ValueError, match=r"different lists|by model 11111111"):
+    _Evaluation(tmp_path, suffix=suffix)
+  second.with_suffix(".json").unlink()
+  third.unlink()
+  with pytest.raises(FileNotFoundError, match=rf"1 of 3 .*shard-00002-of-00003\{suffix}"):
+    _Evaluation(tmp_path, suffix=suffix)
+  first.write_bytes(first.read_bytes()[:-64])
+  sharded.write(third, rows, list(range(100, 140)), ["x"] * 40)
+  with pytest.raises(ValueError, match="truncated"):
+    _Evaluation(tmp_path, suffix=suffix)
 
 
 def test_a_full_disk_is_named_and_loses_nothing(tmp_path, monkeypatch):
@@ -169,6 +206,19 @@ def test_a_full_disk_is_named_and_loses_nothing(tmp_path, monkeypatch):
   assert file_io.is_full(caught.value)
   assert list(evaluation.counts.iterdir()) == []
   evaluation.count()
+  _assert_equal(evaluation.summary(), _expected(*made))
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path):
+  made = sharded.gallery(tmp_path)
+  evaluation = _Evaluation(tmp_path)
+  evaluation.count()
+  name = min(evaluation.counts.iterdir()).name
+  left = evaluation.counts / f".{name}.{'0' * 16}.tmp"
+  left.write_text("")
+  os.utime(left, (0, 0))
+  evaluation.count()
+  assert not left.exists()
   _assert_equal(evaluation.summary(), _expected(*made))
 
 

@@ -3,6 +3,7 @@
 import errno
 import importlib.util
 import json
+import os
 import shutil
 import tarfile
 
@@ -19,6 +20,7 @@ from soprc_jax.serving import (
   image_inputs,
   network,
   shard_evaluation,
+  shard_formats,
   shard_survey,
   shard_tables,
   shard_writing,
@@ -150,6 +152,36 @@ def test_finished_and_unfinished_shards(made, loaded, tmp_path, caplog):
   assert not shard_writing.is_finished(path, loaded, **state)
 
 
+@pytest.mark.parametrize(("suffix", "dtype"), [(".fbin", "float32"), (".h5", "float16")])
+def test_formats_of_other_programs(made, loaded, tmp_path, caplog, suffix, dtype):
+  path = tmp_path / f"{shards.name(0, 2)}{suffix}"
+  state = {"dtype": dtype, "inputs": "i", "count": 2}
+  part = _index(loaded, made[0], 0, 2)
+  shard_writing.write(path, part, dtype=dtype, inputs="i")
+  assert {one.suffix for one in tmp_path.iterdir()} == {suffix, ".json", ".parquet"}
+  assert shard_writing.is_finished(path, loaded, **state)
+  (found,) = shards.find_all([path], flag="--gallery")
+  np.testing.assert_array_equal(shards.read(found, 0, 20), part.embeddings.astype(dtype))
+  assert shard_tables.read(found).ids == part.ids.tolist()
+  if suffix == ".h5":  # without the table too
+    assert shard_formats.ids(path) == part.ids.tolist()
+  with pytest.raises(ValueError, match=rf"00002\{suffix} has another format than shard-.*\.npy"):
+    shard_writing.is_finished(path.with_suffix(".npy"), loaded, **state)
+  path.write_bytes(path.read_bytes()[:-1])
+  assert not shard_writing.is_finished(path, loaded, **state)
+  assert "It is written again" in caplog.text
+
+
+def test_what_killed_processes_left_is_removed(tmp_path):
+  left = [tmp_path / f".a.{suffix}.{'0' * 16}.tmp" for suffix in ("npy", "json", "parquet")]
+  other = tmp_path / f".b.npy.{'0' * 16}.tmp"
+  for path in (*left, other):
+    path.write_text("")
+    os.utime(path, (0, 0))
+  shard_writing.remove_stale(tmp_path / "a.npy")
+  assert list(tmp_path.iterdir()) == [other]
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_stop_or_a_full_disk_leaves_no_shard(made, loaded, tmp_path, monkeypatch, at):
   path = tmp_path / f"{shards.name(0, 1)}.npy"
@@ -213,6 +245,8 @@ def test_embed_and_evaluate_from_the_command_line(made, loaded, tmp_path):
   assert (meta["digest"], meta["step"]) == (loaded.digest, 3)
   done = runs.call("experiments.embed", *command, "--shard=0/2", "--on_broken=skip")
   assert done.stdout == f"{tmp_path / 'out' / 'shard-00000-of-00002.npy'} is finished.\n"
+  done = runs.call("experiments.embed", *command, "--shard=0/2", "--format=fbin")
+  assert ".npy has another format than shard-00000-of-00002.fbin" in done.stderr
   command[-1] = f"--output={tmp_path / 'broken'}"
   done = runs.call("experiments.embed", *command, "--shard=2/41", "--on_broken=skip")
   assert done.stdout.startswith("Embedded 0 images"), done.stderr
@@ -261,6 +295,8 @@ def test_flags(made, tmp_path):
   shared = [f"--workdir={made[1]}", f"--images={made[0]}", f"--output={tmp_path / 'x.npz'}"]
   for given, message in (
     (["--dtype=float16"], "--dtype is for --shard"),
+    (["--format=h5"], "--format is for --shard"),
+    (["--shard=0/2", "--format=fbin", "--dtype=float16"], "--format=fbin holds float32"),
     (["--shard=2/2"], "--shard=2/2 must be I/N with 0 <= I < N"),
     (["--shard=0/41"], "--shard=0/41: there are only 40 images"),
   ):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import sharded
 
-from soprc_jax.serving import index, shard_tables, shards
+from soprc_jax.serving import index, shard_formats, shard_tables, shards
 
 _ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -16,7 +16,7 @@ def _find(pattern):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_read_and_gather(tmp_path, dtype, monkeypatch):
-  monkeypatch.setattr(shards, "_GATHERED", 2)
+  monkeypatch.setattr(shard_formats, "_GATHERED", 2)
   (shard,) = _find(sharded.write(tmp_path / "a.npy", _ROWS.astype(dtype)))
   assert (shard.rows, shard.width, shard.dtype, shard.made_by) == (4, 3, dtype, "")
   np.testing.assert_array_equal(shards.read(shard, 1, 2), _ROWS[1:3])

@@ -6,13 +6,17 @@ import json
 import geometries
 import numpy as np
 
-from soprc_jax.serving import shards
+from soprc_jax.serving import shard_formats, shards
 
 
 def write(path, vectors, ids=None, labels=None, *, digest=None, inputs="", root="", table="csv"):
-  """Writes ``path`` (``.npy``), a table if there are ids, and an origin if there is a digest."""
+  """Writes ``path``, a table if there are ids, and an origin if there is a digest.
+
+  Another suffix than ``.fbin`` and ``.h5`` is that of an ``.npy`` file.
+  """
   path.parent.mkdir(parents=True, exist_ok=True)
-  np.save(path, vectors)
+  with path.open("w+b") as file:
+    shard_formats.write(file, path.suffix, vectors, map(str, ids or range(len(vectors))))
   columns = {"id": ids, "label": labels}
   columns = {key: list(values) for key, values in columns.items() if values is not None}
   if table == "csv" and columns:
@@ -35,7 +39,15 @@ def write(path, vectors, ids=None, labels=None, *, digest=None, inputs="", root=
   return path
 
 
-def gallery(folder, *, num=3, dtypes=(np.float32, np.float16), seed=0, geometry="duplicates"):
+def gallery(
+  folder,
+  *,
+  num=3,
+  dtypes=(np.float32, np.float16),
+  seed=0,
+  geometry="duplicates",
+  suffix=".npy",
+):
   """Writes 120 images as ``num`` shards, and 20 queries; returns vectors, labels and ids.
 
   The queries are rows 0 to 19 of these. The gallery is rows 129 to 10, in this order.
@@ -49,11 +61,11 @@ def gallery(folder, *, num=3, dtypes=(np.float32, np.float16), seed=0, geometry=
     rows = vectors[part].astype(dtypes[number % len(dtypes)])
     vectors[part] = rows
     write(
-      folder / "shards" / f"{shards.name(number, num)}.npy",
+      folder / "shards" / f"{shards.name(number, num)}{suffix}",
       rows,
       [ids[i] for i in part],
       [labels[i] for i in part],
       table=("csv", "parquet")[number % 2],
     )
-  write(folder / "queries.npy", vectors[:20], ids[:20], labels[:20])
+  write(folder / f"queries{suffix}", vectors[:20], ids[:20], labels[:20])
   return vectors, labels, ids
