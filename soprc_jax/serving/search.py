@@ -136,7 +136,7 @@ def nearest(
   queries = np.ascontiguousarray(queries, np.float32)
   shortlists = (_by_faiss if backend == "faiss" else _by_products)(index.embeddings, queries, top)
   return [
-    _ranked(index, query, places, top) for query, places in zip(queries, shortlists, strict=True)
+    ranked(index, query, places, top) for query, places in zip(queries, shortlists, strict=True)
   ]
 
 
@@ -180,9 +180,17 @@ def without_query(
   return rows, kept
 
 
-def _ranked(
+def ranked(
   index: index_lib.Index, query: np.ndarray, places: np.ndarray, top: int
 ) -> list[Neighbour]:
+  """Ranks some images of an index by their exact similarities to a query, see `nearest`.
+
+  Args:
+    index: the index.
+    query: ``[D]`` float32.
+    places: rows of the images.
+    top: number of images to keep.
+  """
   places = np.sort(places)
   exact = index.embeddings[places].astype(np.float64) @ query.astype(np.float64)
   # Rounding makes equal vectors equally near, independent of the order of summation.
@@ -260,6 +268,7 @@ def to_json(
   found: Sequence[Sequence[Neighbour]],
   *,
   seen_classes: dict[str, Any] | None = None,
+  num_images: int | None = None,
 ) -> str:
   """Formats the neighbors of all queries as ASCII JSON; an unknown class is null.
 
@@ -268,11 +277,13 @@ def to_json(
     paths: files of the queries.
     found: neighbors of each query.
     seen_classes: result of `check_unseen`; left out if None.
+    num_images: number of images of a gallery in shards, of which the index has those that were
+      found, with their rows as positions; None if the index has all images.
   """
   content: dict[str, Any] = {
     "network": {"workdir": index.workdir, "step": index.step, "digest": index.digest},
     "gallery": {
-      "images": len(index.ids),
+      "images": len(index.ids) if num_images is None else num_images,
       "split": index.split or None,
       "root": index.root,
       "broken": index.broken_ids.tolist(),
@@ -285,7 +296,7 @@ def to_json(
             "id": one.id,
             "class": one.class_name or None,
             "similarity": one.similarity,
-            "place": one.place,
+            "place": one.place if num_images is None else int(index.positions[one.place]),
           }
           for one in row
         ],

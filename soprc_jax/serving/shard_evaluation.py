@@ -135,9 +135,8 @@ def _keys(files: shard_survey.Files, prepared: shard_survey.Prepared) -> list[st
   shared.update(prepared.thresholds.scores.tobytes())
   keys = []
   for shard, excluded in zip(files.gallery, prepared.excluded, strict=True):
-    state = shard.path.stat()
     own = shared.copy()
-    own.update(f"{state.st_size} {state.st_mtime_ns}".encode())
+    own.update(shards_lib.state(shard).encode())
     for array in excluded:
       own.update(array.tobytes() + b"/")
     keys.append(own.hexdigest())

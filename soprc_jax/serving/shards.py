@@ -232,6 +232,12 @@ def check_same_model(shards: list[Shard]) -> None:
       )
 
 
+def state(shard: Shard) -> str:
+  """Returns size and time of the file of a shard. A changed file has another state."""
+  found = shard.path.stat()
+  return f"{found.st_size} {found.st_mtime_ns}"
+
+
 def read(shard: Shard, start: int, count: int) -> np.ndarray:
   """Reads some embeddings of a shard, ``[count, D]``.
 
