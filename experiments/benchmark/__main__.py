@@ -4,8 +4,8 @@ The tables have ratios of ours to each peer, timed in turns in one run.
 
 soprc benchmark NAME [NAME ...] [--out=FILE.json] [--workdir=DIR]
 
-NAME is loss, auprc, metrics, train, input, startup, scale, or all (one after the other, each in a
-separate process). To install the peers: pip install -e ".[bench]".
+NAME is loss, auprc, metrics, gallery, train, input, startup, scale, or all (one after the other,
+each in a separate process). To install the peers: pip install -e ".[bench]".
 
 The table goes to the standard output. FILE.json receives the rows. DIR receives table.md,
 benchmark.json and log-log plots of cost against size with the fitted exponents, which take some
@@ -29,7 +29,7 @@ from absl import flags as absl_flags
 
 from experiments import flags
 
-NAMES = ("loss", "auprc", "metrics", "train", "input", "startup", "scale")
+NAMES = ("loss", "auprc", "metrics", "gallery", "train", "input", "startup", "scale")
 _EXAMPLE = "auprc --workdir=runs/benchmark"
 
 absl_flags.declare_key_flag("workdir")

@@ -12,7 +12,7 @@ import pytest
 import runs
 
 from configs import characters
-from experiments.benchmark import harness, scale, speed_tables
+from experiments.benchmark import gallery, harness, scale, speed_tables
 
 
 def _row(ratio, *, case="triplet", target=2.0, suffices=False, note=""):
@@ -113,6 +113,37 @@ def test_mistakes_are_told(arguments, hint):
   assert done.returncode == 1
   assert hint in done.stderr
   assert "Traceback" not in done.stderr
+
+
+def test_gallery_measures_what_it_names(monkeypatch, tmp_path):
+  monkeypatch.setattr(gallery, "_QUERIES", 20)
+  monkeypatch.setattr(gallery, "_SIZES", (200, 500))
+  monkeypatch.setattr(gallery, "_SMALL", 0)
+  asked = []
+  monkeypatch.setattr(gallery, "_flat", asked.append)
+  found = list(gallery.rows())
+  assert [(row.case, row.peer) for row in found] == [
+    (f"20 queries in {size} x 128, in files", peer)
+    for size in (200, 500)
+    for peer in ("product", "IndexFlatIP")
+  ]
+  assert [files.num_candidates for files in asked] == [200, 200, 500, 500]
+  (curve,) = gallery.growth()
+  assert (curve.sizes, len(curve.costs)) == ((200, 500), 2)
+  values = gallery._evaluate(gallery._find(gallery._write(tmp_path), 500))
+  assert values["num_queries"] == 20
+  assert values["mAUPRC"] > 0.9
+
+
+def test_the_peers_of_the_gallery_compute_the_same(monkeypatch, tmp_path):
+  pytest.importorskip("pytorch_metric_learning")
+  pytest.importorskip("faiss")
+  monkeypatch.setattr(gallery, "_QUERIES", 20)
+  monkeypatch.setattr(gallery, "_SIZES", (500,))
+  files = gallery._find(gallery._write(tmp_path), 500)
+  gallery._flat(files)
+  theirs = gallery._calculator(files)["mean_average_precision"]
+  assert theirs == pytest.approx(gallery._evaluate(files)["mAUPRC"], abs=1e-4)
 
 
 def test_scale_measures_what_it_names(monkeypatch):
