@@ -75,7 +75,7 @@ def run_all(
     task = binary.prepare(config, table, seed)
     labels.append(task.splits.test.labels)
     for method in methods:
-      path, done = _path(folder, method, seed), done + 1
+      path, done = run_path(folder, method, seed), done + 1
       if path.exists():
         _log.info("%d/%d %s, seed %d (finished before)", done, total, method, seed)
         continue
@@ -85,7 +85,7 @@ def run_all(
         if method not in trainers:
           trainers[method] = binary.make_trainer(config, method, task)
         found = trainers[method](task)
-      _save(path, found)
+      save_run(path, found)
       made += 1
       left = (time.perf_counter() - began) / made * (total - done)
       best = float(np.nanmax(found.best)) if np.isfinite(found.best).any() else math.nan
@@ -98,7 +98,7 @@ def run_all(
         best,
         left / 60,
       )
-  return [_row(config, folder, method, np.stack(labels)) for method in methods]
+  return [best_row(config, folder, method, np.stack(labels)) for method in methods]
 
 
 def measure(
@@ -147,9 +147,11 @@ def measure(
   return costs
 
 
-def _row(config: Any, folder: Path, method: str, labels: np.ndarray) -> Row:
+def best_row(config: Any, folder: Path, method: str, labels: np.ndarray) -> Row:
   """Returns the method at its best learning rate on the validation split, from its runs' files."""
-  runs = [_load(_path(folder, method, seed), config, labels.shape[1]) for seed in config.seeds]
+  runs = [
+    load_run(run_path(folder, method, seed), config, labels.shape[1]) for seed in config.seeds
+  ]
   best = np.stack([run.best for run in runs])
   val_by_rate = dict(zip(config.rates, best.mean(axis=0).tolist(), strict=True))
   rate = plans.best(val_by_rate)
@@ -165,16 +167,16 @@ def _row(config: Any, folder: Path, method: str, labels: np.ndarray) -> Row:
   )
 
 
-def _path(folder: Path, method: str, seed: int) -> Path:
+def run_path(folder: Path, method: str, seed: int) -> Path:
   return folder / RUNS / f"{method}-seed{seed}.npz"
 
 
-def _save(path: Path, found: binary.Found) -> None:
+def save_run(path: Path, found: binary.Found) -> None:
   with file_io.whole(path) as file:
     np.savez(file, **found._asdict())
 
 
-def _load(path: Path, config: Any, num_test: int) -> binary.Found:
+def load_run(path: Path, config: Any, num_test: int) -> binary.Found:
   """Returns the results of a run, with shapes that fit the config and ``num_test``.
 
   Raises:

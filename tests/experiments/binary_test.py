@@ -486,8 +486,8 @@ class TestStudy:
       )
       half = fine._replace(best=np.array([np.nan if seed else 0.5, 0.4]))
       for name, result in (("soprc", half), ("focal", broken)):
-        binary_runs._save(binary_runs._path(tmp_path, name, seed), result)
-    rows = [binary_runs._row(config, tmp_path, name, labels) for name in ("soprc", "focal")]
+        binary_runs.save_run(binary_runs.run_path(tmp_path, name, seed), result)
+    rows = [binary_runs.best_row(config, tmp_path, name, labels) for name in ("soprc", "focal")]
     assert rows[0].rate == 0.03
     about = {"data": "", "chance": 1 / 3, "machine": ""}
     table = binary_report.write(tmp_path, config, rows, {"soprc": 1e-3, "focal": 1e-3}, about)
