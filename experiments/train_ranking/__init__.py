@@ -1,0 +1,1 @@
+"""Learning to rank from files of query groups: SOPRC compared with listwise losses of rax."""
