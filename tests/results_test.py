@@ -154,3 +154,17 @@ def test_table_of_the_how_to_on_binary_data():
         name,
         method,
       )
+
+
+def test_table_of_the_ranking_study():
+  folder = _ROOT / "results" / "ranking_flights"
+  rows = [line for line in (folder / "table.md").read_text().splitlines() if line.startswith("|")]
+  section = _DETAILS.split("## Ranking of query groups")[1]
+  assert [row for row in rows if row not in section] == []
+  header, cells = _table(section, "| method | learning rate | test MAP |")
+  shown = {row[0]: dict(zip(header, row)) for row in cells}
+  for entry in json.loads((folder / "results.json").read_text())["methods"]:
+    for metric, column in (("AP", "test MAP"), ("NDCG@10", "test NDCG@10")):
+      values = entry["test"][metric]
+      want = f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}"
+      assert shown[entry["label"]][column] == want
