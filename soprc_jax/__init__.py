@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from soprc_jax import losses, metrics, statistics
 from soprc_jax.batch_loss import binary_loss, retrieval_loss
 from soprc_jax.estimators import ap_loss, positive_pull, semi_variance, soprc_loss
+from soprc_jax.graded_loss import graded_retrieval_loss
 from soprc_jax.interpolation import interpolate_scores
 from soprc_jax.lists import RetrievalLists, binary_lists, retrieval_lists
 from soprc_jax.memory import embedding_memory
@@ -31,6 +32,7 @@ __all__ = [
   "binary_lists",
   "binary_loss",
   "embedding_memory",
+  "graded_retrieval_loss",
   "interpolate_scores",
   "load",
   "losses",

@@ -205,6 +205,25 @@ def _retrieval_loss(embeddings, labels, *, where, axis_name):
   )[0]
 
 
+def _graded_retrieval_loss(embeddings, labels, *, where, axis_name):
+  """Takes the parity of a class as its superclass."""
+  tracker = soprc_jax.score_ema(_CLASSES + 2, _POINTS, 0.1, axis_name=axis_name)
+  levels = jnp.stack([labels, labels % 2], axis=1)
+  return soprc_jax.graded_retrieval_loss(
+    embeddings,
+    levels,
+    tracker=tracker,
+    opt_state=tracker.init(None),
+    list_ids=levels + jnp.array([[0, _CLASSES]], jnp.int32),
+    gains=(1.0, 0.4),
+    num_positives=3 + levels,
+    prior=jnp.array([0.1, 0.3]),
+    max_positives=5,
+    where=where,
+    axis_name=axis_name,
+  )[0]
+
+
 def _binary_loss(shared, parts, axis_name):
   """Computes the loss of problems of one device each; those of all devices share one row of v."""
   tracker = soprc_jax.score_ema(1, _POINTS, 0.1, axis_name=axis_name)
@@ -344,6 +363,7 @@ CASES |= {
 _OF_IMAGES = {
   "soprc_loss of images": (_soprc_of_images, {}),
   "retrieval_loss": (_retrieval_loss, {}),
+  "graded_retrieval_loss": (_graded_retrieval_loss, {}),
   "contrastive_loss": (losses.contrastive_loss, {}),
   "contrastive_loss active": (losses.contrastive_loss, {"average_active": True}),
   "triplet_loss": (losses.triplet_loss, {}),
@@ -398,7 +418,13 @@ OF_MASKS = {
 } | {
   _name: CASES[_name]._replace(parts=_of_labels()[1])
   for _name, (_function, _options) in _OF_IMAGES.items()
-  if not {"soprc_loss of images", "retrieval_loss", "recall_at_k_loss mixup"} & {_name}
+  if not {
+    "soprc_loss of images",
+    "retrieval_loss",
+    "graded_retrieval_loss",
+    "recall_at_k_loss mixup",
+  }
+  & {_name}
 }
 
 
