@@ -26,6 +26,8 @@ SOURCES = {
   "tfds_sop": "Stanford Online Products, prepared by TensorFlow Datasets",
   "tfds_inaturalist": "iNaturalist 2018, prepared by TensorFlow Datasets, with the retrieval lists",
 }
+# Sources that `data.superclass` can name the superclasses of.
+WITH_SUPERCLASSES = ("glyphs", "csv", "features", "sop")
 Splits = dict[str, sources.Source]
 
 
@@ -43,20 +45,31 @@ def make_splits(config: ConfigDict) -> Splits:
     FileNotFoundError: if a folder or file is missing; the message says what to put where.
   """
   name, root = config.source, config.root
+  if config.superclass and name not in WITH_SUPERCLASSES:
+    raise ValueError(
+      f"data.superclass must be empty with data.source={name}, which has no superclasses; got "
+      f"{config.superclass!r}. It can name those of {', '.join(WITH_SUPERCLASSES)}"
+    )
   if name == "glyphs":
-    splits = _by_shares(glyphs.load(root or None), config)
+    images = glyphs.load(root or None)
+    images.superclasses = glyphs.superclasses(images.labels, config.superclass)
+    splits = _by_shares(images, config)
   elif name == "characters":
     splits = _with_val(characters.load(root, characters.Size(**config.characters)), config)
   elif name == "folder":
     splits = _by_shares(image_folder.load(root, on_broken=config.on_broken), config)
   elif name == "csv":
-    found: Splits = dict(list_files.load_csv(root, on_broken=config.on_broken))
+    found: Splits = dict(
+      list_files.load_csv(root, on_broken=config.on_broken, superclass=config.superclass)
+    )
     splits = _by_shares(found["all"], config) if "all" in found else _with_val(found, config)
   elif name == "features":
-    stored: Splits = dict(features.load(root))
+    stored: Splits = dict(features.load(root, superclass=config.superclass))
     splits = _by_shares(stored["all"], config) if "all" in stored else _with_val(stored, config)
   elif name in list_files.BENCHMARKS:
-    benchmark = list_files.load(name, root, on_broken=config.on_broken)
+    benchmark = list_files.load(
+      name, root, on_broken=config.on_broken, superclass=config.superclass
+    )
     splits = _with_val({"train": benchmark.train, **benchmark.tests}, config)
   elif name in tfds_source.DATA_SETS:
     train, test = tfds_source.load(name, root)

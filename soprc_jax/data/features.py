@@ -14,7 +14,7 @@ import numpy as np
 
 from soprc_jax._internal import file_io, strings
 from soprc_jax._internal.strings import printable, shown
-from soprc_jax.data import image_files, sources
+from soprc_jax.data import image_files, sources, superclasses
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +42,9 @@ class Features:
     ids: ``[N]`` names of the vectors.
     class_names: label -> displayed name; None displays the labels.
     made_by: digest of the model that `soprc embed` used; empty if unknown.
+
+  Attributes:
+    superclasses: label -> superclass; empty if they are unknown.
   """
 
   def __init__(
@@ -54,6 +57,7 @@ class Features:
     made_by: str = "",
   ):
     self.made_by = made_by
+    self.superclasses: dict[int, str] = {}
     self._vectors = vectors
     self._labels = np.asarray(labels, np.int64)
     self.ids = list(ids)
@@ -99,19 +103,20 @@ def is_file(path: str | os.PathLike[str]) -> bool:
   return Path(path).suffix.lower() in _READERS
 
 
-def load(path: str) -> dict[str, Features]:
+def load(path: str, *, superclass: str = "") -> dict[str, Features]:
   """Loads the vectors of a file by split, or all under ``"all"`` without splits.
 
   Args:
     path: file, see the layout in the message of the error.
+    superclass: array or column with the superclass of each vector; empty: none.
 
   Raises:
     FileNotFoundError: there is no such file.
     ValueError: the file is unreadable, an array is missing or has another length, a vector is not
-      finite, an id occurs twice, a class is in two splits, or the training or test split is
-      missing.
+      finite, an id occurs twice, a class is in two splits or has two superclasses, or the training
+      or test split is missing.
   """
-  found = _read(path, name="data.root")
+  found = _read(path, name="data.root", superclass=superclass)
   where = printable(path)
   if found.classes is None:
     raise ValueError(f"{where} has no labels. It must have\n{_LAYOUT}")
@@ -125,8 +130,15 @@ def load(path: str) -> dict[str, Features]:
   numbers = image_files.label_numbers(spellings.values())
   labels = np.array([numbers[spellings[name]] for name in found.classes], np.int64)
   names = {number: name for name, number in numbers.items()}
+  of_class = superclasses.of_classes(
+    zip(labels.tolist(), found.superclasses or (), strict=found.superclasses is not None),
+    where=where,
+    names=names,
+  )
   if found.splits is None:
-    return {"all": Features(found.vectors, labels, found.ids, names)}
+    everything = Features(found.vectors, labels, found.ids, names)
+    everything.superclasses = of_class
+    return {"all": everything}
   wrong = sorted(set(found.splits) - set(SPLITS))
   if wrong:
     raise ValueError(f"{where}: a split must be one of {', '.join(SPLITS)}; got {shown(wrong[0])}")
@@ -136,6 +148,7 @@ def load(path: str) -> dict[str, Features]:
     if places.size:
       ids = [found.ids[place] for place in places]
       splits[split] = Features(found.vectors[places], labels[places], ids, names)
+      splits[split].superclasses = of_class
   for split in ("train", "test"):
     if split not in splits:
       raise ValueError(f"{where} has no vector of split {split!r}")
@@ -189,9 +202,12 @@ class _Table:
     arrays: name -> array of the file.
     where: the file in messages.
     partly: whether some vectors may lack a class.
+    superclass: name of the array of superclasses; empty: none.
   """
 
-  def __init__(self, arrays: Mapping[str, Any], where: str, *, partly: bool = False):
+  def __init__(
+    self, arrays: Mapping[str, Any], where: str, *, partly: bool = False, superclass: str = ""
+  ):
     _check_names(arrays, where)
     vectors = next((arrays[name] for name in VECTORS if name in arrays), None)
     if vectors is None:
@@ -213,6 +229,13 @@ class _Table:
     twice, times = collections.Counter(self.ids).most_common(1)[0]
     if times > 1:
       raise ValueError(f"{where}: the id {shown(twice)} occurs {times} times: ids must differ")
+    self.superclasses = None
+    if superclass:
+      self.superclasses = _texts(arrays, (superclass,), count, what="superclasses", where=where)
+      if self.superclasses is None:
+        raise ValueError(
+          f"{where} has no {shown(superclass)} (data.superclass), but {_names(arrays)}"
+        )
     # Of the model that `soprc embed` used; empty in other files.
     digest = arrays.get("digest", "")
     self.made_by = str(digest) if np.ndim(digest) == 0 else ""
@@ -258,7 +281,7 @@ def _as_float32(vectors: np.ndarray, where: str) -> np.ndarray:
   return found
 
 
-def _read(path: str, *, name: str, partly: bool = False) -> _Table:
+def _read(path: str, *, name: str, partly: bool = False, superclass: str = "") -> _Table:
   file = file_io.given(path, name=name)
   why = file_io.why_no_file(file) if path else "empty"
   if why:
@@ -273,7 +296,7 @@ def _read(path: str, *, name: str, partly: bool = False) -> _Table:
       f"{_LAYOUT}"
     )
   try:
-    arrays = reader(file)
+    arrays = reader(file, (*_KNOWN, *filter(None, [superclass])))
   except ImportError as error:
     raise ValueError(
       f"{name}={printable(path)} needs the package {error.name}: pip install {error.name}, or "
@@ -283,7 +306,7 @@ def _read(path: str, *, name: str, partly: bool = False) -> _Table:
     # numpy would advise to load pickled objects, which can run code.
     reason = "an array has objects: save texts with .astype(str)" if _is_pickle(error) else error
     raise ValueError(f"{name}={printable(path)} cannot be read: {reason}") from error
-  return _Table(arrays, printable(path), partly=partly)
+  return _Table(arrays, printable(path), partly=partly, superclass=superclass)
 
 
 def _is_pickle(error: Exception) -> bool:
@@ -345,16 +368,16 @@ def _texts(
 _KNOWN = (*VECTORS, *_CLASSES, *_SPLITS, *_IDS)
 
 
-def _npz(file: Path) -> dict[str, Any]:
+def _npz(file: Path, known: Sequence[str]) -> dict[str, Any]:
   if not zipfile.is_zipfile(file):
     raise ValueError("it is not an .npz file")
   with np.load(file, allow_pickle=False) as arrays:
-    names = [name for name in arrays.files if name in (*_KNOWN, "digest")]
+    names = [name for name in arrays.files if name in (*known, "digest")]
     others = dict.fromkeys(arrays.files)
     return others | {name: arrays[name] for name in names}
 
 
-def _npy(file: Path) -> dict[str, Any]:
+def _npy(file: Path, known: Sequence[str]) -> dict[str, Any]:
   arrays: dict[str, Any] = {"embeddings": np.load(file, allow_pickle=False)}
   beside = file.with_suffix(".csv")
   if beside.exists():
@@ -362,10 +385,10 @@ def _npy(file: Path) -> dict[str, Any]:
       lines = [row for row in csv.reader(stream) if row]
     header, *rows = lines or [[]]
     header = [strings.class_name(column) for column in header]
-    wrong = [column for column in header if column not in _KNOWN or header.count(column) > 1]
+    wrong = [column for column in header if column not in known or header.count(column) > 1]
     if wrong or not header:
       raise ValueError(
-        f"{beside.name} must have different columns of {', '.join(_KNOWN[len(VECTORS) :])}, "
+        f"{beside.name} must have different columns of {', '.join(known[len(VECTORS) :])}, "
         f"separated by commas; got {shown(wrong[0] if wrong else '')}"
       )
     uneven = [row for row in rows if len(row) != len(header)]
@@ -375,7 +398,7 @@ def _npy(file: Path) -> dict[str, Any]:
   return arrays
 
 
-def _parquet(file: Path) -> dict[str, Any]:
+def _parquet(file: Path, known: Sequence[str]) -> dict[str, Any]:
   from pyarrow import parquet
 
   table = parquet.read_table(file)
@@ -388,12 +411,12 @@ def _parquet(file: Path) -> dict[str, Any]:
       if odd:
         raise ValueError(f"{name} has {widths[odd[0]]} numbers in row {odd[0]}")
       found[name] = np.array(rows)
-    elif name in _KNOWN:
+    elif name in known:
       found[name] = table[name].to_pylist()
   return found
 
 
-def _hdf5(file: Path) -> dict[str, Any]:
+def _hdf5(file: Path, known: Sequence[str]) -> dict[str, Any]:
   import h5py
 
   with h5py.File(file, "r") as content:
@@ -401,11 +424,11 @@ def _hdf5(file: Path) -> dict[str, Any]:
     return others | {
       name: content[name][()]
       for name in content
-      if name in _KNOWN and isinstance(content[name], h5py.Dataset)
+      if name in known and isinstance(content[name], h5py.Dataset)
     }
 
 
-_READERS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
+_READERS: Mapping[str, Callable[[Path, Sequence[str]], dict[str, Any]]] = {
   ".npz": _npz,
   ".npy": _npy,
   ".parquet": _parquet,

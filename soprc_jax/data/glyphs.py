@@ -8,6 +8,7 @@ offline and in seconds.
 from collections.abc import Callable
 import os
 from pathlib import Path
+import unicodedata
 
 import numpy as np
 
@@ -25,6 +26,7 @@ _DEJAVU = [
   for style in styles
 ]
 _STIX = [f"STIXGeneral{style}.ttf" for style in ("", "Bol", "Italic", "BolIta")]
+_CATEGORY = "category"
 _VERSION = 1  # increment it when the rendering changes, so that old caches are not used
 
 
@@ -38,6 +40,26 @@ def load(root: str | os.PathLike[str] | None = None) -> rendered.Rendered:
     ValueError: if ``root`` is not a valid path.
   """
   return rendered.cached(f"glyphs-v{_VERSION}-{_renderer_key()}", render, root)
+
+
+def superclasses(labels: np.ndarray, name: str) -> dict[int, str]:
+  """Returns label -> superclass.
+
+  Args:
+    labels: ``[N]`` code points.
+    name: ``"category"``, the general category of Unicode, such as Lu for an upper-case letter; or
+      empty, for none.
+
+  Raises:
+    ValueError: there are no such superclasses.
+
+  >>> superclasses(np.array([65, 97, 43]), "category")
+  {43: 'Sm', 65: 'Lu', 97: 'Ll'}
+  """
+  if name not in ("", _CATEGORY):
+    raise ValueError(f"data.superclass must be {_CATEGORY} with data.source=glyphs; got {name!r}")
+  codes = np.unique(labels).tolist() if name else []
+  return {code: unicodedata.category(chr(code)) for code in codes}
 
 
 def render() -> rendered.Rendered:

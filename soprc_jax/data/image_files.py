@@ -33,6 +33,9 @@ class Files:
     paths: ``[N]`` paths below the root, separated by ``/``.
     labels: ``[N]`` integers.
     class_names: label -> name of the class in the data.
+
+  Attributes:
+    superclasses: label -> superclass; empty if they are unknown.
   """
 
   def __init__(
@@ -46,6 +49,7 @@ class Files:
     self.paths = list(paths)
     self._labels = np.asarray(labels, np.int64)
     self.class_names = dict(class_names or {})
+    self.superclasses: dict[int, str] = {}
 
   @property
   def labels(self) -> np.ndarray:

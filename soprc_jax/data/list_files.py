@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from soprc_jax._internal import file_io, strings
 from soprc_jax._internal.strings import shown
-from soprc_jax.data import image_files
+from soprc_jax.data import image_files, superclasses
 
 TEST = "test"
 
@@ -144,13 +144,15 @@ BENCHMARKS = {
 }
 
 
-def load(name: str, root: str, *, on_broken: str = "error") -> Benchmark:
+def load(name: str, root: str, *, on_broken: str = "error", superclass: str = "") -> Benchmark:
   """Loads a benchmark from its list files.
 
   Args:
     name: key of `BENCHMARKS`.
     root: folder of the data set.
     on_broken: see `image_files.check_paths`.
+    superclass: ``"super_class_id"`` of Stanford Online Products gives the classes their
+      superclasses. Empty: none.
 
   Raises:
     ValueError: if a line of a list is wrong, an image is listed twice or with two labels, or a test
@@ -163,12 +165,30 @@ def load(name: str, root: str, *, on_broken: str = "error") -> Benchmark:
   for split, found in labels.items():
     image_files.check_paths(folder, list(found), listed_in=listed_in[split], on_broken=on_broken)
     splits[split] = image_files.Files(folder, list(found), list(found.values()), class_names)
+  if superclass:
+    found_superclasses = _sop_superclasses(name, folder, superclass)
+    for source in splits.values():
+      source.superclasses = found_superclasses
   train = splits.pop("train")
   for split, source in splits.items():
     image_files.check_disjoint(
       train.labels, source.labels, names=(listed_in["train"], listed_in[split])
     )
   return Benchmark(train, splits)
+
+
+def _sop_superclasses(name: str, folder: Path, column: str) -> dict[int, str]:
+  """Returns class -> superclass of Stanford Online Products, whose lists have been read once."""
+  if name != "sop" or column != "super_class_id":
+    raise ValueError(
+      f"data.superclass must be super_class_id, and data.source sop; got {column!r} and {name}"
+    )
+  found: list[tuple[int, str]] = []
+  for file in BENCHMARKS[name].lists.values():
+    lines = image_files.read_lines(folder / file, what="", layout="")[1:]
+    fields = (re.split("[ \t]+", line.lstrip(" \t"), maxsplit=3) for _, line in lines)
+    found += [(int(one[1]), one[2]) for one in fields]
+  return superclasses.of_classes(found, where=folder)
 
 
 def read_lists(
@@ -207,23 +227,26 @@ def read_lists(
 
 _CSV_LAYOUT = (
   "  a header 'path,label' or 'path,label,split', separated by commas, UTF-8; paths relative to "
-  "the folder of the CSV; split one of train, val, test; columns for --group_by may follow, with "
-  "names that are unlike these"
+  "the folder of the CSV; split one of train, val, test; columns for --group_by and "
+  "data.superclass may follow, with names that are unlike these"
 )
 _CSV_HEADERS = (["path", "label"], ["path", "label", "split"])
 CSV_SPLITS = ("train", "val", "test")
 
 
-def load_csv(path: str, *, on_broken: str = "error") -> dict[str, image_files.Files]:
+def load_csv(
+  path: str, *, on_broken: str = "error", superclass: str = ""
+) -> dict[str, image_files.Files]:
   """Loads the images of a CSV file by split, or all under ``"all"`` without a column ``split``.
 
   Args:
     path: path of the file.
     on_broken: see `image_files.check_paths`.
+    superclass: column that names the superclass of each class; empty: none.
 
   Raises:
     ValueError: if the header, a row or a split is wrong, an image is listed twice, a class is in
-      two splits, or there is no training or no test image.
+      two splits or has two superclasses, or there is no training or no test image.
     FileNotFoundError: if the file or an image is missing.
   """
   file = file_io.given(path, name="data.root").absolute()
@@ -244,6 +267,16 @@ def load_csv(path: str, *, on_broken: str = "error") -> dict[str, image_files.Fi
     )
     for split, found in rows.items()
   }
+  if superclass:
+    column = csv_column(path, superclass)
+    pairs = [
+      (numbers[spellings[label]], column[image])
+      for found in rows.values()
+      for image, label in found.items()
+    ]
+    of_class = superclasses.of_classes(pairs, where=file, names=class_names)
+    for source in splits.values():
+      source.superclasses = of_class
   for one, other in itertools.combinations(splits, 2):
     names = (f"split {one} of {file}", f"split {other}")
     image_files.check_disjoint(

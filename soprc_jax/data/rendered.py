@@ -24,6 +24,9 @@ class Rendered:
     labels: ``[N]`` integers.
     ids: ``[N]`` names of the images.
     class_names: label -> displayed name; None displays the labels.
+
+  Attributes:
+    superclasses: label -> superclass; empty if they are unknown.
   """
 
   def __init__(
@@ -34,6 +37,7 @@ class Rendered:
     class_names: Mapping[int, str] | None = None,
   ):
     self.class_names = dict(class_names or {})
+    self.superclasses: dict[int, str] = {}
     self.images = images
     self._labels = labels
     self._ids = ids

@@ -56,6 +56,7 @@ class Subset:
       )
     self._labels = source.labels[self.positions]
     self.class_names = class_names(source)
+    self.superclasses = superclasses(source)
 
   @property
   def labels(self) -> np.ndarray:
@@ -88,6 +89,9 @@ class Joined:
     self._ends = np.cumsum([len(part) for part in parts])
     self._labels = np.concatenate([part.labels for part in parts])
     self.class_names = {label: name for part in parts for label, name in class_names(part).items()}
+    self.superclasses = {
+      label: name for part in parts for label, name in superclasses(part).items()
+    }
 
   @property
   def labels(self) -> np.ndarray:
@@ -148,6 +152,12 @@ def class_names(source: Source) -> dict[int, str]:
   names: dict[int, str] = getattr(source, "class_names", {})
   present = set(np.unique(source.labels).tolist())
   return {label: name for label, name in names.items() if label in present and name != str(label)}
+
+
+def superclasses(source: Source) -> dict[int, str]:
+  """Returns label -> superclass, the source's attribute ``superclasses``; empty without it."""
+  found: dict[int, str] = getattr(source, "superclasses", {})
+  return found
 
 
 def split_by_class(

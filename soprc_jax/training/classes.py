@@ -345,9 +345,18 @@ def _data_set(data_source: str) -> str:
 
 
 def _images(source: sources.Source) -> list[tuple[str, str]]:
-  """Returns the id and the class of every image; a vector's id has a checksum of its numbers."""
+  """Returns the id of every image, and its class with its superclass if that is known.
+
+  A vector's id has a checksum of its numbers.
+  """
   names = features.checked_ids(source) if sources.width(source) else sources.ids(source)
-  return list(zip(map(_normal, names), map(_normal, sources.shown_classes(source)), strict=True))
+  classes, of_label = sources.shown_classes(source), sources.superclasses(source)
+  if of_label:  # their order gives the rows of v
+    classes = [
+      f"{name} of {of_label[label]}"
+      for name, label in zip(classes, source.labels.tolist(), strict=True)
+    ]
+  return list(zip(map(_normal, names), map(_normal, classes), strict=True))
 
 
 def _digests(source: sources.Source) -> dict[str, Any]:

@@ -117,6 +117,13 @@ KEYS = (
     often=True,
   ),
   Key(
+    "data.superclass",
+    "",
+    "what names the superclass of each class: a column of the CSV or of the features, "
+    "super_class_id of sop, category of glyphs; empty: none",
+    used_with=("data.source", datasets.WITH_SUPERCLASSES),
+  ),
+  Key(
     "data.image_size",
     224,
     "side of a training image in pixels",

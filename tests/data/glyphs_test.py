@@ -183,3 +183,11 @@ class TestGlyphCache:
     monkeypatch.setattr(os, "replace", spy)
     glyphs.load(tmp_path)
     assert seen == [[]]
+
+
+def test_superclasses_are_categories():
+  found = glyphs.superclasses(np.array([ord("b"), ord("B"), ord("b"), ord("=")]), "category")
+  assert found == {ord("b"): "Ll", ord("B"): "Lu", ord("="): "Sm"}
+  assert glyphs.superclasses(np.array([65]), "") == {}
+  with pytest.raises(ValueError, match=r"data\.superclass must be category .* got 'block'"):
+    glyphs.superclasses(np.array([65]), "block")
