@@ -12,7 +12,7 @@ import numpy as np
 from soprc_jax.reports import page, paper_numbers, reading, run_charts
 from soprc_jax.reports.tested import Tested
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import methods, trivial_baselines
+from soprc_jax.training import methods, superclass_metrics, trivial_baselines
 from soprc_jax.training import results as results_lib
 
 _COUNTS = {
@@ -30,6 +30,9 @@ def headline(run: reading.Run) -> list[tuple[str, str]]:
   shown += [
     (f"test {name}", f"{value:.4f}") for name, value in test.items() if name.startswith("recall@")
   ][:2]
+  shown += [
+    (f"test {name}", f"{test[name]:.4f}") for name in superclass_metrics.NAMES if name in test
+  ]
   shown += [("val mAUPRC", f"{val['mAUPRC']:.4f}")] if "mAUPRC" in val else []
   if "num_queries" in test:
     shown.append(("test queries", f"{test['num_queries']:,}"))

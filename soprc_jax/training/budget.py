@@ -173,7 +173,7 @@ def measure(config: ConfigDict, data: build.Data, budget: Budget) -> Costs:
   config.log.progress = False
   # Confusable classes need a trained model; the cost of finding them is added to that of a step.
   config.data.sampler = "random"
-  parts = build.make_parts(config, data.class_counts())
+  parts = build.make_parts(config, data.class_counts(), superclasses=data.superclasses())
   state = parallel.replicate(parallel.from_main(build.starting_state(config, parts)))
   variables = evaluation.variables_of(state)
   evaluation_costs = _evaluation_costs(config, data, parts, variables)

@@ -13,7 +13,15 @@ import numpy as np
 import optax
 
 from soprc_jax._internal import file_io
-from soprc_jax.data import confusable, datasets, pipeline, sampler, sources, transforms
+from soprc_jax.data import (
+  confusable,
+  datasets,
+  pipeline,
+  sampler,
+  sources,
+  superclasses,
+  transforms,
+)
 from soprc_jax.models import HEADS, RESNETS, ConvNet, EmbeddingNet, Head, ResNet, ViT, adapter
 from soprc_jax.training import (
   checkpoints,
@@ -48,6 +56,10 @@ class Data:
   def class_counts(self) -> np.ndarray:
     """Returns the number of training images of each row, ``[C]``."""
     return np.unique(self.splits["train"].labels, return_counts=True)[1]
+
+  def superclasses(self) -> np.ndarray | None:
+    """Returns the superclass of each row, ``[C]`` integers; None if they are unknown."""
+    return superclasses.rows(self.splits["train"], list(self.rows))
 
 
 def make_data(config: ConfigDict, splits: datasets.Splits | None = None) -> Data:
@@ -175,6 +187,7 @@ def make_parts(
   config: ConfigDict,
   class_counts: np.ndarray,
   *,
+  superclasses: np.ndarray | None = None,
   optimizer: optax.GradientTransformation | None = None,
   on_nonfinite: str | None = None,
 ) -> Parts:
@@ -185,6 +198,7 @@ def make_parts(
   Args:
     config: resolved.
     class_counts: ``[C]`` training images of each row of v, see `Data.class_counts`.
+    superclasses: ``[C]``, see `Data.superclasses`.
     optimizer: replaces the one of ``config.optim``; None keeps that one.
     on_nonfinite: replaces ``config.train.on_nonfinite``, see `step.is_kept`; None keeps that one.
 
@@ -203,6 +217,7 @@ def make_parts(
     axis_name=parallel.axis_name(),
     embedding_dim=embedding_width(config),
     seed=config.seed,
+    superclasses=superclasses,
   )
   main = objectives.make_objective(config.loss.name, config.loss, setting)
   warmup_setting = setting._replace(num_steps=config.warmup.steps)

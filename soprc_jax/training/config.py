@@ -469,6 +469,15 @@ KEYS = (
     kind=float,
     losses=_SOPRC,
   ),
+  Key(
+    "loss.superclass_gain",
+    0.0,
+    "relevance of a candidate of the query's superclass, where one of its class has 1 "
+    "(docs/howto/graded.md); 0: superclasses do not count",
+    must="0 or more and below 1",
+    holds=lambda gain: 0 <= gain < 1,
+    losses=_SOPRC,
+  ),
   Key("loss.lambda1", 1.0, "weight of the positives' semi-variance (Eq. 9)", low=0, losses=_SOPRC),
   Key("loss.lambda2", 5.0, "weight of the negatives' semi-variance (Eq. 9)", low=0, losses=_SOPRC),
   Key(
@@ -1068,6 +1077,11 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
     problems.append(
       f"loss.prior.value must be > 0 with loss.prior.kind={loss.prior.kind}; got "
       f"{loss.prior.value!r}"
+    )
+  if loss.superclass_gain and (loss.name != "soprc" or not config.data.superclass):
+    problems.append(
+      "loss.superclass_gain must be 0 without loss.name=soprc and data.superclass, which names the "
+      f"superclasses; got {loss.superclass_gain!r} with loss.name={loss.name}"
     )
   if (config.data.source == "features") != (config.model.name in HEADS):
     wanted = HEADS if config.data.source == "features" else _BACKBONES

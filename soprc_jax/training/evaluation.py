@@ -13,9 +13,18 @@ import numpy as np
 from soprc_jax import metrics
 from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import printable
-from soprc_jax.data import datasets, list_files, pipeline, sources
+from soprc_jax.data import datasets, list_files, pipeline, sources, superclasses
 from soprc_jax.metrics import per_query
-from soprc_jax.training import build, checkpoints, classes, finetuning, lora, parallel, progress
+from soprc_jax.training import (
+  build,
+  checkpoints,
+  classes,
+  finetuning,
+  lora,
+  parallel,
+  progress,
+  superclass_metrics,
+)
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -31,12 +40,19 @@ class Embedded(NamedTuple):
     positions: ``[N]`` positions of these images in the source.
     num_broken: number of images that could not be decoded and were left out
       (``data.on_broken=skip``).
+    superclasses: ``[N]`` integers of these images; None if they are unknown.
   """
 
   embeddings: np.ndarray
   labels: np.ndarray
   positions: np.ndarray
   num_broken: int
+  superclasses: np.ndarray | None = None
+
+  @property
+  def graded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """The arguments of `superclass_metrics.measure`."""
+    return self.embeddings, self.labels, self.superclasses
 
 
 EmbedFn = Callable[[Any, sources.Source], Embedded]
@@ -82,7 +98,14 @@ def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
         f"training diverged: the embeddings of {bad.size} of {len(embeddings)} images are not "
         f"finite, e.g. that of {name}; try a lower optim.learning_rate"
       )
-    return Embedded(embeddings, source.labels[good], np.flatnonzero(good), int((~good).sum()))
+    labels = source.labels[good]
+    return Embedded(
+      embeddings,
+      labels,
+      np.flatnonzero(good),
+      int((~good).sum()),
+      superclasses.rows(source, labels),
+    )
 
   return embed
 
@@ -102,12 +125,12 @@ def evaluate(embedded: Embedded, config: ConfigDict) -> dict[str, Any]:
   """Computes the retrieval metrics of a split against itself, by ``config.eval``.
 
   Returns:
-    The metrics of `soprc_jax.metrics.retrieval_metrics`, and the number of images that were left
-    out, ``"num_broken"``.
+    The metrics of `soprc_jax.metrics.retrieval_metrics`, those of `superclass_metrics.measure`, and
+    the number of images that were left out, ``"num_broken"``.
   """
-  return _rank(embedded, np.arange(len(embedded.labels)), None, config)[0] | {
-    "num_broken": embedded.num_broken
-  }
+  found = _rank(embedded, np.arange(len(embedded.labels)), None, config)[0]
+  found |= superclass_metrics.measure(*embedded.graded, config)
+  return found | {"num_broken": embedded.num_broken}
 
 
 def test(
@@ -129,12 +152,14 @@ def test(
     [names[i] for i in embedded.positions], [labels[i] for i in embedded.positions], ap, above
   )
   intervals = per_query.intervals(queries, metric_names(found))
+  found |= superclass_metrics.measure(*embedded.graded, config)
   return found | {"num_broken": embedded.num_broken, "intervals": intervals}, queries
 
 
 def metric_names(values: Mapping[str, Any]) -> list[str]:
-  """Returns the names of the metrics among the values of an evaluation."""
-  return [name for name, value in values.items() if isinstance(value, float)]
+  """Returns the names of the metrics of classes among the values of an evaluation."""
+  graded = superclass_metrics.NAMES
+  return [name for name, value in values.items() if isinstance(value, float) and name not in graded]
 
 
 def one_per_class(embedded: Embedded, config: ConfigDict, *, seed: int = 0) -> dict[str, Any]:

@@ -203,7 +203,9 @@ class _Run:
     for key, choice in self.chosen.items():
       _log.info("%s=%s: %s.", key, choice["value"], choice["reason"])
     self.data = build.make_data(config, splits)
-    self.parts = build.make_parts(config, self.data.class_counts())
+    self.parts = build.make_parts(
+      config, self.data.class_counts(), superclasses=self.data.superclasses()
+    )
     self.num_steps = config.warmup.steps + config.train.steps
     start = build.starting_state(config, self.parts) if is_new else None
     parallel.wait_for_all("every process has checked the workdir")
@@ -544,6 +546,7 @@ class _Run:
         step.batch,
         ids=ids,
         class_counts=self.data.class_counts(),
+        superclasses=self.data.superclasses(),
         about=about,
       )
     found = (

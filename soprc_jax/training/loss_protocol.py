@@ -95,6 +95,7 @@ class Setting(NamedTuple):
     axis_name: mapped axis of the devices; None for one device.
     embedding_dim: dimension of the embeddings.
     seed: seed of the run, for losses that draw random numbers.
+    superclasses: ``[C]`` integers, the superclass of each class; None if they are unknown.
   """
 
   class_counts: np.ndarray
@@ -103,3 +104,4 @@ class Setting(NamedTuple):
   axis_name: str | None
   embedding_dim: int = 512
   seed: int = 0
+  superclasses: np.ndarray | None = None

@@ -16,7 +16,7 @@ import optax
 
 from soprc_jax import estimators, interpolation, lists, tracking
 from soprc_jax._internal import collectives, masks
-from soprc_jax.training import baselines
+from soprc_jax.training import baselines, superclass_lists
 from soprc_jax.training.loss_protocol import Inputs, Objective, Outputs, Setting
 
 PRIOR_KINDS = ("frequency", "scaled", "batch", "constant")
@@ -138,7 +138,9 @@ def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objec
   """Returns SOPRC: Eq. 8 with v of Eq. 10, or of the batch, plus the semi-variance (Eq. 9).
 
   The metrics ``soprc`` and ``saturated_lists`` are those of Eq. 8 with either ``link``, so that
-  runs can be compared.
+  runs can be compared. With ``superclass_gain`` the loss is the weighted mean of Eq. 8 over classes
+  and superclasses, see `graded_loss`; ``superclass_soprc`` is that of the superclasses alone. The
+  other terms are those of the classes.
 
   Args:
     config: ``config.loss``, resolved.
@@ -146,7 +148,8 @@ def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objec
     v: ``[B, M]``, used in the loss instead; None takes that of ``config.v``.
   """
   carried = config.v == "carried"
-  tracker = _tracker(config, setting)
+  superclasses = superclass_lists.make(config, setting)
+  tracker = _tracker(config, setting, superclass_lists.num_rows(setting, superclasses))
   prior_fn = make_prior(config.prior, setting)
   tau1_fn = log_linear(config.tau1_start, config.tau1, setting.num_steps)
   # A full pull on an untrained network can move all images to one point.
@@ -160,34 +163,46 @@ def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objec
       where=inputs.where,
       axis_name=setting.axis_name,
     )
+    levels = [found] if superclasses is None else [found, superclasses.make_lists(inputs)]
     update_args = found.update_args(inputs.labels)
+    if superclasses is not None:
+      update_args = superclasses.update_args(levels, inputs)
     if v is not None:
       own_v = v
     elif carried:
       own_v = tracker.lookahead(inputs.opt_state, **update_args)
     else:
       own_v = interpolation.interpolate_scores(
-        found.positive_scores,
+        update_args["positive_scores"],
         num_points=config.num_points,
         bounds=_COSINE_BOUNDS,
         grid=config.grid,
-        where=found.positive_where,
+        where=update_args["positive_where"],
       )
     prior = prior_fn(inputs.step, inputs.labels, found)
-    risk_fn = functools.partial(
-      estimators.soprc_loss,
-      found.positive_scores,
-      found.negative_scores,
-      own_v,
-      prior=prior,
-      tau1=tau1_fn(inputs.step),
-      tau2=config.tau2,
-      self_weight=config.self_weight,
-      tpr_gradient=config.tpr_gradient,
-      reduce_fn=None,
-      axis_name=setting.axis_name,
-      **found.masks,
-    )
+    priors = [prior]
+    if superclasses is not None:
+      labels = superclasses.labels(inputs)
+      priors.append(make_prior(config.prior, superclasses.setting)(inputs.step, labels, levels[1]))
+    risk_fn, *others = [
+      functools.partial(
+        estimators.soprc_loss,
+        level.positive_scores,
+        level.negative_scores,
+        level_v,
+        prior=level_prior,
+        tau1=tau1_fn(inputs.step),
+        tau2=config.tau2,
+        self_weight=config.self_weight,
+        tpr_gradient=config.tpr_gradient,
+        reduce_fn=None,
+        axis_name=setting.axis_name,
+        **level.masks,
+      )
+      for level, level_v, level_prior in zip(
+        levels, jnp.split(own_v, len(levels)), priors, strict=True
+      )
+    ]
 
     def mean(values: jax.Array) -> jax.Array:
       return masks.masked_mean(values, found.valid, None, setting.axis_name)
@@ -196,11 +211,18 @@ def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objec
     loss = risk = mean(risks)
     if config.link != "share":
       loss = mean(risk_fn(link=config.link))
+    if superclasses is not None:
+      both = [level_fn(link=config.link) for level_fn in (risk_fn, *others)]
+      loss = superclasses.mean(both, levels, inputs)
     metrics = {
       "soprc": risk,
       "prior": _pmean(jnp.mean(prior), setting.axis_name),
       "tau1": tau1_fn(inputs.step),
     }
+    if superclasses is not None:
+      metrics["superclass_soprc"] = masks.masked_mean(
+        others[0](link="share"), levels[1].valid, None, setting.axis_name
+      )
     if config.lambda1 or config.lambda2:
       variance = estimators.semi_variance(
         found.positive_scores,
@@ -234,10 +256,13 @@ def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objec
   def idle_args(inputs: Inputs) -> dict[str, Any]:
     if not carried:
       return {}
-    nothing = jnp.zeros((inputs.labels.shape[0], setting.max_positives))
+    list_ids, width = inputs.labels, setting.max_positives
+    if superclasses is not None:
+      list_ids, width = jnp.concatenate(superclasses.list_ids(inputs)), superclasses.width
+    nothing = jnp.zeros((list_ids.shape[0], width))
     return {
       "positive_scores": nothing,
-      "list_ids": inputs.labels,
+      "list_ids": list_ids,
       "positive_where": jnp.zeros(nothing.shape, bool),
     }
 
@@ -249,10 +274,10 @@ LOSSES: Mapping[str, Callable[[Any, Setting], Objective]] = {"soprc": soprc, **b
 CARRIED = ("soprc", *baselines.CARRIED)
 
 
-def _tracker(config: Any, setting: Setting) -> tracking.ScoreEma:
+def _tracker(config: Any, setting: Setting, num_rows: int) -> tracking.ScoreEma:
   uniform = np.arange(config.num_points) / config.num_points
   return tracking.score_ema(
-    len(setting.class_counts),
+    num_rows,
     config.num_points,
     config.beta,
     bounds=_COSINE_BOUNDS,

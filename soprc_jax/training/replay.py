@@ -58,6 +58,7 @@ def save(
   *,
   ids: list[str],
   class_counts: np.ndarray,
+  superclasses: np.ndarray | None = None,
   about: dict[str, Any],
 ) -> Path:
   """Stores what is needed to repeat the step after ``state``. Does nothing if it is stored already.
@@ -69,6 +70,7 @@ def save(
     batch: batch of this process.
     ids: ids of this process's images, in the order of the batch.
     class_counts: ``[C]``, see `build.make_parts`.
+    superclasses: ``[C]``, likewise.
     about: JSON-able description for the user.
 
   Returns:
@@ -93,6 +95,7 @@ def save(
       **about,
       "arrays": sorted(arrays),
       "class_counts": counts,
+      **({} if superclasses is None else {"superclasses": superclasses.tolist()}),
       "config": json.loads(config_lib.to_json(config)),
     }
     workdir_lib.write_atomically(folder / REPORT, json.dumps(content, indent=1) + "\n")
@@ -140,7 +143,7 @@ def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = (
       f"the loss of this run is code, {own[0]}, and a folder alone may not run it: if it is yours, "
       f"add --own_loss={own[0]}"
     )
-  parts = build.make_parts(config, np.array(report["class_counts"]))
+  parts = build.make_parts(config, **_classes(report, folder))
   store = checkpoints.Store(folder / _STATE)
   try:
     state, _ = store.restore(build.abstract_state(config, parts))
@@ -149,6 +152,17 @@ def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = (
   batch = _read_batch(folder, report["arrays"])
   ids = [str(name) for name in batch.pop("ids")]
   return Found(config, report, parts, state, batch, ids)
+
+
+def _classes(report: dict[str, Any], folder: Path) -> dict[str, Any]:
+  """Returns the classes of a stored step, as arguments of `build.make_parts`."""
+  counts, superclasses = report["class_counts"], report.get("superclasses")
+  if superclasses is not None:
+    problem = stored.problem({"superclasses": superclasses}, {"superclasses": [int]})
+    if problem or len(superclasses) != len(counts):
+      raise ValueError(f"{folder / REPORT} is corrupt (superclasses): {_REMEDY}")
+    superclasses = np.array(superclasses)
+  return {"class_counts": np.array(counts), "superclasses": superclasses}
 
 
 def own_losses(config: ConfigDict) -> list[str]:
@@ -279,9 +293,11 @@ def _broken_state(found: Found) -> tuple[Any, Any]:
 
   Both are unguarded: they may contain non-finite numbers.
   """
-  counts = np.array(found.report["class_counts"])
   parts = build.make_parts(
-    found.config, counts, optimizer=optax.trace(decay=0.0), on_nonfinite="keep"
+    found.config,
+    **_classes(found.report, Path()),
+    optimizer=optax.trace(decay=0.0),
+    on_nonfinite="keep",
   )
   # A trace without decay holds the gradient itself.
   part = loss_protocol.with_loss_params(

@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 import numpy as np
 
-from soprc_jax.data import pipeline, sources, transforms
+from soprc_jax.data import pipeline, sources, superclasses, transforms
 from soprc_jax.training import evaluation, parallel
 
 # Name in results -> displayed name. "initial" is right for random weights and for those of
@@ -91,7 +91,8 @@ def thumbnails(config: ConfigDict, source: sources.Source) -> list[tuple[int, ev
   small = np.zeros((len(large), _SIDE // 2, _SIDE // 2, 3), np.uint8)
   for i, image in enumerate(large):
     small[i] = transforms.centre_crop(image, _SIDE // 2)
-  which = source.labels[good], np.flatnonzero(good), int((~good).sum())
+  labels = source.labels[good]
+  which = labels, np.flatnonzero(good), int((~good).sum()), superclasses.rows(source, labels)
   return [
     (pixels.shape[1], evaluation.Embedded(_normalized(pixels), *which)) for pixels in (small, large)
   ]
@@ -103,7 +104,9 @@ def _features(source: sources.Source) -> evaluation.Embedded:
   # Their largest entry first, whose square could overflow.
   largest = np.abs(vectors).max(axis=1, keepdims=True)
   vectors = _of_norm_1(vectors / np.where(largest > 0, largest, np.float32(1)))
-  return evaluation.Embedded(vectors, source.labels, positions, 0)
+  return evaluation.Embedded(
+    vectors, source.labels, positions, 0, superclasses.rows(source, source.labels)
+  )
 
 
 def _normalized(pixels: np.ndarray) -> np.ndarray:

@@ -27,6 +27,11 @@ _FEATURES, _DIM, _SIZE = 10, 6, 8
 LOSSES = {
   "soprc": {},
   "soprc_paper": {"loss.preset": "paper"},
+  "soprc_graded": {
+    "data.source": "csv",
+    "data.superclass": "kind",
+    "loss.superclass_gain": 0.3,
+  },
   "soprc_of_the_batch": {"loss.v": "batch", "loss.prior.kind": "batch"},
   **{name: {"loss.name": name} for name in objectives.LOSSES if name != "soprc"},
   "contrastive_active": {"loss.name": "contrastive", "loss.contrastive.average_active": True},
@@ -249,7 +254,13 @@ def _name_and_config(values):
 def _setting(axis_name, dim):
   counts = np.arange(CLASSES) + 5
   return loss_protocol.Setting(
-    counts, num_steps=STEPS, max_positives=7, axis_name=axis_name, embedding_dim=dim, seed=0
+    counts,
+    num_steps=STEPS,
+    max_positives=7,
+    axis_name=axis_name,
+    embedding_dim=dim,
+    seed=0,
+    superclasses=np.arange(CLASSES) % 3,
   )
 
 
