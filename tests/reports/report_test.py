@@ -197,6 +197,15 @@ class TestPageOfARun:
     data_name = pathlib.Path(there["config"]["data"]["root"]).name
     assert f"<h1>{finished.name}: SOPRC on {data_name}</h1>" in whole_page
 
+  def test_both_levels_of_superclasses(self, folder, whole_page):
+    assert "H-AP" not in whole_page
+    found = {"superclass mAUPRC": 0.4321, "H-AP": 0.3456, "NDCG": 0.7654}
+    _change(folder / workdir.RESULTS, lambda content: content["test"].update(found))
+    text = run_report.make(folder)
+    for name, value in found.items():
+      assert _cells(text, name)[1] == f"{value:.4f}"
+      assert f"test {name}" in markup_free(text)
+
   def test_baselines(self, folder, whole_page):
     there = json.loads((folder / workdir.RESULTS).read_text())
     assert len(there["baselines"]["test"]) == 3
