@@ -109,7 +109,7 @@ def graded_metrics(
       mine = slice(ends[i], ends[i + 1])
       if ends[i] < ends[i + 1]:
         found = _rank(scores[i], scores[i, columns[mine]], level[mine])
-        aps = _Aps(found)
+        aps = _Aps(found, num_levels)
         ap[:, row] = [aps.of(range(each + 1)) for each in range(num_levels)]
         h_ap[row] = _h_ap(aps, relevance, is_shared=gains is None)
         ndcg[:, row] = [_ndcg(found, discounts[:k], num_levels) for k in cuts]
@@ -166,15 +166,17 @@ def _num_hits(scores: np.ndarray) -> np.ndarray:
 class _Aps:
   """Computes the average precisions of a query with the candidates of some levels as positives."""
 
-  def __init__(self, found: _Relevant):
-    self.level = found.level
+  def __init__(self, found: _Relevant, num_levels: int):
+    self.level, self._num_levels = found.level, num_levels
     self._found, self._known = found, dict[tuple[int, ...], float]()
 
   def of(self, levels: Iterable[int]) -> float:
     """Returns Eq. 2 with the candidates of some levels as the positives, NaN without one."""
     key = tuple(sorted(set(levels)))
     if key not in self._known:
-      positive = np.isin(self.level, key)
+      chosen = np.zeros(self._num_levels, bool)
+      chosen[list(key)] = True
+      positive = chosen[self.level]
       hits = _num_hits(self._found.scores[positive])
       retrieved = self._found.retrieved[positive]
       self._known[key] = float(np.mean(hits / retrieved)) if len(hits) else math.nan
