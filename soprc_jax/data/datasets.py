@@ -8,6 +8,7 @@ from soprc_jax.data import (
   features,
   glyphs,
   image_folder,
+  label_sets,
   list_files,
   sources,
   tfds_source,
@@ -40,6 +41,9 @@ def make_splits(config: ConfigDict) -> Splits:
   ``train_share`` and ``val_share``; the rest is the test split. With ``trainval`` the training
   split includes the validation classes, and there is no ``val``.
 
+  With ``label_separator`` an image has several labels. Splits then share labels, and they are drawn
+  image by image.
+
   Raises:
     ValueError: if the data are invalid; the message names the place.
     FileNotFoundError: if a folder or file is missing; the message says what to put where.
@@ -60,11 +64,15 @@ def make_splits(config: ConfigDict) -> Splits:
     splits = _by_shares(image_folder.load(root, on_broken=config.on_broken), config)
   elif name == "csv":
     found: Splits = dict(
-      list_files.load_csv(root, on_broken=config.on_broken, superclass=config.superclass)
+      list_files.load_csv(
+        root, on_broken=config.on_broken, superclass=config.superclass, rule=label_rule(config)
+      )
     )
     splits = _by_shares(found["all"], config) if "all" in found else _with_val(found, config)
   elif name == "features":
-    stored: Splits = dict(features.load(root, superclass=config.superclass))
+    stored: Splits = dict(
+      features.load(root, superclass=config.superclass, rule=label_rule(config))
+    )
     splits = _by_shares(stored["all"], config) if "all" in stored else _with_val(stored, config)
   elif name in list_files.BENCHMARKS:
     benchmark = list_files.load(
@@ -80,6 +88,13 @@ def make_splits(config: ConfigDict) -> Splits:
     splits["train"] = sources.Joined([splits["train"], splits.pop("val")])
   _check(splits)
   return splits
+
+
+def label_rule(config: ConfigDict) -> label_sets.Rule | None:
+  """Returns how several labels an image are written; None if ``config.data`` has one class each."""
+  if not config.label_separator:
+    return None
+  return label_sets.Rule(config.label_separator, config.min_jaccard)
 
 
 def _by_shares(source: sources.Source, config: ConfigDict) -> Splits:
@@ -108,7 +123,9 @@ def _with_val(splits: Splits, config: ConfigDict) -> Splits:
 
 
 def _subsets(source: sources.Source, shares: dict[str, float], seed: int) -> Splits:
-  positions = sources.split_by_class(source.labels, shares, seed)
+  # Labels cannot be split where an image has several: there each image is on its own.
+  labels = source.labels if sources.label_sets(source) is None else np.arange(len(source))
+  positions = sources.split_by_class(labels, shares, seed)
   return {name: sources.Subset(source, where) for name, where in positions.items()}
 
 
@@ -116,6 +133,9 @@ def _check(splits: Splits) -> None:
   """Raises a ValueError for a split in which no query has a positive, or no query a negative."""
   total = len(np.unique(np.concatenate([source.labels for source in splits.values()])))
   for name, source in splits.items():
+    if sources.label_sets(source) is not None:
+      _check_label_sets(name, source)
+      continue
     counts = np.unique(source.labels, return_counts=True)[1]
     if counts.max(initial=0) < 2:
       raise ValueError(
@@ -128,3 +148,26 @@ def _check(splits: Splits) -> None:
         "classes (the default shares need 32), give the split more of them (data.train_share, "
         "data.val_share), or for val set data.trainval=True, which needs no val"
       )
+
+
+def _check_label_sets(name: str, source: sources.Source) -> None:
+  """Raises a ValueError as `_check`, where an image has several labels."""
+  sets = sources.label_sets(source)
+  assert sets is not None
+  has_positive = False
+  for pattern in np.unique(source.labels):
+    relevant = int(sets.count(np.array([pattern]), source.labels)[0])
+    has_positive |= relevant > 1
+    if 1 < relevant < len(source):
+      return
+  problem = (
+    "no two images that are relevant to each other, so there is nothing to retrieve: add images of "
+    "the same labels, give the split more images (data.train_share, data.val_share), or lower "
+    "data.min_jaccard"
+  )
+  if has_positive:
+    problem = (
+      "no query with a negative, since all relevant images are relevant to all: add images with "
+      "other labels, or raise data.min_jaccard"
+    )
+  raise ValueError(f"split {name!r} of {len(source)} images has {problem}")

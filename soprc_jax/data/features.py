@@ -14,7 +14,8 @@ import numpy as np
 
 from soprc_jax._internal import file_io, strings
 from soprc_jax._internal.strings import printable, shown
-from soprc_jax.data import image_files, sources, superclasses
+from soprc_jax.data import class_column, image_files, sources, superclasses
+from soprc_jax.data.label_sets import LabelSets, Rule
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Features:
     ids: ``[N]`` names of the vectors.
     class_names: label -> displayed name; None displays the labels.
     made_by: digest of the model that `soprc embed` used; empty if unknown.
+    label_sets: labels of each pattern, if a vector has several labels.
 
   Attributes:
     superclasses: label -> superclass; empty if they are unknown.
@@ -55,9 +57,11 @@ class Features:
     class_names: Mapping[int, str] | None = None,
     *,
     made_by: str = "",
+    label_sets: LabelSets | None = None,
   ):
     self.made_by = made_by
     self.superclasses: dict[int, str] = {}
+    self.label_sets = label_sets
     self._vectors = vectors
     self._labels = np.asarray(labels, np.int64)
     self.ids = list(ids)
@@ -103,18 +107,19 @@ def is_file(path: str | os.PathLike[str]) -> bool:
   return Path(path).suffix.lower() in _READERS
 
 
-def load(path: str, *, superclass: str = "") -> dict[str, Features]:
+def load(path: str, *, superclass: str = "", rule: Rule | None = None) -> dict[str, Features]:
   """Loads the vectors of a file by split, or all under ``"all"`` without splits.
 
   Args:
     path: file, see the layout in the message of the error.
     superclass: array or column with the superclass of each vector; empty: none.
+    rule: how several labels a vector are written and compared; None: it has one class.
 
   Raises:
     FileNotFoundError: there is no such file.
     ValueError: the file is unreadable, an array is missing or has another length, a vector is not
       finite, an id occurs twice, a class is in two splits or has two superclasses, or the training
-      or test split is missing.
+      or test split is missing; labels are wrong, see `class_column.read`.
   """
   found = _read(path, name="data.root", superclass=superclass)
   where = printable(path)
@@ -126,17 +131,15 @@ def load(path: str, *, superclass: str = "") -> dict[str, Features]:
     *found.vectors.shape,
     "the splits are drawn here" if found.splits is None else "the file has the splits",
   )
-  spellings = image_files.one_spelling(found.classes, where=Path(path))
-  numbers = image_files.label_numbers(spellings.values())
-  labels = np.array([numbers[spellings[name]] for name in found.classes], np.int64)
-  names = {number: name for name, number in numbers.items()}
+  column = class_column.read(found.classes, where=Path(path), rule=rule)
+  labels, names, sets = column.labels(found.classes), column.names, column.label_sets
   of_class = superclasses.of_classes(
     zip(labels.tolist(), found.superclasses or (), strict=found.superclasses is not None),
     where=where,
     names=names,
   )
   if found.splits is None:
-    everything = Features(found.vectors, labels, found.ids, names)
+    everything = Features(found.vectors, labels, found.ids, names, label_sets=sets)
     everything.superclasses = of_class
     return {"all": everything}
   wrong = sorted(set(found.splits) - set(SPLITS))
@@ -147,12 +150,12 @@ def load(path: str, *, superclass: str = "") -> dict[str, Features]:
     places = np.flatnonzero(of == split)
     if places.size:
       ids = [found.ids[place] for place in places]
-      splits[split] = Features(found.vectors[places], labels[places], ids, names)
+      splits[split] = Features(found.vectors[places], labels[places], ids, names, label_sets=sets)
       splits[split].superclasses = of_class
   for split in ("train", "test"):
     if split not in splits:
       raise ValueError(f"{where} has no vector of split {split!r}")
-  for place, one in enumerate(splits):
+  for place, one in enumerate(splits if sets is None else ()):
     for other in list(splits)[:place]:
       image_files.check_disjoint(
         splits[one].labels,

@@ -15,6 +15,7 @@ import numpy as np
 from soprc_jax._internal import file_io, strings
 from soprc_jax._internal.strings import printable, shown
 from soprc_jax.data import decoding, sources
+from soprc_jax.data.label_sets import LabelSets
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class Files:
     paths: ``[N]`` paths below the root, separated by ``/``.
     labels: ``[N]`` integers.
     class_names: label -> name of the class in the data.
+    label_sets: labels of each pattern, if an image has several labels.
 
   Attributes:
     superclasses: label -> superclass; empty if they are unknown.
@@ -44,12 +46,14 @@ class Files:
     paths: Sequence[str],
     labels: Sequence[int] | np.ndarray,
     class_names: Mapping[int, str] | None = None,
+    label_sets: LabelSets | None = None,
   ):
     self.root = root
     self.paths = list(paths)
     self._labels = np.asarray(labels, np.int64)
     self.class_names = dict(class_names or {})
     self.superclasses: dict[int, str] = {}
+    self.label_sets = label_sets
 
   @property
   def labels(self) -> np.ndarray:

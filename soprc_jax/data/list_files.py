@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from soprc_jax._internal import file_io, strings
 from soprc_jax._internal.strings import shown
-from soprc_jax.data import image_files, superclasses
+from soprc_jax.data import class_column, image_files, superclasses
+from soprc_jax.data.label_sets import Rule
 
 TEST = "test"
 
@@ -235,7 +236,7 @@ CSV_SPLITS = ("train", "val", "test")
 
 
 def load_csv(
-  path: str, *, on_broken: str = "error", superclass: str = ""
+  path: str, *, on_broken: str = "error", superclass: str = "", rule: Rule | None = None
 ) -> dict[str, image_files.Files]:
   """Loads the images of a CSV file by split, or all under ``"all"`` without a column ``split``.
 
@@ -243,10 +244,12 @@ def load_csv(
     path: path of the file.
     on_broken: see `image_files.check_paths`.
     superclass: column that names the superclass of each class; empty: none.
+    rule: how several labels an image are written and compared; None: an image has one class.
 
   Raises:
     ValueError: if the header, a row or a split is wrong, an image is listed twice, a class is in
-      two splits or has two superclasses, or there is no training or no test image.
+      two splits or has two superclasses, or there is no training or no test image; if labels are
+      wrong, see `class_column.read`.
     FileNotFoundError: if the file or an image is missing.
   """
   file = file_io.given(path, name="data.root").absolute()
@@ -256,31 +259,29 @@ def load_csv(
   rows = _csv_rows(file)
   paths = [path for found in rows.values() for path in found]
   image_files.check_paths(file.parent, paths, listed_in=str(file), on_broken=on_broken)
-  spellings = image_files.one_spelling(
-    (label for found in rows.values() for label in found.values()), where=file
+  column = class_column.read(
+    (label for found in rows.values() for label in found.values()), where=file, rule=rule
   )
-  numbers = image_files.label_numbers(spellings.values())
-  class_names = {number: name for name, number in numbers.items()}
   splits = {
     split: image_files.Files(
-      file.parent, list(found), [numbers[spellings[label]] for label in found.values()], class_names
+      file.parent, list(found), column.labels(found.values()), column.names, column.label_sets
     )
     for split, found in rows.items()
   }
   if superclass:
-    column = csv_column(path, superclass)
+    of_image = csv_column(path, superclass)
     pairs = [
-      (numbers[spellings[label]], column[image])
+      (column.numbers[label], of_image[image])
       for found in rows.values()
       for image, label in found.items()
     ]
-    of_class = superclasses.of_classes(pairs, where=file, names=class_names)
+    of_class = superclasses.of_classes(pairs, where=file, names=column.names)
     for source in splits.values():
       source.superclasses = of_class
-  for one, other in itertools.combinations(splits, 2):
+  for one, other in itertools.combinations(splits if rule is None else (), 2):
     names = (f"split {one} of {file}", f"split {other}")
     image_files.check_disjoint(
-      splits[one].labels, splits[other].labels, names=names, class_names=class_names
+      splits[one].labels, splits[other].labels, names=names, class_names=column.names
     )
   return splits
 

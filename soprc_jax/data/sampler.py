@@ -43,10 +43,13 @@ class ClassSampler:
     num_classes: number of classes that are drawn.
     batches_per_epoch: number of batches after which each image has been seen.
     refresh: steps after which the sampler needs embeddings of the model; None: never.
+    unit: what the images of a batch have in common, in messages.
 
   Raises:
     ValueError: if the sizes do not match each other or the data.
   """
+
+  unit = "classes"
 
   def __init__(
     self,
@@ -68,9 +71,7 @@ class ClassSampler:
       raise ValueError(
         f"small_classes must be one of {SMALL_CLASS_POLICIES}, got {small_classes!r}"
       )
-    order = np.argsort(labels, kind="stable")
-    _, starts = np.unique(labels[order], return_index=True)
-    members = np.split(order, starts[1:])
+    members = self._members_of(labels)
     self.num_small = sum(len(images) < per_class for images in members)
     if small_classes == "drop":
       members = [images for images in members if len(images) >= per_class]
@@ -78,8 +79,9 @@ class ClassSampler:
     if len(members) < self._classes_per_batch:
       raise ValueError(
         f"train.batch_size={batch_size} with train.per_class={per_class} needs "
-        f"{self._classes_per_batch} training classes, "
-        f"the training split has {len(members)}: {_smaller_batch(len(members), per_class)}"
+        f"{self._classes_per_batch} training {self.unit}, "
+        f"the training split has {len(members)}: "
+        f"{_smaller_batch(len(members), per_class, self.unit)}"
       )
     self._members = members
     self._per_class = per_class
@@ -93,6 +95,12 @@ class ClassSampler:
     )
     self.refresh: int | None = None
     self._cache: tuple[int, list[list[tuple[int, int]]], list[np.ndarray]] | None = None
+
+  def _members_of(self, labels: np.ndarray) -> list[np.ndarray]:
+    """Returns the positions of the images of each class, in the order of the labels."""
+    order = np.argsort(labels, kind="stable")
+    _, starts = np.unique(labels[order], return_index=True)
+    return np.split(order, starts[1:])
 
   def to_json(self) -> dict[str, Any] | None:
     """Returns what a checkpoint must hold of the sampler; None if that is nothing."""
@@ -153,8 +161,8 @@ class ClassSampler:
     return order[slots % len(order)], where
 
 
-def _smaller_batch(num_classes: int, per_class: int) -> str:
+def _smaller_batch(num_classes: int, per_class: int, unit: str) -> str:
   """Returns the remedy for too few classes in the training split."""
   if num_classes < 2:
-    return "more classes are needed"
+    return f"more {unit} are needed"
   return f"set train.batch_size={num_classes * per_class} or less"

@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from soprc_jax.data import decoding
+from soprc_jax.data.label_sets import LabelSets
 
 
 class Example(NamedTuple):
@@ -14,7 +15,7 @@ class Example(NamedTuple):
   Attributes:
     image: ``[H, W, 3]`` uint8 RGB, upright; or an image file, or its content, see
       `decoding.as_picture`; or the vector ``[F]`` of stored embeddings, see `features`.
-    label: class, any integer.
+    label: class, any integer; of an image with several labels its pattern, see `label_sets`.
     id: name of the image in messages and lists, unique in its source.
     class_name: displayed name of the class; empty if the label is displayed.
   """
@@ -57,6 +58,7 @@ class Subset:
     self._labels = source.labels[self.positions]
     self.class_names = class_names(source)
     self.superclasses = superclasses(source)
+    self.label_sets = label_sets(source)
 
   @property
   def labels(self) -> np.ndarray:
@@ -92,6 +94,7 @@ class Joined:
     self.superclasses = {
       label: name for part in parts for label, name in superclasses(part).items()
     }
+    self.label_sets = label_sets(parts[0])  # that of the whole data set
 
   @property
   def labels(self) -> np.ndarray:
@@ -114,6 +117,23 @@ class Joined:
 
   def vectors(self, positions: np.ndarray) -> np.ndarray:
     return np.stack([np.asarray(self[int(position)].image) for position in positions])
+
+
+def label_sets(source: Source) -> LabelSets | None:
+  """Returns the labels of the patterns of a source; None if an image has one class.
+
+  They are the source's attribute ``label_sets``. They may have patterns of other splits too.
+  """
+  found: LabelSets | None = getattr(source, "label_sets", None)
+  return found
+
+
+def class_sizes(source: Source) -> np.ndarray:
+  """Returns the number of images of each class that occurs; of each label, if there are several."""
+  sets = label_sets(source)
+  if sets is None:
+    return np.unique(source.labels, return_counts=True)[1]
+  return np.array([len(images) for images in sets.images_by_label(source.labels)])
 
 
 def width(source: Source) -> int:
@@ -158,6 +178,14 @@ def superclasses(source: Source) -> dict[int, str]:
   """Returns label -> superclass, the source's attribute ``superclasses``; empty without it."""
   found: dict[int, str] = getattr(source, "superclasses", {})
   return found
+
+
+def compared_names(source: Source) -> set[str]:
+  """Returns the names by which classes are recognized elsewhere: of classes, or of labels."""
+  sets = label_sets(source)
+  if sets is None:
+    return set(shown_classes(source))
+  return {name for label in np.unique(source.labels).tolist() for name in sets.labels_of(label)}
 
 
 def split_by_class(

@@ -84,7 +84,11 @@ def intervals(queries: PerQuery, metrics: Iterable[str]) -> dict[str, Any]:
 
 
 def by_group(
-  queries: PerQuery, groups: Sequence[str], metrics: Sequence[str]
+  queries: PerQuery,
+  groups: Sequence[str],
+  metrics: Sequence[str],
+  *,
+  num_relevant: np.ndarray | None = None,
 ) -> dict[str, dict[str, Any]]:
   """Computes metrics of each group of queries, against the whole gallery.
 
@@ -95,23 +99,27 @@ def by_group(
     queries: results of the queries, which are also the gallery.
     groups: ``[N]`` group of each query.
     metrics: names of metrics, ``mAUPRC`` or ``recall@k``.
+    num_relevant: ``[N]`` number of relevant images of each query, itself included. None: its class.
 
   Returns:
     Group, by name -> metrics, ``"intervals"``, ``"num_queries"``, ``"num_classes"``, ``"prior"``.
     Queries without a positive are left out, and so are groups that have no other query.
   """
-  names, counts = np.unique(queries.label, return_counts=True)
-  prior = (counts - 1) / max(len(queries.id) - 1, 1)
+  if num_relevant is None:
+    _, places, counts = np.unique(queries.label, return_inverse=True, return_counts=True)
+    num_relevant = counts[places]
+  prior = (num_relevant - 1) / max(len(queries.id) - 1, 1)
   found = {}
   for group in sorted(set(groups)):
-    mine = queries.take(np.asarray(groups) == group).counted
+    own = (np.asarray(groups) == group) & (queries.rank > 0)
+    mine = queries.take(own)
     if len(mine.id):
       found[group] = {
         **{name: float(mine.values(name).mean()) for name in metrics},
         "intervals": intervals(mine, metrics),
         "num_queries": len(mine.id),
         "num_classes": len(np.unique(mine.label)),
-        "prior": float(prior[np.searchsorted(names, mine.label)].mean()),
+        "prior": float(prior[own].mean()),
       }
   return found
 

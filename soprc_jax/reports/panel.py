@@ -55,13 +55,14 @@ def query(tested: Tested, position: int) -> dict[str, object]:
   """Returns what the page shows of a query: its nearest images, marked right or wrong."""
   example = tested.source[position]
   found, scores = tested.nearest.positions[position], tested.nearest.scores[position]
-  right = tested.labels[found] == tested.labels[position]
+  right = tested.right[position]
   tiles = [{"kind": "is-query", "badge": "query", "image": _thumbnail(example, "query: ")}]
   for rank, (other, score, is_right) in enumerate(zip(found, scores, right, strict=True), start=1):
     kind, badge = ("is-right", f"{rank} ✓ right") if is_right else ("is-wrong", f"{rank} ✗ wrong")
     there = tested.source[int(other)]
-    # Right images are of the class that is named above.
-    name = "" if is_right else page.name(there.shown_class, _SHORT)
+    # An image of the query's class, or of its pattern, is named above.
+    same = tested.labels[other] == tested.labels[position]
+    name = "" if same else page.name(there.shown_class, _SHORT)
     tile = {"kind": kind, "badge": badge, "image": _thumbnail(there, f"{badge}: ")}
     tiles.append(tile | {"score": f"cosine {score:.3f}", "name": name})
   return {
@@ -69,23 +70,28 @@ def query(tested: Tested, position: int) -> dict[str, object]:
     "class": example.shown_class,
     "ap": float(tested.ap[position]),
     "right": int(right.sum()),
-    "total": int((tested.labels == tested.labels[position]).sum()) - 1,
+    "total": int(tested.num_relevant[position]) - 1,
     "shown": len(found),
     "tiles": tiles,
   }
 
 
 def splits_table(splits: Mapping[str, sources.Source]) -> Markup:
-  """Tabulates classes, images, and images per class of each split."""
+  """Tabulates classes, images, and images per class of each split.
+
+  Where an image has several labels, these are labels.
+  """
   rows: list[list[page.Cell]] = []
   for name, source in splits.items():
-    counts = np.unique(source.labels, return_counts=True)[1]
+    counts = sources.class_sizes(source)
     middle = float(np.median(counts))
     median = int(middle) if middle.is_integer() else middle
     sizes: list[page.Cell] = [int(counts.min()), median, int(counts.max())]
     rows.append([name, len(counts), len(source), *sizes])
-  header = ["split", "classes", "images", "smallest class", "median", "largest"]
-  return page.table("Classes and images by split", header, rows)
+  several = any(sources.label_sets(source) is not None for source in splits.values())
+  one, many = ("label", "labels") if several else ("class", "classes")
+  header = ["split", many, "images", f"smallest {one}", "median", "largest"]
+  return page.table(f"{many.capitalize()} and images by split", header, rows)
 
 
 def sample(source: sources.Source) -> list[tuple[str, Markup]]:

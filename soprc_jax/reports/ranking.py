@@ -98,23 +98,33 @@ def by_class(labels: np.ndarray, ap: np.ndarray) -> Classes:
   )
 
 
-def look_alikes(labels: np.ndarray, found: Nearest, *, count: int, examples: int) -> list[Pair]:
+def look_alikes(
+  labels: np.ndarray,
+  found: Nearest,
+  *,
+  right: np.ndarray,
+  num_relevant: np.ndarray,
+  count: int,
+  examples: int,
+) -> list[Pair]:
   """Finds the pairs of classes that are confused most often.
 
-  A query with P other images of its class should have them at its first P ranks. If an image of
-  another class takes one of these ranks, and the rank is among the first k, that is an error.
+  A query with P other relevant images should have them at its first P ranks. If an image that is
+  not relevant takes one of these ranks, and the rank is among the first k, that is an error.
 
   Args:
     labels: ``[N]`` labels.
     found: result of `nearest`.
+    right: ``[N, k]`` bool, which of the nearest images are relevant.
+    num_relevant: ``[N]`` images that are relevant to each query, itself included.
     count: number of pairs, those with most errors; ties are broken by the lowest labels.
     examples: number of errors to keep per pair, at most one of each query and of each wrong image.
   """
-  names, rows, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+  names, rows = np.unique(labels, return_inverse=True)
   k = found.positions.shape[1]
-  places = np.minimum(sizes[rows] - 1, k)
+  places = np.minimum(num_relevant - 1, k)
   others = rows[found.positions]
-  wrong = (others != rows[:, None]) & (np.arange(k) < places[:, None])
+  wrong = ~right & (np.arange(k) < places[:, None])
   queries, columns = np.nonzero(wrong)
   if not len(queries):
     return []

@@ -89,7 +89,12 @@ def _of_images(run: reading.Run, found: tested.Tested) -> dict[str, object]:
   some = ranking.some_queries(found.ap, panel.SOME)
   worst = ranking.worst_queries(found.labels, found.ap, panel.WORST)
   pairs = ranking.look_alikes(
-    found.labels, found.nearest, count=panel.PAIRS, examples=panel.EXAMPLES
+    found.labels,
+    found.nearest,
+    right=found.right,
+    num_relevant=found.num_relevant,
+    count=panel.PAIRS,
+    examples=panel.EXAMPLES,
   )
   return {
     "differs": abs(found.metrics["mAUPRC"] - run.results["test"]["mAUPRC"]) > _SAME,

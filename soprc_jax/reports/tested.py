@@ -25,6 +25,8 @@ class Tested(NamedTuple):
     labels: ``[N]`` labels of the images.
     ap: ``[N]`` average precision of each query; NaN if its class has no other image.
     nearest: nearest images of each query.
+    right: ``[N, k]`` bool, which of these are relevant.
+    num_relevant: ``[N]`` images that are relevant to each query, itself included.
     metrics: metrics over all queries.
     step: step of the checkpoint.
     embedding_seconds: time to embed all images.
@@ -37,6 +39,8 @@ class Tested(NamedTuple):
   labels: np.ndarray
   ap: np.ndarray
   nearest: ranking.Nearest
+  right: np.ndarray
+  num_relevant: np.ndarray
   metrics: dict[str, Any]
   step: int
   embedding_seconds: float
@@ -76,9 +80,10 @@ def rank(run: reading.Run, *, data_root: Path | None = None) -> Tested:
   ranked = time.perf_counter()
   _log.info("Ranking the test images.")
   with progress.bar(config, total=2 * len(embedded.labels), desc="ranking", unit="query") as bar:
+    everyone = np.arange(len(embedded.labels))
     found = metrics.retrieval_metrics(
       embedded.embeddings,
-      embedded.labels,
+      **embedded.relevance(everyone, everyone),
       ks=config.eval.ks,
       block_size=config.eval.block_size,
       per_query=True,
@@ -92,6 +97,7 @@ def rank(run: reading.Run, *, data_root: Path | None = None) -> Tested:
     embedded.labels,
     ap,
     nearest,
+    *_relevance(embedded, nearest),
     found,
     trained.step,
     ranked - began,
@@ -99,3 +105,15 @@ def rank(run: reading.Run, *, data_root: Path | None = None) -> Tested:
     parallel.describe(),
     trained.splits,
   )
+
+
+def _relevance(
+  embedded: evaluation.Embedded, nearest: ranking.Nearest
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns which of the nearest images are relevant, and the number of relevant ones."""
+  labels, sets = embedded.labels, embedded.label_sets
+  others = labels[nearest.positions]
+  if sets is not None:
+    return sets.relevant_pairs(labels, others), sets.count(labels, labels)
+  _, places, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+  return others == labels[:, None], sizes[places]

@@ -44,7 +44,8 @@ def check_unseen(
   Args:
     network: the model that embeds.
     split: the split that is searched. ``train`` and ``all`` contain training classes, and the
-      user's own images (empty) are not a test. These three are not checked.
+      user's own images (empty) are not a test. These three are not checked. Where an image has
+      several labels, splits share them: they are returned and never raise.
     class_names: class names of the images of the split.
     allow_seen_classes: log a warning instead of raising.
 
@@ -61,9 +62,16 @@ def check_unseen(
   if trained is None:
     classes.warn_unknown(where)
     return None
-  found = classes.seen(trained, class_names, data_source=network.config.data.source)
+  data = network.config.data
+  if data.label_separator:
+    class_names = [part for name in class_names for part in name.split(data.label_separator)]
+  found = classes.seen(trained, class_names, data_source=data.source)
   return classes.report_seen(
-    found, splits=[split], network=where, allow_seen_classes=allow_seen_classes
+    found,
+    splits=[split],
+    network=where,
+    allow_seen_classes=allow_seen_classes,
+    several_labels=bool(data.label_separator),
   )
 
 

@@ -1,14 +1,15 @@
 """Objectives of the baseline methods: the loss function, its options and its parameters."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from soprc_jax import estimators, lists, losses, memory
-from soprc_jax.training.loss_protocol import Inputs, Objective, Outputs, Setting
+from soprc_jax._internal.pair_options import PairOptions
+from soprc_jax.training.loss_protocol import Inputs, Objective, Outputs, Setting, relevance
 
 LossFn = Callable[..., jax.Array]
 
@@ -19,14 +20,22 @@ def stateless(loss_fn: LossFn, setting: Setting, **options: Any) -> Objective:
   A custom loss needs nothing else; see docs/training_runs.md.
 
   Args:
-    loss_fn: ``loss_fn(embeddings, labels, *, where, axis_name, **options) -> scalar``.
+    loss_fn: ``loss_fn(embeddings, labels, *, where, axis_name, **options) -> scalar``. Where an
+      image has several labels, ``labels`` is None, and the relevance mask ``positives`` is another
+      keyword argument, see `soprc_jax.retrieval_lists`.
     setting: properties of the run; its ``axis_name`` is passed to ``loss_fn``.
     options: further keyword arguments of ``loss_fn``.
   """
 
   def compute(inputs: Inputs) -> Outputs:
+    labels, pairs = relevance(inputs)
     loss = loss_fn(
-      inputs.embeddings, inputs.labels, where=inputs.where, axis_name=setting.axis_name, **options
+      inputs.embeddings,
+      labels,
+      where=inputs.where,
+      axis_name=setting.axis_name,
+      **pairs,
+      **options,
     )
     return Outputs(loss, {}, {})
 
@@ -82,13 +91,15 @@ def _sigmoid(config: Any, setting: Setting) -> Objective:
 
   def compute(inputs: Inputs) -> Outputs:
     scale, bias = jnp.exp(inputs.params["log_scale"]), inputs.params["bias"]
+    labels, pairs = relevance(inputs)
     loss = losses.sigmoid_loss(
       inputs.embeddings,
-      inputs.labels,
+      labels,
       scale=scale,
       bias=bias,
       where=inputs.where,
       axis_name=setting.axis_name,
+      **pairs,
     )
     return Outputs(loss, {}, {"scale": scale, "bias": bias})
 
@@ -99,10 +110,20 @@ def _average_precision(config: Any, setting: Setting) -> Objective:
   """Returns the AP loss of the batch (Eq. 5) with SOPRC's surrogates."""
 
   def loss_fn(
-    embeddings: jax.Array, labels: jax.Array, *, where: jax.Array, axis_name: str | None
+    embeddings: jax.Array,
+    labels: jax.Array | None,
+    *,
+    where: jax.Array,
+    axis_name: str | None,
+    **pairs: Unpack[PairOptions],
   ) -> jax.Array:
     found = lists.retrieval_lists(
-      embeddings, labels, max_positives=setting.max_positives, where=where, axis_name=axis_name
+      embeddings,
+      labels,
+      max_positives=setting.max_positives,
+      where=where,
+      axis_name=axis_name,
+      **pairs,
     )
     return estimators.ap_loss(
       found.positive_scores,
@@ -130,14 +151,18 @@ def _xbm(config: Any, setting: Setting) -> Objective:
 
   def compute(inputs: Inputs) -> Outputs:
     seen = tracker.lookahead(inputs.opt_state, inputs.embeddings, inputs.labels, inputs.where)
+    labels, pairs = relevance(inputs)
+    if setting.patterns is not None:  # the memory has the rows of its images
+      pairs = {"positives": setting.patterns.relevant(inputs.labels, seen.labels)}
     loss = losses.xbm_contrastive_loss(
       inputs.embeddings,
-      inputs.labels,
+      labels,
       seen,
       negative_margin=options.negative_margin,
       include_self=options.include_self,
       where=inputs.where,
       axis_name=setting.axis_name,
+      **pairs,
     )
     return Outputs(
       loss,
@@ -178,14 +203,16 @@ def _recall_at_k(config: Any, setting: Setting) -> Objective:
   """Returns the recall@k surrogate loss, with a random key of each step for its mixup."""
 
   def compute(inputs: Inputs) -> Outputs:
+    labels, pairs = relevance(inputs)
     loss = losses.recall_at_k_loss(
       inputs.embeddings,
-      inputs.labels,
+      labels,
       **config.recall_at_k,
       key=_step_key(inputs, setting),
       where=inputs.where,
       max_positives=setting.max_positives,
       axis_name=setting.axis_name,
+      **pairs,
     )
     return Outputs(loss, {}, {})
 
@@ -225,3 +252,10 @@ LOSSES: Mapping[str, Callable[[Any, Setting], Objective]] = {
   "blackbox": _blackbox,
 }
 CARRIED = ("xbm", "blackbox")
+# Losses that need one class an image, and why.
+ONE_CLASS: Mapping[str, str] = {
+  "proxy_anchor": "it has a proxy for each class",
+  "norm_softmax": "it has a proxy for each class",
+  "arc_face": "it has a proxy for each class",
+  "blackbox": "the images of its memory have classes",
+}

@@ -173,7 +173,9 @@ def measure(config: ConfigDict, data: build.Data, budget: Budget) -> Costs:
   config.log.progress = False
   # Confusable classes need a trained model; the cost of finding them is added to that of a step.
   config.data.sampler = "random"
-  parts = build.make_parts(config, data.class_counts(), superclasses=data.superclasses())
+  parts = build.make_parts(
+    config, data.class_counts(), superclasses=data.superclasses(), of_data=data.patterns
+  )
   state = parallel.replicate(parallel.from_main(build.starting_state(config, parts)))
   variables = evaluation.variables_of(state)
   evaluation_costs = _evaluation_costs(config, data, parts, variables)
@@ -236,7 +238,9 @@ def _evaluation_costs(
     labels = np.sort(split.labels)[:_RANKED]
     embeddings = np.random.default_rng(0).normal(size=(len(labels), width)).astype(np.float32)
     embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
-    found = evaluation.Embedded(embeddings, labels, np.arange(len(labels)), 0)
+    found = evaluation.Embedded(
+      embeddings, labels, np.arange(len(labels)), 0, label_sets=sources.label_sets(split)
+    )
     evaluation.evaluate(found, config)  # compiles
     began = time.perf_counter()
     evaluation.evaluate(found, config)

@@ -16,6 +16,7 @@ from soprc_jax._internal import file_io
 from soprc_jax.data import (
   confusable,
   datasets,
+  label_sampler,
   pipeline,
   sampler,
   sources,
@@ -33,6 +34,7 @@ from soprc_jax.training import (
   parallel,
   vit_keys,
 )
+from soprc_jax.training import patterns as patterns_lib
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -47,11 +49,13 @@ class Data:
     splits: of `datasets.make_splits`.
     rows: training label -> row of its class in the auxiliary vectors v.
     sampler: chooses the images of each training batch.
+    patterns: labels of each row, where an image has several; None: an image has one class.
   """
 
   splits: dict[str, sources.Source]
   rows: dict[int, int]
   sampler: sampler.ClassSampler
+  patterns: patterns_lib.Patterns | None = None
 
   def class_counts(self) -> np.ndarray:
     """Returns the number of training images of each row, ``[C]``."""
@@ -82,12 +86,16 @@ def make_data(config: ConfigDict, splits: datasets.Splits | None = None) -> Data
     "seed": config.seed,
     "small_classes": config.data.small_classes,
   }
+  rows, sets = sources.label_rows(labels), sources.label_sets(splits["train"])
+  if sets is not None:
+    several = label_sampler.LabelSampler(labels, label_sets=sets, **settings)
+    return Data(splits, rows, several, patterns_lib.make(sets, labels))
   plan = (
     confusable.ConfusableSampler(labels, **settings, **config.data.confusable)
     if config.data.sampler == "confusable"
     else sampler.ClassSampler(labels, **settings)
   )
-  return Data(splits, sources.label_rows(labels), plan)
+  return Data(splits, rows, plan)
 
 
 def make_batches(config: ConfigDict, data: Data) -> pipeline.TrainBatches:
@@ -188,6 +196,7 @@ def make_parts(
   class_counts: np.ndarray,
   *,
   superclasses: np.ndarray | None = None,
+  of_data: patterns_lib.Patterns | None = None,
   optimizer: optax.GradientTransformation | None = None,
   on_nonfinite: str | None = None,
 ) -> Parts:
@@ -199,6 +208,7 @@ def make_parts(
     config: resolved.
     class_counts: ``[C]`` training images of each row of v, see `Data.class_counts`.
     superclasses: ``[C]``, see `Data.superclasses`.
+    of_data: labels of each row, see `Data.patterns`.
     optimizer: replaces the one of ``config.optim``; None keeps that one.
     on_nonfinite: replaces ``config.train.on_nonfinite``, see `step.is_kept`; None keeps that one.
 
@@ -209,15 +219,16 @@ def make_parts(
   """
   parallel.check_batch(config.train.batch_size, config.train.per_class, config.train.microbatch)
   if config.loss.name not in objectives.LOSSES:
-    objectives.check(config.loss.name, config.loss)
+    objectives.check(config.loss.name, config.loss, of_data)
   setting = objectives.Setting(
     class_counts=class_counts,
     num_steps=config.train.steps,
-    max_positives=config.train.per_class - 1,
+    max_positives=_max_positives(config, of_data),
     axis_name=parallel.axis_name(),
     embedding_dim=embedding_width(config),
     seed=config.seed,
     superclasses=superclasses,
+    patterns=of_data,
   )
   main = objectives.make_objective(config.loss.name, config.loss, setting)
   warmup_setting = setting._replace(num_steps=config.warmup.steps)
@@ -230,7 +241,10 @@ def make_parts(
   tx = optax.chain(main.tracker, optimizer)
   # A single microbatch is the batch itself.
   microbatch = config.train.microbatch if config.train.microbatch < config.train.batch_size else 0
-  has_small = bool(np.any(class_counts < config.train.per_class))
+  if of_data is None:
+    has_small = bool(np.any(class_counts < config.train.per_class))
+  else:  # an image that the batch has already may have no substitute
+    has_small = of_data.overlaps or of_data.smallest < config.train.per_class
   shared = {
     "tx": tx,
     "trained": trained,
@@ -258,6 +272,13 @@ def make_parts(
     main_step=compiled(main, config.model.freeze_bn, config.warmup.steps),
     init_loss_params=main.init_params,
   )
+
+
+def _max_positives(config: ConfigDict, of_data: patterns_lib.Patterns | None) -> int:
+  """Returns the largest number of positives of a query in a batch."""
+  if of_data is not None and of_data.overlaps:
+    return int(config.train.batch_size) - 1  # all images may share a label
+  return int(config.train.per_class) - 1
 
 
 def _check_without_params(name: str, objective: objectives.Objective) -> None:

@@ -51,13 +51,16 @@ def describe(
     started_from: classes that the model of ``model.init_from`` was trained on, see `trained_on`.
 
   Returns:
+    ``"several_labels"``: the labels of the training images, if an image has several;
     ``"labels"``: the row of each training label; ``"class_names"``: names of the labels that are
     not ids of the data set; ``"data_set"``: the data set of the classes; ``"started_from"``: the
     argument; ``"splits"``: of each split the number of images, a digest of their ids and classes,
     and one of their order.
   """
   train = splits["train"]
+  several = sources.label_sets(train) is not None
   return {
+    **({"several_labels": sorted(sources.compared_names(train))} if several else {}),
     "labels": [[label, row] for label, row in sources.label_rows(train.labels).items()],
     "class_names": {str(label): name for label, name in sources.class_names(train).items()},
     "data_set": _data_set(data_source),
@@ -77,7 +80,7 @@ def trained_on(meta: Mapping[str, Any], *, where: str) -> Names | None:
 
   Returns:
     Data set -> names, see `seen`; None for a checkpoint of an older version, which did not store
-    them.
+    them. Where an image had several labels, the names are those of patterns and of labels.
 
   Raises:
     ValueError: the metadata is corrupt.
@@ -86,7 +89,8 @@ def trained_on(meta: Mapping[str, Any], *, where: str) -> Names | None:
     return None
   found = {data_set: set(names) for data_set, names in meta["started_from"].items()}
   own = (meta["class_names"].get(str(label), str(label)) for label, _ in meta["labels"])
-  found.setdefault(meta["data_set"], set()).update(map(_normal, own))
+  of_labels = meta.get("several_labels", [])
+  found.setdefault(meta["data_set"], set()).update(map(_normal, [*own, *of_labels]))
   return {data_set: sorted(names) for data_set, names in sorted(found.items())}
 
 
@@ -127,6 +131,9 @@ def check_unseen(
 ) -> dict[str, Any] | None:
   """Raises a ValueError, or logs a warning, if a model was trained on classes it is tested on.
 
+  Where a tested image has several labels, the labels are compared, and it never raises: such a test
+  is one of unseen images.
+
   Args:
     trained: of `trained_on`.
     tested: splits that the model is tested on.
@@ -137,21 +144,37 @@ def check_unseen(
   Returns:
     The result of `seen`.
   """
-  names = {name for source in tested.values() for name in sources.shown_classes(source)}
+  names = {name for source in tested.values() for name in sources.compared_names(source)}
+  several = any(sources.label_sets(source) is not None for source in tested.values())
   return report_seen(
     seen(trained, names, data_source=data_source),
     splits=tested,
     network=network,
     allow_seen_classes=allow_seen_classes,
+    several_labels=several,
   )
 
 
 def report_seen(
-  found: dict[str, Any] | None, *, splits: Iterable[str], network: str, allow_seen_classes: bool
+  found: dict[str, Any] | None,
+  *,
+  splits: Iterable[str],
+  network: str,
+  allow_seen_classes: bool,
+  several_labels: bool = False,
 ) -> dict[str, Any] | None:
   """Returns the result of `seen`, after the warning or error of `check_unseen`."""
   if found is None:
     return None
+  if several_labels:
+    found = found | {"unit": "labels"}
+    _log.info(
+      "The test is one of unseen images: %s (%s; the model: %s).",
+      sentence(found),
+      ", ".join(splits),
+      network,
+    )
+    return found
   told = f"{sentence(found)} ({', '.join(splits)}; the model: {network})"
   if not allow_seen_classes:
     raise ValueError(
@@ -166,7 +189,8 @@ def sentence(found: Mapping[str, Any]) -> str:
   """Returns the result of `seen` as a sentence."""
   names = ", ".join(map(shown, found["examples"]))
   more = found["count"] - len(found["examples"])
-  return f"{found['count']} of the classes that are tested on were trained on: {names}" + (
+  unit = found.get("unit", "classes")
+  return f"{found['count']} of the {unit} that are tested on were trained on: {names}" + (
     f" and {more} more" if more else ""
   )
 

@@ -73,6 +73,7 @@ _AFFINE = ("data.augmentation", ("affine",))
 _RANDOM = ("data.augmentation", ("affine", "resized_crop", "crop"))
 _CONFUSABLE = ("data.sampler", ("confusable",))
 _CHARACTERS = ("data.source", ("characters",))
+_OF_TABLES = ("data.source", ("csv", "features"))
 _OF_IMAGES = ("data.source", tuple(name for name in datasets.SOURCES if name != "features"))
 _RESNET = ("model.name", tuple(sorted(RESNETS)))
 _HEADS = ("model.name", HEADS)
@@ -212,6 +213,23 @@ KEYS = (
     "mask",
     "what to do with classes of fewer than per_class images",
     choices=sampler.SMALL_CLASS_POLICIES,
+  ),
+  Key(
+    "data.label_separator",
+    "",
+    "text between the labels of an image that has several, such as ; in the column label; images "
+    "are then relevant to each other by shared labels, and splits are drawn image by image; empty: "
+    "one class an image",
+    used_with=_OF_TABLES,
+  ),
+  Key(
+    "data.min_jaccard",
+    0.0,
+    "with data.label_separator: smallest share of the labels of two relevant images that both have "
+    "(Jaccard index); 0: one shared label suffices",
+    low=0,
+    high=1,
+    used_with=_OF_TABLES,
   ),
   Key(
     "data.sampler",
@@ -1094,6 +1112,7 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
       "data.augmentation must be none with data.source=features, which are not images; got "
       f"{config.data.augmentation!r}"
     )
+  problems += _several_labels_problems(config)
   if config.model.lora.rank and config.optim.train_only:
     problems.append(
       "optim.train_only must be empty with model.lora.rank > 0, which trains the adapters and the "
@@ -1103,6 +1122,50 @@ def _joint_problems(config: Any, *, imports: bool) -> list[str]:
     problems.append(
       f"optim.layer_decay must be 1 with model.name={config.model.name}, which has no layers; got "
       f"{config.optim.layer_decay!r}"
+    )
+  return problems
+
+
+def _several_labels_problems(config: Any) -> list[str]:
+  """Returns a line for each key that does not work where an image has several labels."""
+  data, separator = config.data, config.data.label_separator
+  if not separator:
+    return (
+      [f"data.min_jaccard must be 0 without data.label_separator; got {data.min_jaccard!r}"]
+      if data.min_jaccard
+      else []
+    )
+  problems = []
+  if data.source not in _OF_TABLES[1]:
+    problems.append(
+      f"data.label_separator must be empty with data.source={data.source}, where an image has one "
+      f"class; got {shown(separator)}. Choose data.source=csv or features"
+    )
+  if data.sampler != "random":
+    problems.append(
+      "data.sampler must be random with data.label_separator, since similar labels have images in "
+      f"common; got {data.sampler!r}"
+    )
+  if data.superclass:
+    problems.append(
+      "data.superclass must be empty with data.label_separator, since a set of labels has no "
+      f"superclass; got {shown(data.superclass)}"
+    )
+  if config.eval.one_per_class:
+    problems.append(
+      "eval.one_per_class must be 0 with data.label_separator, since an image of one label is also "
+      f"one of others; got {config.eval.one_per_class!r}"
+    )
+  losses_of = {"loss.name": config.loss.name}
+  if config.warmup.steps:
+    losses_of["warmup.loss"] = config.warmup.loss
+  for key, name in losses_of.items():
+    problem = objectives.several_labels_problem(name)
+    problems += [f"{key}={problem}"] if problem else []
+  if "recall_at_k" in losses_of.values() and config.loss.recall_at_k.mixup:
+    problems.append(
+      "loss.recall_at_k.mixup must be False with data.label_separator: a virtual image, mixed from "
+      "two images of a class, has no label set"
     )
   return problems
 

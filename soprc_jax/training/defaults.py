@@ -107,7 +107,7 @@ def choose(
   train = splits["train"]
   width = value("model.features", Choice(sources.width(train), "the width of the vectors"))
   value("model.embedding_dim", embedding_dim_rule(config.model.name, width))
-  counts = np.unique(train.labels, return_counts=True)[1]
+  counts = sources.class_sizes(train)
   per_class = value("train.per_class", per_class_rule(counts, config.train.batch_size))
   side = config.data.image_size
   published = _published(config, still_open)
@@ -227,7 +227,7 @@ def per_class_rule(counts: np.ndarray, batch_size: int | None = None) -> Choice:
   """Chooses `PER_CLASS`, or the median class size if it is smaller.
 
   Args:
-    counts: ``[C]`` images of each training class.
+    counts: ``[C]`` images of each training class; of each label, if an image has several.
     batch_size: given batch, which the value then divides if possible; None: open.
 
   >>> per_class_rule(np.array([3, 3, 9]))

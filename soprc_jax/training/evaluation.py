@@ -14,6 +14,7 @@ from soprc_jax import metrics
 from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import printable
 from soprc_jax.data import datasets, list_files, pipeline, sources, superclasses
+from soprc_jax.data.label_sets import LabelSets
 from soprc_jax.metrics import per_query
 from soprc_jax.training import (
   build,
@@ -41,6 +42,7 @@ class Embedded(NamedTuple):
     num_broken: number of images that could not be decoded and were left out
       (``data.on_broken=skip``).
     superclasses: ``[N]`` integers of these images; None if they are unknown.
+    label_sets: labels of each pattern, where an image has several; None: an image has one class.
   """
 
   embeddings: np.ndarray
@@ -48,11 +50,24 @@ class Embedded(NamedTuple):
   positions: np.ndarray
   num_broken: int
   superclasses: np.ndarray | None = None
+  label_sets: LabelSets | None = None
 
   @property
   def graded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """The arguments of `superclass_metrics.measure`."""
     return self.embeddings, self.labels, self.superclasses
+
+  def relevance(self, queries: np.ndarray, candidates: np.ndarray) -> dict[str, Any]:
+    """Returns the arguments of a metric that say which candidates are relevant to each query.
+
+    Args:
+      queries: ``[n]`` places of the queries among the embeddings.
+      candidates: ``[m]`` places of the candidates.
+    """
+    if self.label_sets is None:
+      return {"labels": self.labels[queries]}
+    sets, ours, theirs = self.label_sets, self.labels[queries], self.labels[candidates]
+    return {"relevance": lambda rows: sets.relevant(ours[rows], theirs)}
 
 
 EmbedFn = Callable[[Any, sources.Source], Embedded]
@@ -105,6 +120,7 @@ def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
       np.flatnonzero(good),
       int((~good).sum()),
       superclasses.rows(source, labels),
+      sources.label_sets(source),
     )
 
   return embed
@@ -206,15 +222,14 @@ def _rank(
   # The gallery of a share of the queries is all of them; ids exclude each query itself.
   against: dict[str, Any] = {}
   if gallery is not None or parallel.num_processes() > 1:
-    against = {
-      "gallery": embedded.embeddings[candidates],
-      "gallery_labels": embedded.labels[candidates],
-    }
+    against = {"gallery": embedded.embeddings[candidates]}
+    if embedded.label_sets is None:
+      against["gallery_labels"] = embedded.labels[candidates]
     against |= {"query_ids": mine, "gallery_ids": candidates}
   with progress.bar(config, total=len(mine), desc="ranking", unit="query") as bar:
     found = metrics.retrieval_metrics(
       embedded.embeddings[mine],
-      embedded.labels[mine],
+      **embedded.relevance(mine, candidates),
       ks=config.eval.ks,
       **against,
       block_size=config.eval.block_size,
@@ -369,9 +384,24 @@ def evaluate_workdir(
     of_queries = [groups[name] for name in queries.id]
     values["groups"] = {
       "column": group_by,
-      "values": per_query.by_group(queries, of_queries, names),
+      "values": per_query.by_group(
+        queries, of_queries, names, num_relevant=_num_relevant(images, queries)
+      ),
     }
   return values if found is None else values | {"seen_classes": found}, queries
+
+
+def _num_relevant(images: sources.Source, queries: per_query.PerQuery) -> np.ndarray | None:
+  """Returns the number of relevant images of each query, itself included.
+
+  None where an image has one class: then it is the size of the class.
+  """
+  sets = sources.label_sets(images)
+  if sets is None:
+    return None
+  patterns = dict(zip(sources.ids(images), images.labels.tolist(), strict=True))
+  of_queries = np.array([patterns[name] for name in queries.id.tolist()])
+  return sets.count(of_queries, of_queries)
 
 
 def groups_of(config: ConfigDict, column: str) -> dict[str, str]:

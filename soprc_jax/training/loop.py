@@ -204,7 +204,10 @@ class _Run:
       _log.info("%s=%s: %s.", key, choice["value"], choice["reason"])
     self.data = build.make_data(config, splits)
     self.parts = build.make_parts(
-      config, self.data.class_counts(), superclasses=self.data.superclasses()
+      config,
+      self.data.class_counts(),
+      superclasses=self.data.superclasses(),
+      of_data=self.data.patterns,
     )
     self.num_steps = config.warmup.steps + config.train.steps
     start = build.starting_state(config, self.parts) if is_new else None
@@ -547,6 +550,7 @@ class _Run:
         ids=ids,
         class_counts=self.data.class_counts(),
         superclasses=self.data.superclasses(),
+        of_data=self.data.patterns,
         about=about,
       )
     found = (
@@ -579,9 +583,14 @@ class _Run:
     _log.info("Testing the model of step %d (%s).", int(state.step), which)
     splits = self.data.splits
     tested = {
-      name for split in splits for name in sources.shown_classes(splits[split]) if split != "train"
+      name for split in splits if split != "train" for name in sources.compared_names(splits[split])
     }
-    seen = classes.seen(self.meta["started_from"], tested, data_source=self.config.data.source)
+    trained = self.meta["started_from"]
+    if sources.label_sets(splits["train"]) is not None:  # splits share labels
+      trained = classes.trained_on(self.meta, where=str(self.workdir)) or {}
+    seen = classes.seen(trained, tested, data_source=self.config.data.source)
+    if seen and sources.label_sets(splits["train"]) is not None:
+      seen["unit"] = "labels"
     notes = {
       "baselines": self.meta["baselines"],
       "seen_classes": seen,

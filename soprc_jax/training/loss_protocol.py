@@ -7,6 +7,9 @@ import jax
 import numpy as np
 import optax
 
+from soprc_jax._internal.pair_options import PairOptions
+from soprc_jax.training.patterns import Patterns
+
 # Name of the parameters of the loss among those that the optimizer changes.
 LOSS_PARAMS = "loss"
 
@@ -16,11 +19,15 @@ class Inputs(NamedTuple):
 
   Attributes:
     embeddings: ``[B, D]`` float32 of unit norm; in the binary study the logits ``[B]``.
-    labels: ``[B]`` rows of the classes; in the binary study 0 or 1.
+    labels: ``[B]`` rows of the classes, or of the patterns where an image has several labels; in
+      the binary study 0 or 1.
     where: ``[B]`` bool, valid images.
     step: scalar int32, number of steps done in this phase.
     opt_state: optimizer state, which includes the carried state.
     params: parameters of the loss, a tree as `Objective.init_params` returns it.
+    positives: ``[B, G]`` relevance mask, where an image has several labels: a row for each image of
+      this device, a column for each image of all devices. `relevance` returns it in the form that
+      the losses on pairs take. None: images of one label are relevant to each other.
   """
 
   embeddings: jax.Array
@@ -29,6 +36,7 @@ class Inputs(NamedTuple):
   step: jax.Array
   opt_state: Any
   params: Any = ()
+  positives: jax.Array | None = None
 
 
 class Outputs(NamedTuple):
@@ -96,6 +104,7 @@ class Setting(NamedTuple):
     embedding_dim: dimension of the embeddings.
     seed: seed of the run, for losses that draw random numbers.
     superclasses: ``[C]`` integers, the superclass of each class; None if they are unknown.
+    patterns: labels of each row, where an image has several; None: an image has one class.
   """
 
   class_counts: np.ndarray
@@ -105,3 +114,15 @@ class Setting(NamedTuple):
   embedding_dim: int = 512
   seed: int = 0
   superclasses: np.ndarray | None = None
+  patterns: Patterns | None = None
+
+
+def relevance(inputs: Inputs) -> tuple[jax.Array | None, PairOptions]:
+  """Returns what decides which images are positives: labels, or the mask as an option of pairs.
+
+  A loss that compares pairs takes both: ``labels, pairs = relevance(inputs)``, then
+  ``loss_fn(embeddings, labels, **pairs)``.
+  """
+  if inputs.positives is None:
+    return inputs.labels, {}
+  return None, {"positives": inputs.positives}

@@ -17,7 +17,8 @@ import optax
 from soprc_jax import estimators, interpolation, lists, tracking
 from soprc_jax._internal import collectives, masks
 from soprc_jax.training import baselines, superclass_lists
-from soprc_jax.training.loss_protocol import Inputs, Objective, Outputs, Setting
+from soprc_jax.training.loss_protocol import Inputs, Objective, Outputs, Setting, relevance
+from soprc_jax.training.patterns import Patterns
 
 PRIOR_KINDS = ("frequency", "scaled", "batch", "constant")
 PRIOR_SHAPES = ("log", "linear", "cosine")
@@ -39,17 +40,22 @@ def make_objective(name: str, config: Any, setting: Setting) -> Objective:
     setting: properties of the run.
 
   Returns:
-    The objective. If it has no metric ``valid_lists``, that of `count_lists` is added.
+    The objective. If it has no metric ``valid_lists``, that of `count_lists` is added. Where an
+    image has several labels, its inputs have the relevance mask.
 
   Raises:
-    ValueError: the name is unknown, or the function cannot be imported.
+    ValueError: the name is unknown, or the function cannot be imported; the loss does not work
+      where an image has several labels.
   """
   problem = name_problem(name)
+  if problem is None and setting.patterns is not None:
+    problem = several_labels_problem(name)
   if problem:
     raise ValueError(problem)
   objective = _factory(name)(config, setting)
 
   def compute(inputs: Inputs) -> Outputs:
+    inputs = _with_mask(inputs, setting)
     outputs = objective.compute(inputs)
     counted = (
       {}
@@ -61,14 +67,25 @@ def make_objective(name: str, config: Any, setting: Setting) -> Objective:
   return objective._replace(compute=compute)
 
 
+def _with_mask(inputs: Inputs, setting: Setting) -> Inputs:
+  """Adds the relevance mask of the batch, where an image has several labels."""
+  if setting.patterns is None:
+    return inputs
+  everyone = inputs.labels
+  if setting.axis_name is not None:
+    everyone = jax.lax.all_gather(everyone, setting.axis_name, tiled=True)
+  return inputs._replace(positives=setting.patterns.relevant(inputs.labels, everyone))
+
+
 def count_lists(inputs: Inputs, axis_name: str | None) -> jax.Array:
   """Counts the images that have a positive and a negative in the batch of all devices.
 
   If there are none, a ranking loss is 0 and means nothing.
   """
   nothing = jnp.zeros((inputs.labels.shape[0], 1))  # only the masks are used
-  pairs = lists.similarities(nothing, inputs.labels, where=inputs.where, axis_name=axis_name)
-  return collectives.psum(jnp.sum(masks.has_both(pairs.positive, pairs.negative)), axis_name)
+  labels, pairs = relevance(inputs)
+  found = lists.similarities(nothing, labels, where=inputs.where, axis_name=axis_name, pairs=pairs)
+  return collectives.psum(jnp.sum(masks.has_both(found.positive, found.negative)), axis_name)
 
 
 def name_problem(name: str, *, imports: bool = True) -> str | None:
@@ -94,8 +111,27 @@ def name_problem(name: str, *, imports: bool = True) -> str | None:
   return None if callable(factory) else f"{name!r} is not a function"
 
 
-def check(name: str, config: Any) -> None:
+def several_labels_problem(name: str) -> str | None:
+  """Returns why a loss does not work where an image has several labels; None if it does.
+
+  A custom loss works if it takes ``positives``, see `loss_protocol.relevance`.
+  """
+  if name not in baselines.ONE_CLASS:
+    return None
+  working = ", ".join(other for other in LOSSES if other not in baselines.ONE_CLASS)
+  return (
+    f"{name} needs one class an image ({baselines.ONE_CLASS[name]}), and with data.label_separator "
+    f"an image has several labels: choose one of {working}"
+  )
+
+
+def check(name: str, config: Any, patterns: Patterns | None = None) -> None:
   """Traces a loss on a small batch, so that errors in a custom loss are raised before training.
+
+  Args:
+    name: see `make_objective`.
+    config: see `make_objective`.
+    patterns: those of the run; None: an image has one class.
 
   Raises:
     ValueError: the objective cannot be created, or does not return a scalar loss.
@@ -104,6 +140,12 @@ def check(name: str, config: Any) -> None:
   setting = Setting(
     np.array([4, 4]), num_steps=10, max_positives=3, axis_name=None, embedding_dim=dim, seed=0
   )
+  if patterns is not None:
+    first = np.minimum(np.arange(2), len(patterns.members) - 1)
+    small = patterns._replace(
+      members=patterns.members[first], num_relevant=patterns.num_relevant[first]
+    )
+    setting = setting._replace(patterns=small)
 
   def loss(embeddings: Any, params: Any) -> Any:
     objective = make_objective(name, config, setting)
@@ -125,6 +167,35 @@ def check(name: str, config: Any) -> None:
       f"loss.name={name!r} does not work as a loss (soprc_jax/training/loss_protocol.py): "
       f"{type(error).__name__}: {error}"
     ) from error
+  if patterns is not None and not _takes_mask(_factory(name)(config, setting), count, dim):
+    raise ValueError(
+      f"loss.name={name!r} does not depend on inputs.positives, which says what is relevant where "
+      "an image has several labels (data.label_separator): pass it on, see relevance() in "
+      "soprc_jax/training/loss_protocol.py"
+    )
+
+
+def _takes_mask(objective: Objective, count: int, dim: int) -> bool:
+  """Returns whether the loss of a small random batch depends on the relevance mask."""
+  embeddings = masks.l2_normalize(jax.random.normal(jax.random.key(0), (count, dim)))
+  state = objective.tracker.init({})
+  params = objective.init_params(jax.random.key(1))
+  labels = jnp.arange(count, dtype=jnp.int32) // 4
+
+  def loss(positives: np.ndarray) -> float:
+    inputs = Inputs(
+      embeddings,
+      labels,
+      jnp.ones(count, bool),
+      jnp.zeros([], jnp.int32),
+      (state,),
+      params,
+      jnp.asarray(positives),
+    )
+    return float(objective.compute(inputs).loss)
+
+  places = np.arange(count)
+  return loss(places[:, None] // 4 == places // 4) != loss(places[:, None] % 2 == places % 2)
 
 
 def _factory(name: str) -> Callable[[Any, Setting], Objective]:
@@ -156,12 +227,14 @@ def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objec
   pull_fn = optax.linear_schedule(0.0, config.pull, setting.num_steps)
 
   def compute(inputs: Inputs) -> Outputs:
+    labels, pairs = relevance(inputs)
     found = lists.retrieval_lists(
       inputs.embeddings,
-      inputs.labels,
+      labels,
       max_positives=setting.max_positives,
       where=inputs.where,
       axis_name=setting.axis_name,
+      **pairs,
     )
     levels = [found] if superclasses is None else [found, superclasses.make_lists(inputs)]
     update_args = found.update_args(inputs.labels)
@@ -292,7 +365,8 @@ def make_prior(
 ) -> Callable[[jax.Array, jax.Array, lists.RetrievalLists], jax.Array]:
   """Returns a function ``(step, labels, lists) -> prior [B]``, the prior of each query.
 
-  With c images of the query's class among N training images, the kinds are:
+  With c images of the query's class among N training images, the kinds are as follows. Where an
+  image has several labels, c is the number of relevant images, the query included.
 
   * ``frequency``: (c - 1) / (N - 1), the share of positives among the other images, as in the
     paper;
@@ -303,10 +377,12 @@ def make_prior(
   With ``start`` > 0 the prior changes from there to the above, by `anneal` with ``shape`` and
   ``until``.
   """
-  counts = setting.class_counts.astype(np.float64)
+  counts, total = setting.class_counts.astype(np.float64), int(setting.class_counts.sum())
+  if setting.patterns is not None:
+    counts = setting.patterns.num_relevant.astype(np.float64)
   if config.kind == "frequency":
     # A class of one image has no positives. Its lists are invalid, so the value is never used.
-    table = np.maximum(counts - 1, 1) / max(counts.sum() - 1, 1)
+    table = np.maximum(counts - 1, 1) / max(total - 1, 1)
   elif config.kind == "scaled":
     table = config.value * counts / counts.max()
   else:

@@ -16,7 +16,15 @@ import optax
 
 from soprc_jax._internal import stored, text_table
 from soprc_jax._internal.strings import printable
-from soprc_jax.training import build, checkpoints, finetuning, lora, loss_protocol, parallel
+from soprc_jax.training import (
+  build,
+  checkpoints,
+  finetuning,
+  lora,
+  loss_protocol,
+  parallel,
+  patterns,
+)
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import step as step_lib
 from soprc_jax.training import workdir as workdir_lib
@@ -27,6 +35,13 @@ REPORT = "report.json"
 _BATCH = "batch_{}.npz"
 _STATE = "state"
 _SHAPE = {"step": int, "arrays": [str], "class_counts": [int], "config": dict}
+_PATTERNS = {
+  "members": [[int]],
+  "num_labels": int,
+  "needed": [int],
+  "num_relevant": [int],
+  "smallest": int,
+}
 _REMEDY = "remove the folder and resume the run, which stores the step again"
 
 
@@ -35,7 +50,8 @@ class Found(NamedTuple):
 
   Attributes:
     config: config of the run, resolved.
-    report: the ``about`` of `save`, and ``"step"``, ``"class_counts"``.
+    report: the ``about`` of `save`, and ``"step"``, ``"class_counts"``; ``"patterns"`` where an
+      image has several labels.
     parts: model, optimizer and steps of the run.
     state: state before the step.
     batch: batch of all processes of the run.
@@ -59,6 +75,7 @@ def save(
   ids: list[str],
   class_counts: np.ndarray,
   superclasses: np.ndarray | None = None,
+  of_data: patterns.Patterns | None = None,
   about: dict[str, Any],
 ) -> Path:
   """Stores what is needed to repeat the step after ``state``. Does nothing if it is stored already.
@@ -71,6 +88,7 @@ def save(
     ids: ids of this process's images, in the order of the batch.
     class_counts: ``[C]``, see `build.make_parts`.
     superclasses: ``[C]``, likewise.
+    of_data: see `build.make_parts`.
     about: JSON-able description for the user.
 
   Returns:
@@ -96,6 +114,7 @@ def save(
       "arrays": sorted(arrays),
       "class_counts": counts,
       **({} if superclasses is None else {"superclasses": superclasses.tolist()}),
+      **({} if of_data is None else {"patterns": of_data.to_json()}),
       "config": json.loads(config_lib.to_json(config)),
     }
     workdir_lib.write_atomically(folder / REPORT, json.dumps(content, indent=1) + "\n")
@@ -137,6 +156,9 @@ def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = (
     config = config_lib.from_json(report["config"])
   except ValueError as error:
     raise ValueError(f"{folder / REPORT} is corrupt ({error}): {_REMEDY}") from error
+  problem = stored.problem(report["patterns"], _PATTERNS) if "patterns" in report else ""
+  if problem:
+    raise ValueError(f"{folder / REPORT} is corrupt (patterns: {problem}): {_REMEDY}")
   own = [name for name in own_losses(config) if name not in trusted]
   if own:
     raise ValueError(
@@ -162,7 +184,12 @@ def _classes(report: dict[str, Any], folder: Path) -> dict[str, Any]:
     if problem or len(superclasses) != len(counts):
       raise ValueError(f"{folder / REPORT} is corrupt (superclasses): {_REMEDY}")
     superclasses = np.array(superclasses)
-  return {"class_counts": np.array(counts), "superclasses": superclasses}
+  found = report.get("patterns")
+  return {
+    "class_counts": np.array(counts),
+    "superclasses": superclasses,
+    "of_data": None if found is None else patterns.from_json(found),
+  }
 
 
 def own_losses(config: ConfigDict) -> list[str]:

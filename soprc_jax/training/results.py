@@ -86,8 +86,11 @@ def _draw(
   workdir: Path, config: ConfigDict, embedded: evaluation.Embedded, lines: list[dict[str, Any]]
 ) -> None:
   """Plots the run, and saves the data of its mean precision-recall curve on the test split."""
+  everyone = np.arange(len(embedded.labels))
   precision, recall, thresholds = metrics_lib.mean_pr_curve(
-    embedded.embeddings, embedded.labels, block_size=config.eval.block_size
+    embedded.embeddings,
+    **embedded.relevance(everyone, everyone),
+    block_size=config.eval.block_size,
   )
   np.savez(
     workdir / workdir_lib.PR_CURVE, precision=precision, recall=recall, thresholds=thresholds

@@ -14,6 +14,7 @@ import numpy as np
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, summary_pb2
 
+from soprc_jax.data import sources
 from soprc_jax.models import RESNETS
 from soprc_jax.training import build, finetuning, parallel, v_history
 from soprc_jax.training import workdir as workdir_lib
@@ -186,16 +187,24 @@ def describe_start(
     workdir: folder of the run.
     trained: pattern of the trained parameters, see `finetuning.select`.
   """
-  sizes = {
-    name: f"{len(np.unique(s.labels))} classes, {len(s)} images" for name, s in data.splits.items()
-  }
+  sizes = {name: _size(split) for name, split in data.splits.items()}
   _log.info(
     "Data %s: %s.", config.data.source, "; ".join(f"{n}: {size}" for n, size in sizes.items())
   )
+  if data.patterns is not None:
+    _log.info(
+      "An image has several labels (data.label_separator): the test is one of unseen images, and "
+      "%d of their %d labels are trained on.",
+      len(
+        sources.compared_names(data.splits["test"]) & sources.compared_names(data.splits["train"])
+      ),
+      len(sources.compared_names(data.splits["test"])),
+    )
   if data.sampler.num_small:
     _log.info(
-      "%d training classes have fewer than %d images: policy data.small_classes=%s.",
+      "%d training %s have fewer than %d images: policy data.small_classes=%s.",
       data.sampler.num_small,
+      data.sampler.unit,
       config.train.per_class,
       config.data.small_classes,
     )
@@ -242,6 +251,14 @@ def describe_start(
     _log.info("Resuming from step %d of %d in %s.", first, num_steps, workdir)
   else:
     _log.info("Starting: %d steps into %s. The first step compiles.", num_steps, workdir)
+
+
+def _size(split: sources.Source) -> str:
+  """Describes the size of a split."""
+  classes, images = len(np.unique(split.labels)), len(split)
+  if sources.label_sets(split) is None:
+    return f"{classes} classes, {images} images"
+  return f"{len(sources.compared_names(split))} labels in {classes} patterns, {images} images"
 
 
 def _count(params: Any) -> int:

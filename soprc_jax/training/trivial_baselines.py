@@ -92,7 +92,13 @@ def thumbnails(config: ConfigDict, source: sources.Source) -> list[tuple[int, ev
   for i, image in enumerate(large):
     small[i] = transforms.centre_crop(image, _SIDE // 2)
   labels = source.labels[good]
-  which = labels, np.flatnonzero(good), int((~good).sum()), superclasses.rows(source, labels)
+  which = (
+    labels,
+    np.flatnonzero(good),
+    int((~good).sum()),
+    superclasses.rows(source, labels),
+    sources.label_sets(source),
+  )
   return [
     (pixels.shape[1], evaluation.Embedded(_normalized(pixels), *which)) for pixels in (small, large)
   ]
@@ -104,9 +110,8 @@ def _features(source: sources.Source) -> evaluation.Embedded:
   # Their largest entry first, whose square could overflow.
   largest = np.abs(vectors).max(axis=1, keepdims=True)
   vectors = _of_norm_1(vectors / np.where(largest > 0, largest, np.float32(1)))
-  return evaluation.Embedded(
-    vectors, source.labels, positions, 0, superclasses.rows(source, source.labels)
-  )
+  which = superclasses.rows(source, source.labels), sources.label_sets(source)
+  return evaluation.Embedded(vectors, source.labels, positions, 0, *which)
 
 
 def _normalized(pixels: np.ndarray) -> np.ndarray:

@@ -80,6 +80,16 @@ class TestGroups:
     assert got["b"]["prior"] == pytest.approx(5 / 7)
     assert got["a"]["intervals"] == {}
 
+  def test_have_the_prior_of_their_relevant_images(self):
+    queries = per_query.make(
+      list("1234"), ["a", "a;b", "b", "c"], np.full(4, 0.5), np.zeros(4, int)
+    )
+    got = per_query.by_group(
+      queries, ["x", "x", "y", "y"], ["mAUPRC"], num_relevant=np.array([2, 3, 2, 4])
+    )
+    assert got["x"]["prior"] == pytest.approx(1.5 / 3)
+    assert got["y"]["prior"] == pytest.approx(2 / 3)
+
   def test_without_a_positive_are_left_out(self):
     _, queries = _some()
     groups = ["alone" if name == "image 120" else "rest" for name in queries.id]

@@ -6,6 +6,18 @@ from soprc_jax import metrics
 from soprc_jax.reports import ranking
 
 
+def _look_alikes(labels, found, *, count):
+  """Returns the confused pairs of classes, where an image of the same class is relevant."""
+  return ranking.look_alikes(
+    labels,
+    found,
+    right=labels[found.positions] == labels[:, None],
+    num_relevant=(labels[:, None] == labels).sum(axis=1),
+    count=count,
+    examples=2,
+  )
+
+
 class TestRanking:
   def _nearest(self, embeddings, k):
     """Returns the nearest, one query at a time."""
@@ -53,9 +65,7 @@ class TestRanking:
     angles = np.radians([0, 0.1, 0.2, 0.3, 90, 91, 120, 121, 120.5])
     labels = np.array([1, 2, 1, 2, 3, 3, 4, 4, 3])
     embeddings = np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
-    pairs = ranking.look_alikes(
-      labels, ranking.nearest(embeddings, labels, k=3), count=5, examples=2
-    )
+    pairs = _look_alikes(labels, ranking.nearest(embeddings, labels, k=3), count=5)
     assert [pair.labels for pair in pairs] == [(3, 4), (1, 2)]
     assert (pairs[1].errors, pairs[1].places) == (4, 4)  # the nearest of each is of the other class
     # Queries of 3 have two places. 4 is in the second of two of them, and in both of the stray one.
@@ -67,12 +77,7 @@ class TestRanking:
 
   def test_no_errors_no_look_alikes(self):
     labels = np.repeat(np.arange(3), 3)
-    assert (
-      ranking.look_alikes(
-        labels, ranking.nearest(np.eye(3)[labels], labels, k=10), count=5, examples=2
-      )
-      == []
-    )
+    assert _look_alikes(labels, ranking.nearest(np.eye(3)[labels], labels, k=10), count=5) == []
 
   def test_worst_queries_are_of_different_classes(self):
     labels, ap = np.array([5, 5, 7, 8, 8]), np.array([0.1, 0.1, np.nan, 0.05, 0.9])
@@ -83,6 +88,6 @@ class TestRanking:
     labels = np.repeat(np.arange(2000), 2)
     embeddings = np.random.default_rng(2).normal(size=(4000, 4)).astype(np.float32)
     found = ranking.nearest(embeddings, labels, k=10)
-    pairs = ranking.look_alikes(labels, found, count=8, examples=2)
+    pairs = _look_alikes(labels, found, count=8)
     assert len(pairs) == 8
     assert pairs[0].errors >= pairs[-1].errors > 0

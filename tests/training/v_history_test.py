@@ -76,6 +76,25 @@ def test_true_scores_of_a_class(seed):
   )
 
 
+def test_true_scores_of_a_pattern():
+  """Checks queries of a pattern against all relevant images, of which they may be some."""
+  embeddings = np.random.default_rng(0).normal(size=(7, 3))
+  embeddings /= np.linalg.norm(embeddings, axis=1, keepdims=True)
+  queries, candidates = np.arange(7) < 2, np.arange(7) > 0
+  wanted = [
+    interpolation.interpolate_scores(
+      np.array([embeddings[q] @ embeddings[i] for i in range(1, 7) if i != q]),
+      num_points=5,
+      bounds=(-1.0, 1.0),
+    )
+    for q in range(2)
+  ]
+  found = v_history.true_scores(embeddings, 5, queries=queries, candidates=candidates)
+  np.testing.assert_allclose(found, np.mean(wanted, axis=0), atol=1e-6)
+  nothing = v_history.true_scores(embeddings, 5, queries=np.zeros(7, bool), candidates=candidates)
+  np.testing.assert_array_equal(nothing, np.zeros(5))
+
+
 def test_a_class_without_a_pair_has_no_scores():
   np.testing.assert_array_equal(v_history.true_scores(np.ones((1, 3)), 4), np.zeros(4))
 

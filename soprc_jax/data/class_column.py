@@ -1,0 +1,93 @@
+"""Reads the column of classes of a data set: one class an image, or several labels an image."""
+
+from collections.abc import Iterable
+import itertools
+import logging
+from typing import NamedTuple
+
+import numpy as np
+
+from soprc_jax._internal import strings
+from soprc_jax._internal.strings import shown
+from soprc_jax.data import image_files, label_sets
+
+_log = logging.getLogger(__name__)
+
+
+class Column(NamedTuple):
+  """Holds the classes of a column, or its patterns.
+
+  Attributes:
+    numbers: text of a cell -> label.
+    names: label -> displayed name. That of a pattern is its labels, sorted and joined.
+    label_sets: labels of each pattern; None if an image has one class.
+  """
+
+  numbers: dict[str, int]
+  names: dict[int, str]
+  label_sets: label_sets.LabelSets | None
+
+  def labels(self, cells: Iterable[str]) -> np.ndarray:
+    """Returns the label of each cell, ``[N]`` int64."""
+    return np.array([self.numbers[cell] for cell in cells], np.int64)
+
+
+def read(cells: Iterable[str], *, where: object, rule: label_sets.Rule | None = None) -> Column:
+  """Reads the cells of a column.
+
+  Args:
+    cells: the cells; equal ones may repeat.
+    where: their place in messages.
+    rule: how several labels an image are written and compared; None: a cell is one class.
+
+  Raises:
+    ValueError: a class or a label is blank, or a cell has a label twice.
+  """
+  cells = dict.fromkeys(cells)
+  if rule is None:
+    spellings = image_files.one_spelling(cells, where=where)
+    numbers = image_files.label_numbers(spellings.values())
+    names = {number: name for name, number in numbers.items()}
+    return Column({cell: numbers[spellings[cell]] for cell in cells}, names, None)
+  parts = {cell: _parts(cell, rule.separator, where) for cell in cells}
+  spellings = image_files.one_spelling(
+    (part for found in parts.values() for part in found), where=where
+  )
+  sets = {cell: _labels(cell, parts[cell], spellings, where) for cell in cells}
+  if all(len(found) == 1 for found in sets.values()):
+    _log.warning(
+      "%s: no image has two labels, since the separator %r (data.label_separator) occurs nowhere. "
+      "Is it another one?",
+      strings.printable(where),
+      rule.separator,
+    )
+  texts = {cell: rule.separator.join(found) for cell, found in sets.items()}
+  numbers = image_files.label_numbers(texts.values())
+  by_number = {numbers[texts[cell]]: found for cell, found in sets.items()}
+  return Column(
+    {cell: numbers[texts[cell]] for cell in cells},
+    {number: text for text, number in numbers.items()},
+    label_sets.LabelSets(by_number, rule),
+  )
+
+
+def _parts(cell: str, separator: str, where: object) -> list[str]:
+  """Returns the labels of a cell without blanks at their ends."""
+  parts = [strings.stripped(part) for part in cell.split(separator)]
+  if not all(parts):
+    raise ValueError(
+      f"{where}: {shown(cell)} has an empty label: write one {separator!r} between two labels, and "
+      "none at the ends (data.label_separator)"
+    )
+  return parts
+
+
+def _labels(
+  cell: str, parts: list[str], spellings: dict[str, str], where: object
+) -> tuple[str, ...]:
+  """Returns the labels of a cell in their unified spelling, sorted."""
+  found = sorted(spellings[part] for part in parts)
+  twice = [one for one, other in itertools.pairwise(found) if one == other]
+  if twice:
+    raise ValueError(f"{where}: {shown(cell)} has the label {shown(twice[0])} twice: remove one")
+  return tuple(found)
