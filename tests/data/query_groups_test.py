@@ -88,7 +88,7 @@ class TestPadding:
           for query, rows in enumerate(_singles(groups))
         ]
         both = (groups.relevant > 0) & (groups.relevant < groups.sizes)
-        return jnp.sum(jnp.stack(values)) / both.sum()
+        return jnp.sum(jnp.stack(values)) / float(both.sum())
 
       for ours, theirs in zip(
         jax.tree.leaves(jax.value_and_grad(padded)(weights)),
