@@ -218,8 +218,9 @@ def make_parts(
       ``optim.layer_decay`` or ``model.lora`` does not fit the model.
   """
   parallel.check_batch(config.train.batch_size, config.train.per_class, config.train.microbatch)
-  if config.loss.name not in objectives.LOSSES:
-    objectives.check(config.loss.name, config.loss, of_data)
+  for name in {config.loss.name} | ({config.warmup.loss} if config.warmup.steps else set()):
+    if name not in objectives.LOSSES:
+      objectives.check(name, config.loss, of_data)
   setting = objectives.Setting(
     class_counts=class_counts,
     num_steps=config.train.steps,

@@ -332,17 +332,24 @@ KEYS = (
   Key(
     "data.train_share",
     0.5,
-    "share of the classes for training, where there is no official split; the rest is for test",
+    "share of the classes (with data.label_separator: of the images) for training, where there is "
+    "no official split; the rest is for test",
     above=0,
     high=1,
   ),
-  Key("data.val_share", 0.1, "share of the classes for validation", above=0, high=1),
+  Key(
+    "data.val_share",
+    0.1,
+    "share of the classes (with data.label_separator: of the images) for validation",
+    above=0,
+    high=1,
+  ),
   Key(
     "data.trainval",
     False,
     "train on the validation split too; then there is no validation, and the last model is tested",
   ),
-  Key("data.split_seed", 0, "seed of the split of the classes"),
+  Key("data.split_seed", 0, "seed of the split of the classes, or of the images"),
   Key("data.workers", 0, "loader processes; 0: threads", high=1024, on_resume=True),
   Key("data.prefetch", 4, "batches loaded ahead", low=1, high=10**4, on_resume=True),
   Key(
