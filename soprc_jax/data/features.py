@@ -118,8 +118,8 @@ def load(path: str, *, superclass: str = "", rule: Rule | None = None) -> dict[s
   Raises:
     FileNotFoundError: there is no such file.
     ValueError: the file is unreadable, an array is missing or has another length, a vector is not
-      finite, an id occurs twice, a class is in two splits or has two superclasses, or the training
-      or test split is missing; labels are wrong, see `class_column.read`.
+      finite, or an id occurs twice. A class is in two splits or has two superclasses, or the
+      training or test split is missing. Labels are wrong, see `class_column.read`.
   """
   found = _read(path, name="data.root", superclass=superclass)
   where = printable(path)
