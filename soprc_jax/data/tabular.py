@@ -40,7 +40,7 @@ class Part(NamedTuple):
 
   Attributes:
     features: ``[n, D]`` float32.
-    labels: ``[n]`` int32, 0 or 1.
+    labels: ``[n]`` int32, 0 or 1; ``[n, K]`` of K labels (`soprc_jax.data.multilabel`).
     rows: ``[n]`` rows of the examples in the table.
   """
 
@@ -57,12 +57,14 @@ class Splits(NamedTuple):
     val: validation split, for model selection.
     test: test split, for results.
     feature_names: names of the D features.
+    label_names: names of the K labels, if there are several.
   """
 
   train: Part
   val: Part
   test: Part
   feature_names: tuple[str, ...]
+  label_names: tuple[str, ...] = ()
 
   @property
   def prior(self) -> float:
@@ -136,9 +138,8 @@ def split(
     features = np.concatenate([numbers[rows], onehot[rows].astype(np.float32)], axis=1)
     return Part(features, table.labels[rows].astype(np.int32), rows)
 
-  return Splits(
-    **{name: part(rows) for name, rows in parts.items()}, feature_names=names + onehot_names
-  )
+  train, val, test = (part(parts[name]) for name in ("train", "val", "test"))
+  return Splits(train, val, test, names + onehot_names)
 
 
 def check(table: Table) -> None:
