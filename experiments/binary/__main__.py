@@ -1,20 +1,22 @@
-r"""Trains imbalanced binary classifiers: SOPRC compared with the usual losses, over seeds.
+r"""Trains imbalanced or multi-label classifiers: SOPRC compared with the usual losses, over seeds.
 
-Binary classification is the original AUPRC problem.
+Binary classification is the original AUPRC problem. Several labels are one such problem each.
 
 soprc train-binary --config=imbalanced:digits --workdir=runs/binary_digits
+soprc train-binary --config=multilabel:glyph_labels --workdir=runs/glyph_labels
 
 The data sets are digits, breast_cancer and flights (see configs/imbalanced.py). They come with
 packages: pip install -e ".[binary]". On two idle CPU cores digits and breast_cancer take 25 seconds
 each and flights 2 minutes; with LibAUC, on a busy machine, 3 and 9 minutes. Any key can be set, for
-example --config.loss.tau1=0.3; --helpfull lists them.
+example --config.loss.tau1=0.3; --helpfull lists them. configs/multilabel.py has data with several
+labels, and classes with a long tail.
 
 The test split is one draw (--config.data.split_seed). A seed divides the rest into train and
 validation. At each seed all methods start from the same weights and see the same batches. The
 learning rate of a method is chosen from config.rates by the mean validation AUPRC over the seeds.
-Its model with the best validation AUPRC is tested. --libauc_python=PYTHON adds LibAUC's APLoss with
-its optimizer SOAP. The interpreter of another virtual environment (with torch and libauc) runs it
-on the same weights and batches.
+Its model with the best validation AUPRC is tested. --libauc_python=PYTHON adds LibAUC's APLoss (of
+several labels mAPLoss) with its optimizer SOAP. The interpreter of another virtual environment
+(with torch and libauc) runs it on the same weights and batches.
 
 The table has the methods of the call. A call with fewer config.methods, or without --libauc_python,
 writes a shorter table. Finished runs are kept, and a longer call includes them again.
@@ -62,12 +64,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 class Study(NamedTuple):
-  """A checked study: its config, data and methods, and further content of the results."""
+  """A checked study: config, data, methods, content of the results, groups of test examples."""
 
   config: Any
   table: Any
   methods: list[str]
   about: dict[str, Any]
+  groups: Any = None
 
 
 def prepare(config: Any, folder: Path, python: str) -> Study:
@@ -77,8 +80,15 @@ def prepare(config: Any, folder: Path, python: str) -> Study:
     ValueError: a wrong key, a folder of another config, data that do not fit, an interpreter
       without libauc.
   """
-  from experiments.binary import binary, binary_config, binary_losses, binary_peer, binary_report
-  from soprc_jax.data import tabular
+  from experiments.binary import (
+    binary,
+    binary_config,
+    binary_losses,
+    binary_peer,
+    binary_report,
+    multilabel_values,
+  )
+  from soprc_jax.data import multilabel
   from soprc_jax.training import workdir
 
   config = binary_config.resolve(config)
@@ -88,22 +98,26 @@ def prepare(config: Any, folder: Path, python: str) -> Study:
   if python:
     about["libauc"] = binary_peer.versions(python)
     methods.append(binary_losses.PEER)
-  table = tabular.load(config.data.name, positive=config.data.positive)
+  table = binary.load(config)
   splits = binary.prepare(config, table, config.seeds[0]).splits
   about |= {
-    "data": binary_report.describe(splits),
+    "data": (multilabel_values if splits.label_names else binary_report).describe(splits),
     "chance": float(splits.test.labels.mean()),
     "machine": _machine(),
   }
+  groups = None
+  if isinstance(table, multilabel.Table):
+    about["classes"] = multilabel_values.classes(splits)
+    groups = table.groups[splits.test.rows]
   workdir.claim(folder, shared, flags.WRITES[workdir.CONFIG])
-  return Study(config, table, methods, about)
+  return Study(config, table, methods, about, groups)
 
 
 def make(study: Study, folder: Path, python: str) -> str:
   """Makes the runs that the folder lacks, writes the results and returns the table."""
   from experiments.binary import binary_report, binary_runs
 
-  config, table, methods, about = study
+  config, table, methods, about, groups = study
   told = (
     f"{config.data.name}: {about['data']} {len(methods)} methods, {len(config.seeds)} seeds, "
     f"written to {folder}."
@@ -111,7 +125,7 @@ def make(study: Study, folder: Path, python: str) -> str:
   logging.getLogger("soprc_jax.train_binary").info("%s", told)
   rows = binary_runs.run_all(config, table, folder, methods=methods, python=python)
   costs = binary_runs.measure(config, table, folder, rows, python=python)
-  return binary_report.write(folder, config, rows, costs, about)
+  return binary_report.write(folder, config, rows, costs, about, groups)
 
 
 def _machine() -> str:

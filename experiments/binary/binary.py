@@ -1,10 +1,10 @@
-"""Trains on imbalanced classes with one compiled call per method and seed.
+"""Trains on imbalanced classes, or several labels, with one compiled call per method and seed.
 
 The call trains all learning rates side by side.
 
 The test split is the same at all seeds. At a seed, all methods share the division into train and
 validation, the initial weights, the batches, the optimizer and the budget. AUPRC is computed from
-the logits.
+the logits. With K labels they are ``[n, K]``, and AUPRC is the mean over the labels.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,8 @@ import optax
 
 from experiments.binary import binary_losses
 from soprc_jax import metrics
-from soprc_jax.data import balanced, tabular
+from soprc_jax._internal import masks
+from soprc_jax.data import balanced, multilabel, tabular
 from soprc_jax.models import mlp
 from soprc_jax.training import optimizers
 from soprc_jax.training.loss_protocol import Inputs, Objective, Setting
@@ -33,7 +34,8 @@ class Task(NamedTuple):
     params: initial weights.
     batches: ``[E, K, B]`` int32 positions in the training split: E evaluations, K steps before
       each.
-    num_positives: only the first ``num_positives`` examples of a batch may be positive.
+    num_positives: only the first ``num_positives`` examples of a batch may be positive. With
+      several labels, each of them has at most that many positives in a batch.
   """
 
   splits: tabular.Splits
@@ -48,7 +50,8 @@ class Found(NamedTuple):
   Attributes:
     val: ``[R, E]`` validation AUPRC, NaN where a logit is not finite.
     losses: ``[R, E]`` mean training loss since the previous evaluation.
-    scores: ``[R, n]`` logits of the test examples, by the model with the best validation AUPRC.
+    scores: ``[R, n]`` or ``[R, n, K]`` logits of the test examples, by the model with the best
+      validation AUPRC.
     best: ``[R]`` validation AUPRC of that model, NaN if there is none.
   """
 
@@ -66,33 +69,68 @@ class State(NamedTuple):
   step: jax.Array
 
 
-def prepare(config: Any, table: tabular.Table, seed: int) -> Task:
+def load(config: Any) -> tabular.Table | multilabel.Table:
+  """Loads the data set of ``config.data``.
+
+  Raises:
+    FileNotFoundError: there is no such folder or file.
+    ValueError: a package is missing, or the positive class is unknown.
+  """
+  data = config.data
+  if data.name in multilabel.DATA_SETS:
+    return multilabel.load(data.name, root=data.root)
+  return tabular.load(data.name, positive=data.positive)
+
+
+def prepare(config: Any, table: tabular.Table | multilabel.Table, seed: int) -> Task:
   """Returns the task of a seed.
 
   Raises:
     ValueError: the data do not fit the config.
   """
   data = config.data
-  splits = tabular.split(
-    table,
-    share=data.share,
-    val_share=data.val_share,
-    test_share=data.test_share,
-    seed=seed,
-    split_seed=data.split_seed,
-  )
-  sampler = balanced.BalancedSampler(
-    splits.train.labels, batch_size=data.batch_size, positive_share=data.positive_share, seed=seed
-  )
+  seeds = {"seed": seed, "split_seed": data.split_seed}
+  shares = {"val_share": data.val_share, "test_share": data.test_share}
+  sampler: balanced.BalancedSampler | balanced.ClassSampler
+  if isinstance(table, tabular.Table):
+    splits = tabular.split(table, share=data.share, **shares, **seeds)
+    sampler = balanced.BalancedSampler(
+      splits.train.labels, batch_size=data.batch_size, positive_share=data.positive_share, seed=seed
+    )
+  else:
+    splits = (
+      multilabel.long_tailed(table, **data.long_tail, **seeds)
+      if data.long_tail.head
+      else multilabel.split(table, **shares, **seeds)
+    )
+    sampler = balanced.ClassSampler(
+      splits.train.labels,
+      batch_size=data.batch_size,
+      num_classes=data.classes_per_batch,
+      per_class=data.per_class,
+      seed=seed,
+    )
   features = jnp.zeros((1, splits.train.features.shape[1]))
-  params = _network(config).init(jax.random.key(seed), features)
+  params = _network(config, splits).init(jax.random.key(seed), features)
   batches = sampler.batches(0, config.train.steps).reshape(-1, config.eval.every, data.batch_size)
-  return Task(splits, params, batches, sampler.num_positives)
+  num_positives = (
+    sampler.num_positives
+    if isinstance(sampler, balanced.BalancedSampler)
+    else _most_positives(splits.train.labels, batches)
+  )
+  return Task(splits, params, batches, num_positives)
+
+
+def _most_positives(labels: np.ndarray, batches: np.ndarray) -> int:
+  """Returns the most positives of a label in a batch, rounded up so that seeds share a size."""
+  most = max(int(labels[rows].sum(axis=1).max()) for rows in batches)
+  return min(-(-most // 16) * 16, batches.shape[-1])
 
 
 def make_loss(config: Any, name: str, task: Task) -> Objective:
   """Returns the loss of a method for tasks of this size."""
-  counts = np.bincount(task.splits.train.labels, minlength=2)
+  labels = task.splits.train.labels
+  counts = np.stack([(labels == value).sum(axis=0) for value in (0, 1)], axis=-1)
   setting = Setting(
     counts, num_steps=config.train.steps, max_positives=task.num_positives, axis_name=None
   )
@@ -105,7 +143,7 @@ def make_trainer(config: Any, name: str, task: Task) -> Callable[[Task], Found]:
   The seeds share its compilation.
   """
   loss = make_loss(config, name, task)
-  network = _network(config)
+  network = _network(config, task.splits)
 
   def run(rate: Any, params: Any, splits: tabular.Splits, batches: Any) -> tuple[Any, ...]:
     tx = make_optimizer(config, loss, rate)
@@ -116,7 +154,8 @@ def make_trainer(config: Any, name: str, task: Task) -> Callable[[Task], Found]:
     def evaluated(carry: Any, rows: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
       state, best, best_params = carry
       state, losses = take_steps(state, rows)
-      value = auprc(network.apply(state.params, splits.val.features), splits.val.labels)
+      logits: Any = network.apply(state.params, splits.val.features)
+      value = auprc(binary_losses.ranked(name, logits), splits.val.labels)
       better = value > best  # always False for NaN
       best_params = jax.tree.map(
         lambda new, old: jnp.where(better, new, old), state.params, best_params
@@ -127,10 +166,11 @@ def make_trainer(config: Any, name: str, task: Task) -> Callable[[Task], Found]:
     (_, best, best_params), (val, losses) = jax.lax.scan(
       evaluated, (state, jnp.float32(-1), params), batches
     )
+    logits: Any = network.apply(best_params, splits.test.features)
     return (
       val,
       losses,
-      network.apply(best_params, splits.test.features),
+      binary_losses.ranked(name, logits),
       jnp.where(best < 0, jnp.nan, best),
     )
 
@@ -138,7 +178,7 @@ def make_trainer(config: Any, name: str, task: Task) -> Callable[[Task], Found]:
   rates = jnp.array(config.rates, jnp.float32)
 
   def train(task: Task) -> Found:
-    splits = task.splits._replace(feature_names=())
+    splits = task.splits._replace(feature_names=(), label_names=())
     return Found(
       *(np.asarray(values) for values in over_rates(rates, task.params, splits, task.batches))
     )
@@ -158,7 +198,7 @@ def make_stepper(config: Any, name: str, task: Task, rate: float) -> Callable[[S
 
   @jax.jit
   def take_steps(data: tuple[jax.Array, jax.Array], state: State, rows: Any) -> State:
-    return _take_steps(_network(config), loss, tx, *data, state, rows)[0]
+    return _take_steps(_network(config, task.splits), loss, tx, *data, state, rows)[0]
 
   # The data are an argument: as a constant they would be compiled in.
   return functools.partial(take_steps, data)
@@ -205,8 +245,14 @@ def _at_rate_one(config: Any) -> Any:
 
 @jax.jit
 def auprc(logits: jax.Array, labels: jax.Array) -> jax.Array:
-  """Computes `metrics.auprc`, NaN if a logit is not finite."""
-  return jnp.where(jnp.all(jnp.isfinite(logits)), metrics.auprc(logits, labels), jnp.nan)
+  """Computes `metrics.auprc`, NaN if a logit is not finite.
+
+  Of logits and labels ``[n, K]`` it is the mean over the labels that have a positive.
+  """
+  value = metrics.auprc(logits.T, labels.T)
+  if labels.ndim > 1:
+    value = masks.masked_mean(value, jnp.any(labels > 0, axis=0))
+  return jnp.where(jnp.all(jnp.isfinite(logits)), value, jnp.nan)
 
 
 def _take_steps(
@@ -237,5 +283,6 @@ def _take_steps(
   return jax.lax.scan(step, state, rows)
 
 
-def _network(config: Any) -> mlp.MLP:
-  return mlp.MLP(tuple(config.model.widths))
+def _network(config: Any, splits: tabular.Splits) -> mlp.MLP:
+  labels = splits.train.labels
+  return mlp.MLP(tuple(config.model.widths), labels.shape[1] if labels.ndim > 1 else None)

@@ -1,4 +1,4 @@
-"""Defines the config of the study of imbalanced classification.
+"""Defines the config of the study of imbalanced and of multi-label classification.
 
 It has a table of keys, and checks that fail before anything is compiled.
 """
@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments.binary import binary_losses
 from soprc_jax import estimators
-from soprc_jax.data import tabular
+from soprc_jax.data import multilabel, tabular
 from soprc_jax.training import config_key, optimizers
 from soprc_jax.training.config import ConfigDict
 from soprc_jax.training.config_key import Key
@@ -16,6 +16,7 @@ from soprc_jax.training.config_key import Key
 _RATES = (1e-12, 1e12)
 _WIDEST = 2**14
 _SURROGATES = ("logistic", "huber")
+_BINARY = ("soprc", "cross_entropy", "weighted_cross_entropy", "focal", "auroc", "ap")
 _SOPRC, _RANKING, _WEIGHTED = ("soprc",), ("soprc", "ap", "auroc"), ("weighted_cross_entropy",)
 
 KEYS = (
@@ -29,7 +30,7 @@ KEYS = (
   ),
   Key(
     "methods",
-    binary_losses.METHODS,
+    _BINARY,
     "methods; the first one is compared with the others",
     must=f"different names of {', '.join(binary_losses.METHODS)}, at least one",
     holds=lambda names: config_key.different(names, lambda name: name in binary_losses.METHODS),
@@ -43,7 +44,14 @@ KEYS = (
     holds=lambda rates: config_key.different(rates, lambda rate: _RATES[0] <= rate <= _RATES[1]),
     often=True,
   ),
-  Key("data.name", "digits", "data set", choices=tuple(tabular.DATA_SETS), often=True),
+  Key(
+    "data.name",
+    "digits",
+    "data set",
+    choices=(*tabular.DATA_SETS, *multilabel.DATA_SETS),
+    often=True,
+  ),
+  Key("data.root", "", "folder of the unpacked package of yeast", often=True),
   Key("data.positive", 8, "the positive class of digits and breast_cancer"),
   Key(
     "data.share",
@@ -63,6 +71,21 @@ KEYS = (
     low=0,
     high=0.99,
   ),
+  Key(
+    "data.classes_per_batch",
+    0,
+    "several labels: labels with chosen positives in a batch, each label in turn; 0: none",
+  ),
+  Key("data.per_class", 2, "several labels: chosen positives of each of them", low=1),
+  Key(
+    "data.long_tail.head",
+    0,
+    "> 0: training examples of the most frequent class, which fall to tail by a power law",
+  ),
+  Key("data.long_tail.tail", 2, "training examples of the rarest class", low=1),
+  Key("data.long_tail.num_classes", 100, "classes, drawn by data.split_seed", low=2),
+  Key("data.long_tail.val_images", 2, "validation examples of each class", low=1),
+  Key("data.long_tail.test_images", 4, "test examples of each class", low=1),
   Key(
     "model.widths",
     (64, 64),
@@ -90,7 +113,7 @@ KEYS = (
   Key(
     "loss.num_points",
     100,
-    "M; 0: the positives of the training data, as in the paper",
+    "M; 0: the positives of the training data (of the most frequent label), as in the paper",
     high=10**6,
     losses=_SOPRC,
   ),
@@ -120,6 +143,16 @@ KEYS = (
     high=0.99,
     losses=_WEIGHTED,
   ),
+  Key("loss.asl.gamma_positive", 0.0, "exponent of the positives of ASL", low=0, losses=("asl",)),
+  Key("loss.asl.gamma_negative", 4.0, "exponent of the negatives of ASL", low=0, losses=("asl",)),
+  Key(
+    "loss.asl.margin",
+    0.05,
+    "shift of the probability of a negative of ASL",
+    above=0,
+    high=0.99,
+    losses=("asl",),
+  ),
   Key("loss.focal.gamma", 2.0, "exponent of the focal loss", low=0, losses=("focal",)),
   Key(
     "loss.auroc.surrogate",
@@ -133,7 +166,7 @@ KEYS = (
   Key(
     "loss.libauc.gamma",
     0.9,
-    "gamma of APLoss; the default is LibAUC's",
+    "gamma of APLoss and mAPLoss; the default is LibAUC's",
     above=0,
     high=1,
     losses=(binary_losses.PEER,),
@@ -141,7 +174,7 @@ KEYS = (
   Key(
     "loss.libauc.margin",
     1.0,
-    "margin of APLoss; the default is LibAUC's",
+    "margin of APLoss and mAPLoss; the default is LibAUC's",
     above=0,
     losses=(binary_losses.PEER,),
   ),
@@ -163,7 +196,7 @@ KEYS = (
 def default_config() -> Any:
   """Returns the keys of `KEYS` with their defaults.
 
-  ``configs/imbalanced.py`` changes them by data set.
+  ``configs/imbalanced.py`` and ``configs/multilabel.py`` change them by data set.
   """
   return config_key.default_config(KEYS)
 
@@ -178,7 +211,8 @@ def resolve(config: Any) -> Any:
   problems = config_key.key_problems(tree, default)
   if {problem.split(" ")[0] for problem in problems} & (tree.keys() ^ default.keys()):
     problems.append(
-      "Is this the config of another program? soprc train-binary takes configs/imbalanced.py"
+      "Is this the config of another program? soprc train-binary takes configs/imbalanced.py "
+      "and configs/multilabel.py"
     )
   config_key.raise_if(problems)
   config_key.raise_if(config_key.type_problems(tree, default))
@@ -206,4 +240,22 @@ def _joint_problems(config: Any) -> list[str]:
     problems.append(
       f"train.steps must be a multiple of eval.every={every}, e.g. {near}; got {steps}"
     )
+  several, long_tail = config.data.name in multilabel.DATA_SETS, config.data.long_tail.head > 0
+  for names, allowed, needs in (
+    (binary_losses.ONE_LIST, not several, "a data set of configs/imbalanced.py"),
+    (
+      binary_losses.ONE_LABEL,
+      several and long_tail,
+      "one label an example, data.long_tail.head > 0",
+    ),
+  ):
+    problems += [
+      f"methods must be without {name} here: it needs {needs}"
+      for name in names
+      if name in config.methods and not allowed
+    ]
+  if long_tail and not several:
+    problems.append("data.long_tail.head must be 0 for a data set of configs/imbalanced.py")
+  if long_tail and config.data.long_tail.tail > config.data.long_tail.head:
+    problems.append("data.long_tail.tail must be at most data.long_tail.head")
   return problems

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from soprc_jax import estimators, lists, surrogates, tracking
@@ -22,13 +23,16 @@ SCORES = tuple(_BOUNDS)
 def make(name: str, config: Any, setting: Setting) -> Objective:
   """Returns the objective ``name`` of `LABELS` with the options of ``config.loss``.
 
-  Its inputs are logits ``[B]`` and labels 0 or 1.
+  Its inputs are logits ``[B]`` or ``[B, K]`` and labels 0 or 1 of the same shape. Of K labels each
+  is a list with its own row of v and its own prior. A label without a positive in the batch is left
+  out of SOPRC and the AP loss, and its row of v stays.
 
   Args:
     name: name of a method.
     config: ``config.loss``, resolved.
-    setting: ``class_counts`` are the numbers of negatives and positives of the training data. Only
-      the first ``max_positives`` examples of a batch may be positive.
+    setting: ``class_counts``, ``[2]`` or ``[K, 2]``, are the numbers of negatives and positives of
+      the training data. Only the first ``max_positives`` examples of a batch may be positive. Of K
+      labels each may have that many positives in a batch, at any place.
   """
   return _FACTORIES[name](config, setting)
 
@@ -44,15 +48,64 @@ def bound(logits: jax.Array, kind: str) -> jax.Array:
   return jax.nn.sigmoid(logits) if kind == "sigmoid" else jnp.tanh(logits)
 
 
+def ranked(name: str, logits: jax.Array) -> jax.Array:
+  """Computes what the examples are ranked by from the logits: the logits, but for softmax.
+
+  Its logits ``[n, K]`` mean something among the classes of an example only. They become the
+  log-odds of the probabilities, which order examples without ties.
+  """
+  if name != "softmax":
+    return logits
+  own = jnp.eye(logits.shape[1], dtype=bool)
+  others = jnp.where(own, -jnp.inf, logits[:, None, :])
+  return logits - jax.nn.logsumexp(others, axis=-1)
+
+
+def asymmetric_loss(
+  logits: jax.Array,
+  labels: jax.Array,
+  *,
+  gamma_positive: float = 0.0,
+  gamma_negative: float = 4.0,
+  margin: float = 0.05,
+) -> jax.Array:
+  r"""Computes the asymmetric loss, a mean over examples and labels.
+
+  See Ridnik et al., "Asymmetric loss for multi-label classification", ICCV 2021. The paper has the
+  sum over the labels. With p the sigmoid of a logit and m the margin:
+
+  .. math:: L_+ = -(1 - p)^{\gamma_+} \log p, \quad
+            L_- = -p_m^{\gamma_-} \log(1 - p_m), \quad p_m = \max(p - m, 0)
+
+  Args:
+    logits: ``[...]``.
+    labels: same shape; > 0 is positive.
+    gamma_positive: exponent of the positives, >= 0.
+    gamma_negative: exponent of the negatives, >= 0. A negative below the margin has no gradient.
+    margin: m in (0, 1), by which the probability of a negative is shifted.
+
+  >>> logits, labels = jnp.array([0.0, 0.0]), jnp.array([1, 0])
+  >>> print(f"{asymmetric_loss(logits, labels):.4f}")
+  0.3588
+  """
+  positive = -jnp.exp(gamma_positive * jax.nn.log_sigmoid(-logits)) * jax.nn.log_sigmoid(logits)
+  shifted = jax.nn.sigmoid(logits) - margin
+  # A power of 0 would have a gradient that is not finite, also where it is not selected.
+  inside = jnp.where(shifted > 0, shifted, 0.5)
+  negative = jnp.where(shifted > 0, -(inside**gamma_negative) * jnp.log1p(-inside), 0.0)
+  return jnp.mean(jnp.where(labels > 0, positive, negative))
+
+
 def _soprc(config: Any, setting: Setting) -> Objective:
-  """Returns the SOPRC objective (Eq. 8, 10) at the true prior, or annealed to it."""
-  num_points = config.num_points or int(setting.class_counts[1])
-  tracker = tracking.score_ema(1, num_points, config.beta, bounds=_BOUNDS[config.scores])
+  """Returns the SOPRC objective (Eq. 8, 10) at the true priors, or annealed to them."""
+  num_points = config.num_points or int(setting.class_counts[..., 1].max())
+  rows = jnp.arange(setting.class_counts.size // 2)
+  tracker = tracking.score_ema(len(rows), num_points, config.beta, bounds=_BOUNDS[config.scores])
   prior = objectives.log_linear(config.prior_start, _prior(setting), setting.num_steps)
 
   def compute(inputs: Inputs) -> Outputs:
     found = _lists(inputs.embeddings, inputs.labels, config.scores, setting)
-    update_args = found.update_args(jnp.zeros(1, jnp.int32))
+    update_args = found.update_args(rows)
     v = tracker.lookahead(inputs.opt_state, **update_args)
     loss = estimators.soprc_loss(
       found.positive_scores,
@@ -118,7 +171,7 @@ def _cross_entropy(config: Any, setting: Setting) -> Objective:
 
 
 def _weighted_cross_entropy(config: Any, setting: Setting) -> Objective:
-  """Returns the cross entropy with weights that give the positives a fixed share.
+  """Returns the cross entropy with weights that give the positives of each label a fixed share.
 
   The share 0 means that of the data.
   """
@@ -126,9 +179,8 @@ def _weighted_cross_entropy(config: Any, setting: Setting) -> Objective:
 
   def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:
     values, positive = optax.sigmoid_binary_cross_entropy(logits, labels), labels > 0
-    return share * masks.masked_mean(values, positive) + (1 - share) * masks.masked_mean(
-      values, ~positive
-    )
+    sides = (masks.masked_mean(values, where, axis=0) for where in (positive, ~positive))
+    return jnp.mean(share * next(sides) + (1 - share) * next(sides))
 
   return baselines.stateless(loss, setting)
 
@@ -140,6 +192,23 @@ def _focal(config: Any, setting: Setting) -> Objective:
   return baselines.stateless(loss, setting)
 
 
+def _asl(config: Any, setting: Setting) -> Objective:
+  def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:
+    return asymmetric_loss(logits, labels, **config.asl)
+
+  return baselines.stateless(loss, setting)
+
+
+def _softmax(config: Any, setting: Setting) -> Objective:
+  """Returns the softmax cross entropy, for examples that have one label."""
+  del config
+
+  def loss(logits: jax.Array, labels: jax.Array, **_: Any) -> jax.Array:
+    return jnp.mean(optax.softmax_cross_entropy(logits, jnp.asarray(labels, logits.dtype)))
+
+  return baselines.stateless(loss, setting)
+
+
 _FACTORIES: Mapping[str, Callable[[Any, Setting], Objective]] = {
   "soprc": _soprc,
   "cross_entropy": _cross_entropy,
@@ -147,6 +216,8 @@ _FACTORIES: Mapping[str, Callable[[Any, Setting], Objective]] = {
   "focal": _focal,
   "auroc": _auroc,
   "ap": _ap,
+  "asl": _asl,
+  "softmax": _softmax,
 }
 PEER = "libauc"
 LABELS: Mapping[str, str] = {
@@ -156,23 +227,32 @@ LABELS: Mapping[str, str] = {
   "focal": "Focal",
   "auroc": "AUROC",
   "ap": "AP loss (batch)",
+  "asl": "ASL",
+  "softmax": "Softmax cross entropy",
   PEER: "LibAUC APLoss, SOAP",
 }
 METHODS = tuple(_FACTORIES)
+# Losses of examples with one label only, and losses of a single list.
+ONE_LABEL, ONE_LIST = ("softmax",), ("auroc",)
 
 
-def _prior(setting: Setting) -> float:
-  """Returns the share pi of positives in the training data."""
-  return float(setting.class_counts[1] / setting.class_counts.sum())
+def _prior(setting: Setting) -> Any:
+  """Returns the share pi of positives in the training data, a number or ``[K]``."""
+  counts = setting.class_counts
+  shares = counts[..., 1] / counts.sum(axis=-1)
+  return np.float32(shares) if shares.ndim else float(shares)
 
 
 def _lists(
   logits: jax.Array, labels: jax.Array, kind: str, setting: Setting
 ) -> lists.RetrievalLists:
-  """Makes the batch one list, with positives only in the columns that may have one."""
-  found = lists.binary_lists(bound(logits, kind), labels)
-  columns = slice(None, setting.max_positives)
+  """Makes the batch one list, or one a label, with columns for ``max_positives`` positives."""
+  found = lists.binary_lists(bound(logits, kind).T, labels.T)
+  if labels.ndim == 1:  # the positives are in front
+    columns: Any = jnp.arange(setting.max_positives)[None]
+  else:
+    columns = jax.lax.top_k(jnp.float32(labels.T > 0), setting.max_positives)[1]
   return found._replace(
-    positive_scores=found.positive_scores[:, columns],
-    positive_where=found.positive_where[:, columns],
+    positive_scores=jnp.take_along_axis(found.positive_scores, columns, axis=1),
+    positive_where=jnp.take_along_axis(found.positive_where, columns, axis=1),
   )

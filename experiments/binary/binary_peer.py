@@ -1,4 +1,4 @@
-"""Runs LibAUC's APLoss with its optimizer SOAP on the same task, in a separate interpreter.
+"""Runs LibAUC's APLoss or mAPLoss with its optimizer SOAP on the same task, in another interpreter.
 
 LibAUC is never a dependency, and never imported here.
 """

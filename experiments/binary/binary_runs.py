@@ -14,7 +14,6 @@ import numpy as np
 from experiments.binary import binary, binary_losses, binary_peer
 from experiments.compare import plans
 from soprc_jax._internal import file_io, stored
-from soprc_jax.data import tabular
 from soprc_jax.training import workdir
 
 RUNS = "runs"
@@ -34,8 +33,8 @@ class Row(NamedTuple):
       diverged at a seed.
     val: ``[S]`` best validation AUPRC at each seed.
     convergence: ``[S, E]`` validation AUPRC at each evaluation.
-    scores: ``[S, n]`` logits of the test examples.
-    labels: ``[S, n]`` their labels.
+    scores: ``[S, n]`` or ``[S, n, K]`` logits of the test examples.
+    labels: their labels, of the same shape.
   """
 
   method: str
@@ -52,13 +51,13 @@ class Row(NamedTuple):
 
 
 def run_all(
-  config: Any, table: tabular.Table, folder: Path, *, methods: Sequence[str], python: str = ""
+  config: Any, table: Any, folder: Path, *, methods: Sequence[str], python: str = ""
 ) -> list[Row]:
   """Trains every method at every seed, except for runs that the folder has already.
 
   Args:
     config: resolved config.
-    table: data set of ``config.data``.
+    table: data set of ``config.data``, see `binary.load`.
     folder: folder of the study, which exists.
     methods: names of `binary_losses.LABELS`. The first one is compared with the others.
     python: interpreter with libauc, for the method of that name.
@@ -68,7 +67,7 @@ def run_all(
     ChildProcessError: the script with libauc failed.
   """
   (folder / RUNS).mkdir(exist_ok=True)
-  trainers: dict[str, Callable[[binary.Task], binary.Found]] = {}
+  trainers: dict[tuple[str, int], Callable[[binary.Task], binary.Found]] = {}
   labels = []
   total, done, began, made = len(config.seeds) * len(methods), 0, time.perf_counter(), 0
   for seed in config.seeds:
@@ -82,9 +81,10 @@ def run_all(
       if method == binary_losses.PEER:
         found, _ = binary_peer.train(config, task, python)
       else:
-        if method not in trainers:
-          trainers[method] = binary.make_trainer(config, method, task)
-        found = trainers[method](task)
+        size = method, task.num_positives
+        if size not in trainers:
+          trainers[size] = binary.make_trainer(config, method, task)
+        found = trainers[size](task)
       save_run(path, found)
       made += 1
       left = (time.perf_counter() - began) / made * (total - done)
@@ -103,7 +103,7 @@ def run_all(
 
 def measure(
   config: Any,
-  table: tabular.Table,
+  table: Any,
   folder: Path,
   rows: Sequence[Row],
   *,
@@ -150,7 +150,7 @@ def measure(
 def best_row(config: Any, folder: Path, method: str, labels: np.ndarray) -> Row:
   """Returns the method at its best learning rate on the validation split, from its runs' files."""
   runs = [
-    load_run(run_path(folder, method, seed), config, labels.shape[1]) for seed in config.seeds
+    load_run(run_path(folder, method, seed), config, labels.shape[1:]) for seed in config.seeds
   ]
   best = np.stack([run.best for run in runs])
   val_by_rate = dict(zip(config.rates, best.mean(axis=0).tolist(), strict=True))
@@ -176,8 +176,8 @@ def save_run(path: Path, found: binary.Found) -> None:
     np.savez(file, **found._asdict())
 
 
-def load_run(path: Path, config: Any, num_test: int) -> binary.Found:
-  """Returns the results of a run, with shapes that fit the config and ``num_test``.
+def load_run(path: Path, config: Any, test_shape: tuple[int, ...]) -> binary.Found:
+  """Returns the results of a run, with shapes that fit the config and the test labels.
 
   Raises:
     ValueError: the file is corrupt, or of a different run.
@@ -185,7 +185,10 @@ def load_run(path: Path, config: Any, num_test: int) -> binary.Found:
   try:
     found = binary.Found(**stored.read_arrays(path, binary.Found._fields))
     rates = len(config.rates)
-    shapes = ((rates, config.train.steps // config.eval.every),) * 2 + ((rates, num_test), (rates,))
+    shapes = ((rates, config.train.steps // config.eval.every),) * 2 + (
+      (rates, *test_shape),
+      (rates,),
+    )
     for name, array, shape in zip(found._fields, found, shapes, strict=True):
       if array.shape != shape or array.dtype.kind != "f":
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Trains with LibAUC's APLoss and SOAP on given batches.
+"""Trains with LibAUC's APLoss, of several labels mAPLoss, and SOAP on given batches.
 
 This is a script for a separate interpreter with numpy, torch and libauc.
 
@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from libauc.losses.auc import APLoss
+from libauc.losses.auc import APLoss, mAPLoss
 from libauc.optimizers import SOAP
 import numpy as np
 import torch
@@ -37,24 +37,15 @@ def main(task_path: str, found_path: str) -> None:
 def train(task: Any, rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
   """Trains one run.
 
-  Returns logits of val and test ``[E, n]`` at each evaluation, mean losses ``[E]``, and the median
-  seconds of a step.
+  Returns logits of val and test, ``[E, n]`` or ``[E, n, K]``, at each evaluation, mean losses
+  ``[E]``, and the median seconds of a step.
   """
   features, labels = (
     torch.from_numpy(task["train_features"]),
     torch.from_numpy(task["train_labels"]).float(),
   )
   network = make_network(task)
-  positives = np.flatnonzero(task["train_labels"])
-  # APLoss keeps two averages for each positive, indexed by its number among the positives.
-  numbers = np.zeros(len(labels), np.int64)
-  numbers[positives] = np.arange(len(positives))
-  loss_fn = APLoss(
-    data_len=len(positives),
-    gamma=float(task["gamma"]),
-    margin=float(task["margin"]),
-    device=torch.device("cpu"),
-  )
+  loss_of = make_loss(task)
   optimizer = SOAP(
     network.parameters(),
     lr=rate,
@@ -73,9 +64,9 @@ def train(task: Any, rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, f
       optimizer.param_groups[0]["lr"] = rate * float(factors[step])
       step += 1
       x, y = features[rows], labels[rows]
-      if y.any():  # APLoss raises for a batch without a positive
-        # LibAUC's tutorials give APLoss probabilities; its margin is in their units.
-        loss = loss_fn(torch.sigmoid(network(x)), y, torch.from_numpy(numbers[rows]))
+      if y.any():  # the losses raise for a batch without a positive
+        # LibAUC's tutorials give probabilities; the margin is in their units.
+        loss = loss_of(torch.sigmoid(network(x)), y, rows)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -83,12 +74,37 @@ def train(task: Any, rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray, f
       seconds.append(time.perf_counter() - began)
     with torch.no_grad():
       logits = [
-        network(torch.from_numpy(task[f"{part}_features"]))[:, 0].numpy()
-        for part in ("val", "test")
+        network(torch.from_numpy(task[f"{part}_features"])).numpy() for part in ("val", "test")
       ]
+      if labels.ndim == 1:
+        logits = [values[:, 0] for values in logits]
     traces.append((*logits, np.float32(np.mean(losses) if losses else np.nan)))
   val, test, mean_losses = zip(*traces)
   return np.stack(val), np.stack(test), np.stack(mean_losses), float(np.median(seconds))
+
+
+def make_loss(task: Any) -> Any:
+  """Returns the loss as a function of probabilities, labels and rows of a batch."""
+  labels = task["train_labels"]
+  options = {
+    "gamma": float(task["gamma"]),
+    "margin": float(task["margin"]),
+    "device": torch.device("cpu"),
+  }
+  if labels.ndim > 1:
+    many = mAPLoss(data_len=len(labels), num_labels=labels.shape[1], **options)
+
+    def of_labels(probabilities: Any, y: Any, rows: Any) -> Any:
+      # mAPLoss raises for a label without a positive, so those are left out.
+      return many(probabilities, y, torch.from_numpy(rows), torch.nonzero(y.any(dim=0))[:, 0])
+
+    return of_labels
+  # APLoss keeps two averages for each positive, indexed by its number among the positives.
+  positives = np.flatnonzero(labels)
+  numbers = np.zeros(len(labels), np.int64)
+  numbers[positives] = np.arange(len(positives))
+  one = APLoss(data_len=len(positives), **options)
+  return lambda probabilities, y, rows: one(probabilities, y, torch.from_numpy(numbers[rows]))
 
 
 def make_network(task: Any) -> torch.nn.Sequential:

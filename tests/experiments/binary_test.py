@@ -282,7 +282,8 @@ class TestConfig:
       ({"loss.scores": "softmax"}, "loss.scores must be one of none, sigmoid, tanh; got 'softmax'"),
       (
         {"data.name": "iris"},
-        "data.name must be one of digits, breast_cancer, flights; got 'iris'",
+        "data.name must be one of digits, breast_cancer, flights, yeast, glyph_labels, "
+        "glyph_classes; got 'iris'",
       ),
       ({"methods": ("soprc", "svm")}, "methods must be different names of soprc, cross_entropy"),
       (
@@ -373,7 +374,7 @@ def _stub_libauc(monkeypatch, torch):
   modules = {
     "libauc": {},
     "libauc.losses": {},
-    "libauc.losses.auc": {"APLoss": Loss},
+    "libauc.losses.auc": {"APLoss": Loss, "mAPLoss": None},
     "libauc.optimizers": {"SOAP": optimizer},
   }
   for name, content in modules.items():

@@ -245,10 +245,10 @@ class TestBinary:
     path = tmp_path / "run.npz"
     np.savez(path, **GOOD | changes)
     if not changes:
-      assert binary_runs.load_run(path, config, 5).best.shape == (1,)
+      assert binary_runs.load_run(path, config, (5,)).best.shape == (1,)
       return
     with pytest.raises(ValueError, match=r"run.npz(.|\n)*: remove it, and the run is repeated"):
-      binary_runs.load_run(path, config, 5)
+      binary_runs.load_run(path, config, (5,))
 
   @pytest.mark.parametrize("content", [b"", b"PK", b"PK\x03\x04" + b"\0" * 99])
   def test_run_that_is_no_archive(self, tmp_path, config, content):
@@ -256,7 +256,7 @@ class TestBinary:
     with pytest.raises(
       ValueError, match=r"run.npz is corrupt(.|\n)*: remove it, and the run is repeated"
     ):
-      binary_runs.load_run(tmp_path / "run.npz", config, 5)
+      binary_runs.load_run(tmp_path / "run.npz", config, (5,))
 
 
 @pytest.mark.parametrize(
