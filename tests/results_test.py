@@ -140,6 +140,19 @@ def test_tables_of_binary_studies(name):
   assert [row for row in rows if row.removesuffix("|").rpartition("|")[0] + "|" not in shown] == []
 
 
+@pytest.mark.parametrize("folder", ["multilabel_yeast", "multilabel_glyphs", "long_tail_glyphs"])
+def test_tables_of_studies_with_several_labels(folder):
+  lines = (_ROOT / "results" / folder / "table.md").read_text().splitlines()
+  rows = [line for line in lines[2:] if line.startswith("|")]
+  assert len(rows) >= 6
+  assert [row for row in rows if row not in _DETAILS] == []
+  content = json.loads((_ROOT / "results" / folder / "results.json").read_text())
+  for entry in content["methods"]:
+    values = np.array(entry["test"]["mAP"])
+    (row,) = [row for row in rows if row.startswith(f"| {entry['label']} |")]
+    assert f"| {values.mean():.4f} ± {values.std(ddof=1):.4f} |" in row
+
+
 def test_table_of_the_how_to_on_binary_data():
   page = (_ROOT / "docs" / "howto" / "binary.md").read_text(encoding="utf-8")
   header, rows = _table(page, "| | SOPRC | AP loss |")
