@@ -22,6 +22,8 @@ from soprc_jax.data.query_groups import QueryGroups
 MAX_FEATURES = 100_000
 _NUMBER = rb"[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?"
 _START = re.compile(_NUMBER + rb" qid:[^\s:]+")
+# A comment that begins in the query. It hides the rest of the query, and all features.
+_CUT = re.compile(rb"\s*[^\s#]+\s+(qid:[^\s#]*#\S*)")
 _OF_NUMBERS = b"0123456789+-.eE"
 
 
@@ -80,10 +82,20 @@ def _read_text(file: Path, num_features: int | None) -> QueryGroups:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, bytes]]:
-  """Yields the number of each line that has a document, from 1, and the line without comment."""
+  """Yields the number of each line that has a document, from 1, and the line without comment.
+
+  Raises:
+    ValueError: a comment begins in the query.
+  """
   with file.open("rb") as stream:
     for number, line in enumerate(stream, 1):
       body = line.partition(b"#")[0].strip()
+      # A line that a comment cuts in the query has no other colon before it.
+      if body.count(b":") == 1 and (cut := _CUT.match(line)):
+        raise ValueError(
+          f"{printable(file)}:{number}: a query must not contain #, which begins a comment; got "
+          f"{_text(cut[1])}"
+        )
       if body:
         yield number, body
 
@@ -96,8 +108,8 @@ def _survey(file: Path, num_features: int | None) -> tuple[int, int]:
     count += 1
     index = line.rsplit(None, 1)[-1].partition(b":")[0]
     # Other lines are checked by `_parse`.
-    if index.isdigit() and int(index[:20]) > width:
-      width = int(index[:20])
+    if index.isdigit() and int(index.lstrip(b"0")[:20] or b"0") > width:
+      width = int(index.lstrip(b"0")[:20])
       if width > most:
         remedy = (
           f"the training documents have {num_features} features: leave the others out"
@@ -132,7 +144,9 @@ def _parse(line: bytes, row: np.ndarray) -> tuple[bytes, float]:
     at = int(np.argmin(np.isfinite(row)))
     value = tokens[1::2][columns.tolist().index(at)]
     raise ValueError(f"feature {at + 1} is {_text(value)}, beyond float32: replace the value")
-  if not 0 <= grade < 1e30:
+  if grade >= 1e30:
+    raise ValueError(f"the relevance must be below 1e30, got {_text(relevance)}: scale it")
+  if grade < 0:
     raise ValueError(
       f"the relevance must be >= 0, got {_text(relevance)}: remove documents that nobody has "
       "judged (-1 in some sets)"
@@ -147,6 +161,8 @@ def _columns(indices: tuple[bytes, ...]) -> np.ndarray:
   Raises:
     ValueError: the indices are no integers >= 1 in ascending order.
   """
+  if not all(index.isdigit() for index in indices):  # int() also takes +1
+    raise ValueError
   found = np.array(list(map(int, indices)), np.int64)
   if (np.diff(found, prepend=0) <= 0).any():
     raise ValueError

@@ -46,6 +46,10 @@ class TestText:
     np.testing.assert_array_equal(groups.relevance, theirs)
     np.testing.assert_array_equal(np.repeat(np.array(groups.names, int), groups.sizes), ids)
 
+  def test_zeros_before_an_index_do_not_count(self, tmp_path):
+    groups = _read(tmp_path / "train.txt", f"1 qid:1 {'0' * 30}3:2\n0 qid:1 01:1\n")
+    assert groups.features.tolist() == [[0, 0, 2], [1, 0, 0]]
+
   def test_a_test_file_has_the_features_of_training(self, tmp_path):
     assert _read(tmp_path / "test.txt", "1 qid:1 1:2\n", num_features=3).features.shape == (1, 3)
 
@@ -74,6 +78,11 @@ class TestText:
       ("1 qid:1 2:1 2:1", "feature 2 comes after feature 2"),
       ("1 qid:1 100001:1", "at most 100,000 features"),
       ("1 qid:1 99999999999999999999999:1", "at most 100,000 features"),
+      ("1 qid:1 +1:2", r"INDEX:VALUE with an integer INDEX >= 1, got '\+1:2'"),
+      ("1 qid:1 1:2 +2:2", r"got '\+2:2'"),
+      ("1 qid:a#1 1:2", "a query must not contain #, which begins a comment; got 'qid:a#1'"),
+      ("1 qid:# 1:2", "got 'qid:#'"),
+      ("1e400 qid:1 1:2", "relevance must be below 1e30, got '1e400': scale it"),
       ("1 qid:0 1:2", "query '0' comes again, its documents began at line 1: sort the lines"),
     ],
   )
