@@ -22,6 +22,8 @@ from soprc_jax.training.loss_protocol import Inputs, Objective
 
 # Documents that are scored at once, and columns that are standardized at once.
 _BLOCK, _COLUMNS = 2**16, 16
+# NDCG has the gain 2^relevance - 1. A sum of gains must fit float32.
+_MAX_RELEVANCE = 100
 
 
 class Task(NamedTuple):
@@ -44,15 +46,26 @@ def prepare(train: QueryGroups, val: QueryGroups, test: QueryGroups) -> Task:
   """Returns the task. A feature that is constant in train becomes 0 everywhere.
 
   Raises:
-    ValueError: train has no query whose documents differ in relevance, or another split has none
-      with a relevant document.
+    ValueError: train has no query whose documents differ in relevance; val has no query with a
+      relevant document, or test fewer than two; a relevance is above 100.
   """
+  for name, split in (("train", train), ("val", val), ("test", test)):
+    if split.relevance.max() > _MAX_RELEVANCE:
+      raise ValueError(
+        f"--{name} has a relevance of {split.relevance.max():g}: it must be at most "
+        f"{_MAX_RELEVANCE}, since NDCG has the gain 2^relevance - 1. Use grades such as 0 to 4"
+      )
   for name, split in (("val", val), ("test", test)):
     if not split.relevant.any():
       raise ValueError(
         f"--{name} has no relevant document (relevance > 0) in {len(split.sizes)} queries: give a "
         "file with some"
       )
+  if (test.relevant > 0).sum() < 2:
+    raise ValueError(
+      "--test has one query with a relevant document, and an interval for new queries needs two: "
+      "give a file with more"
+    )
   drawn = np.flatnonzero(train.graded & (train.relevant > 0))
   if not len(drawn):
     raise ValueError(

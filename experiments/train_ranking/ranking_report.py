@@ -99,12 +99,11 @@ def query_values(test: QueryGroups, row: binary_runs.Row) -> dict[str, np.ndarra
 def difference(a: np.ndarray, b: np.ndarray) -> statistics.Interval | None:
   """Computes the mean of ``a - b [S, G]`` with its interval for new queries and new seeds.
 
-  Queries without a relevant document are left out. None if a training diverged, or if fewer than
-  two queries are left.
+  Queries without a relevant document are left out. None if a training diverged.
   """
   known = np.isfinite(a).any(axis=0) & np.isfinite(b).any(axis=0)
   a, b = a[:, known], b[:, known]
-  if known.sum() < 2 or not (np.isfinite(a).all() and np.isfinite(b).all()):
+  if not known.any() or not (np.isfinite(a).all() and np.isfinite(b).all()):
     return None
   queries = np.arange(known.sum())
   if len(a) == 1:

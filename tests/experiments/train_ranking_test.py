@@ -122,6 +122,24 @@ class TestTraining:
     with pytest.raises(ValueError, match="--train has no query whose documents differ"):
       ranking.prepare(none, task.val, task.test)
 
+  def test_a_test_split_without_an_interval_is_named(self, task):
+    one = np.arange(len(task.test.relevance)) == 0
+    with pytest.raises(ValueError, match="--test has one query with a relevant document"):
+      ranking.prepare(task.train, task.val, task.test._replace(relevance=1.0 * one))
+
+  @pytest.mark.parametrize("name", ["train", "val", "test"])
+  def test_a_relevance_whose_gain_is_too_large_is_named(self, task, name):
+    splits = {one: getattr(task, one) for one in ("train", "val", "test")}
+    splits[name] = splits[name]._replace(relevance=splits[name].relevance + 101)
+    with pytest.raises(ValueError, match=f"--{name} has a relevance of 10.: .* at most 100"):
+      ranking.prepare(**splits)
+
+  def test_the_largest_relevance_has_an_ndcg(self, task, promoting):
+    del promoting
+    largest = task.val._replace(relevance=np.full_like(task.val.relevance, 100))
+    found = ranking.per_query(largest, np.zeros(len(largest.relevance), np.float32))
+    np.testing.assert_allclose(found["NDCG@10"], 1, rtol=1e-5)
+
   def test_values_of_queries(self, task, promoting):
     del promoting
     scores = np.random.default_rng(0).normal(size=len(task.test.relevance))
