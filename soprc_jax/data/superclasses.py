@@ -1,6 +1,7 @@
 """Superclasses: each class of a data set belongs to one, by a column of the data."""
 
 from collections.abc import Iterable, Sequence
+import logging
 
 import numpy as np
 
@@ -8,11 +9,13 @@ from soprc_jax._internal import strings
 from soprc_jax._internal.strings import shown
 from soprc_jax.data import sources
 
+_log = logging.getLogger(__name__)
+
 
 def of_classes(
   pairs: Iterable[tuple[int, str]], *, where: object, names: dict[int, str] | None = None
 ) -> dict[int, str]:
-  """Returns label -> superclass.
+  """Returns label -> superclass, and warns if they say no more than the classes, or nothing.
 
   Args:
     pairs: label and superclass of each image.
@@ -22,8 +25,8 @@ def of_classes(
   Raises:
     ValueError: a class has two superclasses, or an empty one.
 
-  >>> of_classes([(3, "bird"), (3, "bird"), (5, "fish")], where="images.csv")
-  {3: 'bird', 5: 'fish'}
+  >>> of_classes([(3, "bird"), (4, "bird"), (5, "fish")], where="images.csv")
+  {3: 'bird', 4: 'bird', 5: 'fish'}
   """
   found: dict[int, str] = {}
   for label, written in pairs:
@@ -36,6 +39,16 @@ def of_classes(
         f"{where}: class {name} has two superclasses, {shown(found[label])} and "
         f"{shown(superclass)}: give all of its images the same one"
       )
+  count = len(set(found.values()))
+  if len(found) > 1 and count in (1, len(found)):
+    _log.warning(
+      "%s: %s (data.superclass). Is it another column?",
+      strings.printable(where),
+      "all classes have the same superclass, so the metrics of superclasses say nothing"
+      if count == 1
+      else "each class has a superclass of its own, so the metrics of superclasses say no more "
+      "than those of classes",
+    )
   return found
 
 

@@ -1,5 +1,8 @@
 """Tests the superclasses of the classes of each source that has them, and mistakes in them."""
 
+import logging
+import re
+
 import numpy as np
 import pytest
 import trees
@@ -56,6 +59,21 @@ def test_without_superclasses(tmp_path):
 def test_mistakes_in_a_csv(tmp_path, kinds, column, message):
   with pytest.raises(ValueError, match=message):
     _splits("csv", _csv(tmp_path, kinds), column)
+
+
+@pytest.mark.parametrize(
+  ("kinds", "message"),
+  [
+    ("xxxx", "list.csv: all classes have the same superclass, so the metrics .* say nothing"),
+    ("wxyz", "list.csv: each class has a superclass of its own, so the metrics .* say no more"),
+    ("xyyy", ""),
+    ("x", ""),
+  ],
+)
+def test_superclasses_that_say_nothing_are_told(caplog, kinds, message):
+  with caplog.at_level(logging.WARNING):
+    superclasses.of_classes(enumerate(kinds), where="list.csv")
+  assert re.search(message, caplog.text) if message else not caplog.records
 
 
 def test_super_class_id_of_sop(tmp_path):
