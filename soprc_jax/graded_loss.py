@@ -95,15 +95,15 @@ def graded_retrieval_loss(
   columns = _columns(labels)
   chex.assert_equal(len(columns), len(rows), custom_message="list_ids must be [B, L], as labels")
   weights = level_weights(gains, num_positives)
-  if where is not None:  # the label of a padding image may not be a valid row
-    valid = masks.as_mask(where, "where")
-    rows = [jnp.where(valid, row, jnp.zeros_like(row)) for row in rows]
   levels = [
     lists_lib.retrieval_lists(
       embeddings, column, max_positives=max_positives, where=where, axis_name=axis_name
     )
     for column in columns
   ]
+  if where is not None:  # the label of a padding image may not be a valid row
+    valid = masks.as_mask(where, "where")
+    rows = [jnp.where(valid, row, jnp.zeros_like(row)) for row in rows]
   update_args = joined_update_args(levels, rows)
   v = jnp.split(tracker.lookahead(opt_state, **update_args), len(levels))
   (priors,) = masks.promote(prior, names=("prior",))
@@ -147,7 +147,7 @@ def level_weights(gains: Sequence[float], num_positives: ArrayLike) -> jax.Array
   """
   values = np.asarray(gains, np.float64)
   good = values.ndim == 1 and values.size > 0 and np.isfinite(values).all()
-  steps = -np.diff(values, append=0.0)
+  steps = -np.diff(values, append=0.0) if good else values
   if not good or not (steps > 0).all():
     raise ValueError(f"gains must be decreasing numbers > 0, one for each level; got {gains}")
   counts = jnp.asarray(num_positives, jnp.float32)

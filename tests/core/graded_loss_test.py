@@ -141,11 +141,13 @@ def test_h_ap_is_the_weighted_mean_of_the_levels():
 def test_mistakes():
   embeddings, labels, counts, where = _images()
   tracker, state = _used()
-  for gains in ((0.3, 1.0), (1.0, 0.0), (1.0, 1.0), ()):
+  for gains in ((0.3, 1.0), (1.0, 0.0), (1.0, 1.0), (1.0, np.nan), (), 1.0):
     with pytest.raises(ValueError, match="gains must be decreasing numbers > 0"):
       graded_loss.level_weights(gains, counts)
   with pytest.raises(AssertionError, match="as many as gains"):
     graded_loss.level_weights((1.0,), counts)
+  with pytest.raises(AssertionError, match=r"where must be \[B\]"):
+    _call(embeddings, labels, counts, where[:3], tracker, state)
   with pytest.raises(ValueError, match=r"must be \[B, L\]"):
     graded_retrieval_loss(
       embeddings,
