@@ -71,7 +71,8 @@ class LabelSets:
     least = self.rule.min_jaccard
     numbers = [1]
     for union in range(1, 2 * self.members.shape[1] + 1):
-      numbers.append(next(n for n in range(1, union + 1) if n / union >= least))
+      # Never less than for a smaller union, so it is not searched from 1 again.
+      numbers.append(next(n for n in range(numbers[-1], union + 1) if n / union >= least))
     return np.array(numbers, np.int32)
 
   def rows(self, patterns: np.ndarray) -> np.ndarray:

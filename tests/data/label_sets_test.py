@@ -1,5 +1,7 @@
 """Tests which label sets are relevant to each other against Python's sets."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,17 @@ def test_a_third_counts_as_a_third():
   assert sets.relevant(np.array([0]), np.array([1])).all()
   above = label_sets.LabelSets({0: ["a", "b"], 1: ["b", "c"]}, label_sets.Rule(";", 0.33334))
   assert not above.relevant(np.array([0]), np.array([1])).any()
+
+
+def test_thousands_of_labels():
+  names = [str(name) for name in range(5000)]
+  sets = label_sets.LabelSets({0: names, 1: names[:2500]}, label_sets.Rule(";", 0.5))
+  # A search from 1 for each number would take the square of it, 10 s here.
+  began = time.process_time()
+  unions = np.arange(1, 10001)
+  np.testing.assert_array_equal(sets.needed[1:], np.ceil(unions / 2))
+  assert time.process_time() - began < 2
+  assert sets.relevant(np.array([0]), np.array([1])).all()
 
 
 def test_images_and_names_of_labels():
