@@ -41,7 +41,8 @@ def read(cells: Iterable[str], *, where: object, rule: label_sets.Rule | None = 
     rule: how several labels an image are written and compared; None: a cell is one class.
 
   Raises:
-    ValueError: a class or a label is blank, or a cell has a label twice.
+    ValueError: a class or a label is blank, a cell has a label twice, or two sets of labels are one
+      text when they are joined.
   """
   cells = dict.fromkeys(cells)
   if rule is None:
@@ -62,6 +63,7 @@ def read(cells: Iterable[str], *, where: object, rule: label_sets.Rule | None = 
       rule.separator,
     )
   texts = {cell: rule.separator.join(found) for cell, found in sets.items()}
+  _check_joined(sets, texts, rule.separator, where)
   numbers = image_files.label_numbers(texts.values())
   by_number = {numbers[texts[cell]]: found for cell, found in sets.items()}
   return Column(
@@ -80,6 +82,21 @@ def _parts(cell: str, separator: str, where: object) -> list[str]:
       "none at the ends (data.label_separator)"
     )
   return parts
+
+
+def _check_joined(
+  sets: dict[str, tuple[str, ...]], texts: dict[str, str], separator: str, where: object
+) -> None:
+  """Raises a ValueError if two sets are one text, such as {a, |b} and {a|, b} with "||"."""
+  first: dict[str, tuple[str, ...]] = {}
+  for cell, found in sets.items():
+    other = first.setdefault(texts[cell], found)
+    if other != found:
+      raise ValueError(
+        f"{where}: the labels {shown(other)} and {shown(found)} are the same text when they are "
+        f"joined by {separator!r} (data.label_separator): choose a separator of which no label "
+        "has a part"
+      )
 
 
 def _labels(

@@ -52,6 +52,11 @@ def test_mistakes_in_a_cell(cell, message):
     _read("x", cell)
 
 
+def test_sets_that_are_one_text_are_told():
+  with pytest.raises(ValueError, match=r"\('a', '\|b'\) and \('a\|', 'b'\) are the same text"):
+    _read("a|||b", "b||a|", rule=label_sets.Rule("||"))
+
+
 def test_a_separator_that_does_not_occur_is_told(caplog):
   with caplog.at_level(logging.WARNING):
     column = _read("a,b", "c")
