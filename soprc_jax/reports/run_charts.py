@@ -13,7 +13,6 @@ from soprc_jax.reports import charts, page, ranking, reading
 History = dict[str, list[dict[str, Any]]]
 
 _BINS = 20
-_VAL = "Validation (classes not seen in training)"
 # Number of classes whose v is drawn, and maximum number of characters of their names in a title.
 V_CLASSES = 6
 _NAME = 40
@@ -138,17 +137,18 @@ def v_distance(entry: Mapping[str, Any]) -> float:
 
 
 def _val(run: reading.Run, marked: tuple[float, str] | None) -> Markup:
-  series = []
+  unseen = "images" if run.config.data.label_separator else "classes"
+  title, series = f"Validation ({unseen} not seen in training)", []
   for style, key in enumerate(("mAUPRC", "recall@1")):
     steps, values = run.column(f"val_{key}")
     if steps.size:
       series.append(charts.Series(key, steps, values, style, marks=len(steps) <= 60))
   if not series:
     return charts.empty(
-      _VAL, "This run has no validation split, so nothing was evaluated during training."
+      title, "This run has no validation split, so nothing was evaluated during training."
     )
   return charts.line_chart(
-    _VAL, series, x_label="step", y_label="value on validation", x_range=_axis(run), marked=marked
+    title, series, x_label="step", y_label="value on validation", x_range=_axis(run), marked=marked
   )
 
 

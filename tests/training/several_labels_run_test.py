@@ -130,6 +130,8 @@ def test_the_report_has_label_sets_and_relevant_images(made):
   assert "Not a test of unseen labels: 8 of the labels that are tested on were trained on" in page
   assert "Right images are relevant to the query" in " ".join(page.split())
   assert "Labels and images by split" in page
+  assert "Validation (images not seen in training)" in page
+  assert "An image without labels below it has those of the query." in page
   assert "beach;boat" in page
   from soprc_jax.reports import panel, reading, tested
 
