@@ -1,16 +1,10 @@
-"""Mean precision-recall curve over queries, from counts of scores at evenly spaced thresholds."""
+"""Mean precision-recall curve over queries, from counts of scores at fixed thresholds."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from soprc_jax._internal import checks, sorting
+from soprc_jax._internal import checks
 from soprc_jax.metrics import candidates, similarities
-
-# Up to this number a bin computed in float32 is off by at most one.
-_MAX_THRESHOLDS = 2**20
-_ROWS = 64
 
 
 def mean_pr_curve(
@@ -19,7 +13,7 @@ def mean_pr_curve(
   *,
   relevance: candidates.Mask | None = None,
   ignore: candidates.Mask | None = None,
-  thresholds: int = 2001,
+  thresholds: int | npt.ArrayLike = 2001,
   gallery: npt.ArrayLike | None = None,
   gallery_labels: npt.ArrayLike | None = None,
   block_size: int = 1024,
@@ -33,7 +27,8 @@ def mean_pr_curve(
     labels: ``[N]`` integers. Exactly one of ``labels`` and ``relevance`` is required.
     relevance: the positives of each query, as in `retrieval_metrics`.
     ignore: candidates that are left out for a query, as in `retrieval_metrics`.
-    thresholds: number T >= 2 of thresholds, evenly spaced in [-1, 1]; 2001 gives steps of 0.001.
+    thresholds: number T >= 2 of thresholds, evenly spaced in [-1, 1]; 2001 gives steps of 0.001. Or
+      the thresholds themselves, ``[T]`` ascending numbers.
     gallery: ``[G, D]`` candidates. ``None`` takes the queries, each without itself.
     gallery_labels: ``[G]`` integers, required with ``gallery`` and ``labels``.
     block_size: number of queries that are processed at a time. It does not change the result.
@@ -44,26 +39,37 @@ def mean_pr_curve(
     positive are skipped.
 
   Raises:
-    ValueError: as in `retrieval_metrics`, or ``thresholds`` < 2.
+    ValueError: as in `retrieval_metrics`; ``thresholds`` is a number < 2, or does not ascend.
   """
-  checks.check_count("thresholds", thresholds, low=2)
+  at = _thresholds(thresholds)
   task = similarities.make_task(
     embeddings, labels, gallery, gallery_labels, None, None, block_size, relevance, ignore
   )
-  precision, recall, count = np.zeros(thresholds), np.zeros(thresholds), 0
+  precision, recall, count = np.zeros(len(at)), np.zeros(len(at)), 0
   for rows in similarities.blocks(task, block_size):
-    scores = similarities.all_scores(task, rows, grid(thresholds))
+    scores = similarities.all_scores(task, rows, at)
     place, columns = task.positives(rows)
     numbers = np.bincount(place, minlength=len(rows))
     valid = numbers > 0
-    retrieved = num_reached(scores, thresholds)[valid]
-    hits = num_positives_reached(place, scores[place, columns], len(rows), thresholds)[valid]
+    retrieved = num_reached(scores, at)[valid]
+    hits = num_positives_reached(place, scores[place, columns], len(rows), at)[valid]
     precisions = np.divide(hits, retrieved, out=np.ones(hits.shape), where=retrieved > 0)
     # On the first axis numpy adds one query after the other, so no sum depends on the block size.
     precision = np.add.reduce(np.concatenate([precision[None], precisions]))
     recall = np.add.reduce(np.concatenate([recall[None], hits / numbers[valid, None]]))
     count += len(precisions)
-  return precision / max(count, 1), recall / max(count, 1), grid(thresholds)
+  return precision / max(count, 1), recall / max(count, 1), at
+
+
+def _thresholds(given: int | npt.ArrayLike) -> np.ndarray:
+  """Returns thresholds ``[T]``, given their number or themselves."""
+  if np.ndim(given) == 0:
+    checks.check_count("thresholds", given, low=2)
+    return grid(int(given))  # type: ignore[arg-type]
+  at = np.asarray(given, np.float64)
+  if at.ndim != 1 or not np.isfinite(at).all() or not (np.diff(at) > 0).all() or not at.size:
+    raise ValueError(f"thresholds must be a number >= 2, or [T] ascending numbers; got {given!r}")
+  return at
 
 
 def grid(number: int) -> np.ndarray:
@@ -72,92 +78,42 @@ def grid(number: int) -> np.ndarray:
   return (np.arange(number) - half) / half
 
 
-def num_reached(scores: np.ndarray, number: int) -> np.ndarray:
-  """Counts the scores of each row that are at least as high as each threshold of `grid`.
+def fine_grid() -> np.ndarray:
+  """Returns thresholds that also tell scores near 1 apart, ``[T]`` float64, ascending.
+
+  They are 1,001 evenly spaced ones, and 1,000 whose distance to 1 grows evenly in its logarithm,
+  from 1e-7. All scores of a collapsed model can lie between two thresholds of `grid`, where the
+  curve would be a straight line from precision 1 to recall 1.
+  """
+  return np.unique(np.concatenate([grid(1001), 1 - np.geomspace(1e-7, 2.0, 1000)]))
+
+
+def num_reached(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+  """Counts the scores of each row that are at least as high as each threshold.
 
   Args:
     scores: ``[n, G]``.
-    number: number T of thresholds.
+    thresholds: ``[T]`` float64.
 
   Returns:
     ``[n, T]`` int64.
   """
-  if number > _MAX_THRESHOLDS or scores.dtype != np.float32:
-    return np.stack(
-      [len(row) - np.searchsorted(np.sort(row), grid(number), side="left") for row in scores]
-    )
-  # Sorting each row makes `mean_pr_curve` of 5,000 x 512 take 1.18 times as long.
-  edges = jnp.asarray(_edges(number))
-  # Calls return before they are done, so all cores work on them.
-  parts = [
-    _histograms(_rows(scores[start : start + _ROWS]), edges)
-    for start in range(0, len(scores), _ROWS)
-  ]
-  counts = np.concatenate([np.asarray(part) for part in parts])[: len(scores)]
-  return _from_histograms(counts)
+  if scores.dtype == np.float32:
+    # A float32 score reaches a threshold if it reaches the next float32 number.
+    near = thresholds.astype(np.float32)
+    thresholds = np.where(near < thresholds, np.nextafter(near, np.float32(np.inf)), near)
+  return np.stack(
+    [len(row) - np.searchsorted(np.sort(row), thresholds, side="left") for row in scores]
+  )
 
 
 def num_positives_reached(
-  place: np.ndarray, scores: np.ndarray, rows: int, number: int
+  place: np.ndarray, scores: np.ndarray, rows: int, thresholds: np.ndarray
 ) -> np.ndarray:
   """Counts like `num_reached`, for a few scores per row: ``scores [m]`` of rows ``place [m]``."""
-  bins = np.searchsorted(grid(number), scores, side="right")
-  counts = np.bincount(place * (number + 1) + bins, minlength=rows * (number + 1))
-  return _from_histograms(counts.reshape(rows, number + 1))
-
-
-def _from_histograms(counts: np.ndarray) -> np.ndarray:
-  """Converts bin counts ``[n, T + 1]`` to counts of scores that reach each threshold, ``[n, T]``.
-
-  Scores in bin i reach the first i thresholds.
-  """
+  bins = np.searchsorted(thresholds, scores, side="right")  # the number of thresholds reached
+  size = len(thresholds) + 1
+  counts = np.bincount(place * size + bins, minlength=rows * size).reshape(rows, size)
   reached = counts[:, :0:-1].astype(np.int64)
   np.cumsum(reached, axis=1, out=reached)  # in place takes a third of the time
   return reached[:, ::-1]
-
-
-def _rows(scores: np.ndarray) -> np.ndarray:
-  """Pads the scores to _ROWS rows, so that only one shape is compiled."""
-  missing = _ROWS - len(scores)
-  return np.pad(scores, [(0, missing), (0, 0)]) if missing else scores
-
-
-def _edges(number: int) -> np.ndarray:
-  """Returns the edges of the bins in terms of `ordered_bits`, ``[T + 2]`` int32.
-
-  A score s reaches i thresholds if ``edges[i] <= ordered_bits(s) < edges[i + 1]``. This is exact,
-  since scores are float32.
-  """
-  thresholds = grid(number)
-  above = thresholds.astype(np.float32)
-  above = np.where(above < thresholds, np.nextafter(above, np.float32(np.inf)), above)
-  bits = above.view(np.int32)
-  ends = np.iinfo(np.int32)
-  edges = np.where(
-    above == 0, -1, np.where(bits < 0, bits ^ ends.max, bits)
-  )  # -1 are the ordered bits of -0.0, which reaches 0
-  return np.concatenate([[ends.min], edges, [ends.max]]).astype(np.int32)
-
-
-@jax.jit
-def _histograms(scores: jax.Array, edges: jax.Array) -> jax.Array:
-  """Counts the scores of each row that reach exactly i thresholds, ``[n, T + 1]``."""
-  number = len(edges) - 2
-  half = (number - 1) / 2
-
-  def histogram(row: jax.Array) -> jax.Array:
-    guess = jnp.clip(jnp.floor(row * half + half), -1, number - 1).astype(jnp.int32) + 1
-    guess = jnp.clip(guess, 0, number)  # a NaN converts to an arbitrary integer
-    values = sorting.ordered_bits(row)
-    bins = (
-      guess
-      + (values >= edges[guess + 1]).astype(jnp.int32)
-      - (values < edges[guess]).astype(jnp.int32)
-    )
-    return (
-      jnp.zeros(number + 1, jnp.int32)
-      .at[jnp.clip(bins, 0, number)]
-      .add(1, mode="promise_in_bounds")
-    )
-
-  return jax.lax.map(histogram, scores)

@@ -10,10 +10,9 @@ from typing import Any
 from ml_collections import ConfigDict
 import numpy as np
 
-from soprc_jax import metrics as metrics_lib
 from soprc_jax import version
 from soprc_jax.data import sources
-from soprc_jax.metrics import per_query
+from soprc_jax.metrics import curves, per_query
 from soprc_jax.models import convolutions
 from soprc_jax.training import evaluation, lora, parallel, plots
 from soprc_jax.training import workdir as workdir_lib
@@ -87,9 +86,10 @@ def _draw(
 ) -> None:
   """Plots the run, and saves the data of its mean precision-recall curve on the test split."""
   everyone = np.arange(len(embedded.labels))
-  precision, recall, thresholds = metrics_lib.mean_pr_curve(
+  precision, recall, thresholds = curves.mean_pr_curve(
     embedded.embeddings,
     **embedded.relevance(everyone, everyone),
+    thresholds=curves.fine_grid(),
     block_size=config.eval.block_size,
   )
   np.savez(

@@ -1,7 +1,5 @@
 """Tests the mean precision-recall curve against brute force."""
 
-from unittest import mock
-
 from absl.testing import parameterized
 import chex
 import geometries
@@ -39,25 +37,44 @@ class MeanPrCurveTest(chex.TestCase):
     np.testing.assert_allclose(precision, expected[0], rtol=1e-12)
     np.testing.assert_allclose(recall, expected[1], rtol=1e-12)
 
-  @parameterized.product(number=(2, 3, 8, 21, 2001, 4096), sorts=(False, True))
-  def test_num_reached_is_exact_at_the_thresholds(self, number, sorts):
-    at = curves.grid(number).astype(np.float32)
+  @parameterized.parameters(2, 3, 8, 21, 2001, 4096)
+  def test_num_reached_is_exact_at_the_thresholds(self, number):
+    thresholds = curves.grid(number)
+    at = thresholds.astype(np.float32)
     near = [np.nextafter(at, np.float32(to)) for to in (-np.inf, np.inf)]
     ends = np.float32([-np.inf, np.inf, -3e38, 3e38, 0.0, -0.0, 1e-45, -1e-45])
-    scores = (
-      np.random.default_rng(0)
-      .permutation(np.concatenate([at, *near, ends]))[None]
-      .repeat(70, axis=0)
-    )
-    scores[1] = 1.0
-    want = [
-      len(row) - np.searchsorted(np.sort(row), curves.grid(number), side="left")
-      for row in scores[:2]
-    ]
-    with mock.patch.object(curves, "_MAX_THRESHOLDS", 1 if sorts else 2**20):
-      got = curves.num_reached(scores, number)
-    np.testing.assert_array_equal(got[:2], want)
-    np.testing.assert_array_equal(got[2:], np.tile(want[0], (68, 1)))
+    scores = np.random.default_rng(0).permutation(np.concatenate([at, *near, ends]))
+    scores = np.stack([scores, np.ones_like(scores)])
+    want = [[np.sum(row.astype(np.float64) >= t) for t in thresholds] for row in scores]
+    np.testing.assert_array_equal(curves.num_reached(scores, thresholds), want)
+
+  def test_fine_grid_resolves_a_collapsed_model(self):
+    """Checks scores that all lie between two thresholds of the default."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(120) // 4
+    vectors = 1.0 + 4e-3 * rng.normal(size=(120, 8))
+    vectors += 4e-3 * rng.normal(size=(30, 8))[labels]
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    area = metrics.retrieval_metrics(vectors, labels, ks=(1,))["mAUPRC"]
+    self.assertLess(area, 0.5)
+
+    def under(**options):
+      precision, recall, _ = metrics.mean_pr_curve(vectors, labels, **options)
+      return -np.trapezoid(precision, recall), np.abs(np.diff(recall)).max()
+
+    self.assertGreater(under()[1], 0.9)  # the default is a straight line
+    found, jump = under(thresholds=curves.fine_grid())
+    self.assertLess(jump, 0.05)
+    self.assertAlmostEqual(found, area, delta=0.1)
+
+  def test_own_thresholds(self):
+    embeddings, labels = geometries.data(14, 20, 3)
+    want = metrics.mean_pr_curve(embeddings, labels, thresholds=21)
+    for part, own in zip(want, metrics.mean_pr_curve(embeddings, labels, thresholds=want[2])):
+      np.testing.assert_array_equal(part, own)
+    for wrong in ([], [0.5, 0.5], [0.0, np.nan], [[0.0, 1.0]]):
+      with self.assertRaisesRegex(ValueError, "ascending numbers"):
+        metrics.mean_pr_curve(embeddings, labels, thresholds=wrong)
 
   @parameterized.parameters("spread", "duplicates up to 1e-8", "collapsed")
   def test_sums_in_the_order_of_the_queries(self, geometry):
