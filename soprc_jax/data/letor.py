@@ -172,6 +172,8 @@ def _columns(indices: tuple[bytes, ...]) -> np.ndarray:
 def _why_no_document(line: bytes) -> str:
   """Returns what is wrong with a line that has not the format."""
   relevance, *tokens = line.split()
+  if relevance.startswith(b"\x1f\x8b"):
+    return "the file is compressed by gzip: unpack it"
   if not _is_number(relevance):
     return f"a line begins with the relevance, a finite number; got {_text(relevance)}"
   if not tokens or not _START.fullmatch(b"0 " + tokens[0]):

@@ -1,5 +1,7 @@
 """Tests the LETOR format: equal to scikit-learn's reader, and errors that name file and line."""
 
+import gzip
+
 import numpy as np
 import pytest
 from sklearn import datasets
@@ -105,6 +107,10 @@ class TestText:
   def test_other_content_is_named(self, tmp_path, text):
     with pytest.raises(ValueError, match=r"train\.txt:1: a line begins with the relevance"):
       _read(tmp_path / "train.txt", text)
+
+  def test_a_compressed_file_is_named(self, tmp_path):
+    with pytest.raises(ValueError, match=r"train\.txt\.gz:1: .* compressed by gzip: unpack it"):
+      _read(tmp_path / "train.txt.gz", gzip.compress(_GOOD.encode()))
 
   def test_a_file_must_exist(self, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"--train=.* must be a file .* missing"):
