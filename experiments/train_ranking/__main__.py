@@ -140,13 +140,21 @@ def _numbers(
 
 
 def _config(settings: dict[str, Any], files: dict[str, str]) -> Any:
-  """Returns the config, which has the digest of each file: other data need another folder."""
+  """Returns the config, which has the digest of each file: other data need another folder.
+
+  Raises:
+    ValueError: two files have the same content.
+  """
   from ml_collections import ConfigDict
 
-  digests = {}
+  digests: dict[str, str] = {}
   for name, path in files.items():
     with Path(path).expanduser().open("rb") as file:
-      digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
+      digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest in digests.values():
+      same = next(other for other, one in digests.items() if one == digest)
+      raise ValueError(f"--{same} and --{name} have the same content: give different queries")
+    digests[name] = digest
   return ConfigDict({**settings, "data": digests})
 
 

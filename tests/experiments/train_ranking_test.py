@@ -212,6 +212,12 @@ class TestCommand:
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run").exists()
 
+  def test_a_file_that_is_given_twice_is_named(self, files, tmp_path):
+    done = runs.call(_PROGRAM, *_command(files, tmp_path / "run", test=files / "train.txt"))
+    assert done.returncode == 1
+    assert "Error: --train and --test have the same content: give different queries" in done.stderr
+    assert not (tmp_path / "run").exists()
+
 
 class TestFlights:
   def test_days_become_queries(self, tmp_path):
