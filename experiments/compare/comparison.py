@@ -396,15 +396,18 @@ def metric(folder: Path, name: plans.RunName, split: str, key: str) -> float:
 
 
 def seen_classes(folder: Path, names: Iterable[plans.RunName]) -> str:
-  """Returns a note on the classes of val and test that the starts were trained on.
+  """Returns a note on the classes, or labels, of val and test that the starts were trained on.
 
   Empty if there are none.
   """
   found = [(finished(folder, name) or {}).get("seen_classes") for name in names]
-  told = dict.fromkeys(
-    classes.sentence(one) for one in found if one and not stored.problem(one, classes.SEEN)
-  )
-  return f"Not a test of unseen classes: {'; '.join(told)}." if told else ""
+  told = {
+    classes.sentence(one): one.get("unit", "classes")
+    for one in found
+    if one and not stored.problem(one, classes.SEEN)
+  }
+  unit = " and ".join(sorted(set(told.values())))
+  return f"Not a test of unseen {unit}: {'; '.join(told)}." if told else ""
 
 
 def device(folder: Path, name: plans.RunName) -> str:

@@ -319,6 +319,10 @@ def test_f40_the_flag_reaches_every_run_and_its_note_the_table(trainer, tmp_path
     "'66', '67' and 1 more."
   )
   assert comparison.seen_classes(tmp_path, rows[1].runs) == note
+  content["seen_classes"]["unit"] = "labels"
+  path.write_text(json.dumps(content))
+  told = comparison.seen_classes(tmp_path, rows[1].runs)
+  assert told == note.replace("classes", "labels")
   assert comparison.seen_classes(tmp_path, rows[0].runs) == ""
 
 
