@@ -58,11 +58,11 @@ def test_a_third_counts_as_a_third():
 
 
 def test_thousands_of_labels():
-  names = [str(name) for name in range(5000)]
-  sets = label_sets.LabelSets({0: names, 1: names[:2500]}, label_sets.Rule(";", 0.5))
-  # A search from 1 for each number would take the square of it, 10 s here.
+  names = [str(name) for name in range(20_000)]
+  sets = label_sets.LabelSets({0: names, 1: names[:10_000]}, label_sets.Rule(";", 0.5))
+  # A search from 1 for each number makes the square of these steps.
   began = time.process_time()
-  unions = np.arange(1, 10001)
+  unions = np.arange(1, 40_001)
   np.testing.assert_array_equal(sets.needed[1:], np.ceil(unions / 2))
   assert time.process_time() - began < 2
   assert sets.relevant(np.array([0]), np.array([1])).all()
