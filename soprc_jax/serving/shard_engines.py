@@ -1,8 +1,9 @@
 """Indexes of faiss and usearch behind one interface. The rows of a gallery are added in blocks."""
 
 from collections.abc import Callable
+import os
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,6 +14,7 @@ _LEAST, _PER_LIST = 39, 64
 _CENTROIDS = 256
 # Vectors from which the ranges of 8-bit numbers are found.
 _RANGE_SAMPLE = 100_000
+_FULL = "perhaps since the disk is full: free some space, or choose another --output"
 
 
 class Engine(Protocol):
@@ -24,8 +26,12 @@ class Engine(Protocol):
   def search(self, queries: np.ndarray, count: int) -> np.ndarray:
     """Returns ``[Q, count]`` rows with large products, the largest first; -1 for none."""
 
-  def save(self, path: Path) -> None:
-    """Writes the index to a file, which the package itself can read too."""
+  def save(self, file: BinaryIO) -> None:
+    """Writes the index to an open file, which the package itself can read too.
+
+    Raises:
+      OSError: if it cannot be written completely.
+    """
 
 
 class Kind(NamedTuple):
@@ -54,8 +60,9 @@ class _Faiss:
   def search(self, queries: np.ndarray, count: int) -> np.ndarray:
     return self._index.search(np.ascontiguousarray(queries, np.float32), count)[1]
 
-  def save(self, path: Path) -> None:
-    _faiss().write_index(self._index, str(path))
+  def save(self, file: BinaryIO) -> None:
+    # By a path, faiss would report only some of the errors of a full disk.
+    _faiss().write_index(self._index, _faiss().PyCallbackIOWriter(file.write))
 
 
 class _Usearch:
@@ -74,8 +81,15 @@ class _Usearch:
     found[:, : keys.shape[1]] = np.where(np.arange(keys.shape[1]) < counts[:, None], keys, -1)
     return found
 
-  def save(self, path: Path) -> None:
-    self._index.save(str(path))
+  def save(self, file: BinaryIO) -> None:
+    wanted = self._index.serialized_length
+    try:
+      self._index.save(file.name)
+    except RuntimeError as error:
+      raise OSError(f"usearch could not write its {wanted} bytes ({error}), {_FULL}") from error
+    size = os.fstat(file.fileno()).st_size
+    if size != wanted:  # usearch does not report all errors
+      raise OSError(f"usearch wrote {size} of {wanted} bytes, {_FULL}")
 
 
 def _faiss() -> Any:

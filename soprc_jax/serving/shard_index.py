@@ -132,15 +132,19 @@ def build(
         on_rows(len(block))
   recall = _recall(engine, shards, queries, asked, exact.scores.min(axis=1))
   with file_io.whole(path) as file:
-    engine.save(Path(file.name))
+    engine.save(file)
   meta = {"format": FORMAT, "kind": kind, "rows": rows, "bytes": path.stat().st_size}
   meta |= {"digest": shards[0].made_by, "recall": recall._asdict()}
   meta["shards"] = [
     {"path": str(shard.path.resolve()), "state": state}
     for shard, state in zip(shards, states, strict=True)
   ]
-  with file_io.whole(path.with_suffix(".json")) as file:
-    file.write((json.dumps(meta, indent=1) + "\n").encode())
+  try:
+    with file_io.whole(path.with_suffix(".json")) as file:
+      file.write((json.dumps(meta, indent=1) + "\n").encode())
+  except BaseException:
+    path.unlink()  # so that the same command can run again
+    raise
   return recall
 
 

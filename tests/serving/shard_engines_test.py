@@ -1,5 +1,6 @@
 """Tests the indexes of faiss and usearch; each test is skipped without its package."""
 
+from pathlib import Path
 import sys
 
 import numpy as np
@@ -34,7 +35,8 @@ def test_what_is_added_is_found(tmp_path, kind, least):
   found = engine.search(asked, 10)
   share = np.mean([np.isin(a, b).mean() for a, b in zip(found, want, strict=True)])
   assert least < share <= 1
-  engine.save(tmp_path / "index")
+  with (tmp_path / "index").open("wb") as file:
+    engine.save(file)
   loaded = of_kind.load(tmp_path / "index")
   np.testing.assert_array_equal(loaded.search(asked, 10), found)
   np.testing.assert_array_equal(loaded.search(asked[:1], 10), found[:1])
@@ -46,6 +48,24 @@ def test_what_is_added_is_found(tmp_path, kind, least):
   (tmp_path / "index").write_bytes(content[: len(content) // 3])
   with pytest.raises(ValueError, match=r"is not a readable index .*: build it again with"):
     of_kind.load(tmp_path / "index")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="it stands for a full disk")
+@pytest.mark.parametrize("rows", [5, 500])
+@pytest.mark.parametrize("kind", ["hnsw", "usearch"])
+def test_a_full_disk_is_an_error(kind, rows):
+  of_kind = shard_engines.KINDS[kind]
+  pytest.importorskip(_PACKAGE[of_kind.suffix])
+  vectors = _vectors(rows)
+  engine = of_kind.make(16, rows, vectors[:0])
+  engine.add(vectors, 0)
+
+  def write():
+    with open("/dev/full", "wb") as file:
+      engine.save(file)
+
+  with pytest.raises(OSError, match=r"No space left|the disk is full"):
+    write()
 
 
 def test_the_bits_are_signs():

@@ -123,6 +123,17 @@ def test_a_stop_leaves_no_index(made, monkeypatch):
   assert shard_index.build(path, found, "flat").alone == 1.0
 
 
+def test_without_its_origin_the_index_is_removed(made, monkeypatch):
+  flat_engine.install(monkeypatch)
+  _, found, path = made
+  with monkeypatch.context() as patched:
+    patched.setattr(shard_index.json, "dumps", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+      shard_index.build(path, found, "flat")
+  assert [one.name for one in path.parent.iterdir()] == ["shards"]
+  assert shard_index.build(path, found, "flat").alone == 1.0
+
+
 def test_galleries_without_an_index(tmp_path):
   sharded.write(tmp_path / "a.npy", np.empty((0, 3), np.float32))
   with pytest.raises(ValueError, match=r"--gallery=\S+ has no embedding"):

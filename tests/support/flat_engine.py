@@ -18,9 +18,8 @@ class _Flat:
     found = np.argsort(-products, axis=1, kind="stable")[:, :count]
     return np.pad(found, ((0, 0), (0, count - found.shape[1])), constant_values=-1)
 
-  def save(self, path):
-    with path.open("wb") as file:
-      np.save(file, np.array(self._rows))
+  def save(self, file):
+    np.save(file, np.array(self._rows))
 
 
 class _Blind(_Flat):
