@@ -162,7 +162,7 @@ def _open(
   """Reads the index: that of shards, and what describes it; or the file of `soprc embed`."""
   from soprc_jax.serving import index, shard_index, shard_search
 
-  of_shards = file is not None and file.suffix in shard_index.SUFFIXES
+  of_shards = file is not None and file.suffix.lower() in shard_index.SUFFIXES
   if absl_flags.FLAGS["candidates"].present and not of_shards:
     raise ValueError("--candidates is for an --index of soprc index: the search is exact")
   if file is None or not of_shards:

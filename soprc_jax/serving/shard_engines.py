@@ -122,8 +122,9 @@ def _ivfpq_sample(rows: int) -> int:
 
 
 def _ivfpq(width: int, rows: int, sample: np.ndarray) -> Engine:
-  """Makes an inverted file with codes of about a byte for each four entries."""
-  size = next(part for part in range(max(width // 4, 1), 0, -1) if width % part == 0)
+  """Makes an inverted file with codes of a byte for each four entries, or for fewer."""
+  # faiss needs parts of equal width.
+  size = next(part for part in range(max(width // 4, 1), width + 1) if width % part == 0)
   lists = _num_lists(rows)
   index = _faiss().index_factory(width, f"IVF{lists},PQ{size}", _faiss().METRIC_INNER_PRODUCT)
   index.train(sample)

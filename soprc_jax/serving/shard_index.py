@@ -14,7 +14,7 @@ import numpy as np
 from soprc_jax._internal import file_io, stored
 from soprc_jax._internal.strings import printable
 from soprc_jax.serving import index as index_lib
-from soprc_jax.serving import shard_engines, shard_survey
+from soprc_jax.serving import shard_engines, shard_formats, shard_survey, shard_tables
 from soprc_jax.serving import shards as shards_lib
 from soprc_jax.serving.shards import Shard
 
@@ -65,7 +65,8 @@ def find(pattern: str, *, flag: str) -> list[Shard]:
   """Finds the shards of an index, see `shards.find`.
 
   Raises:
-    ValueError, FileNotFoundError: as `shards.find`, or if they are of different models or empty.
+    ValueError, FileNotFoundError: as `shards.find`, or if they are of different models or empty, or
+      the table of one does not fit.
   """
   found = shards_lib.find(pattern, flag=flag)
   if any(shard.stored is not None for shard in found):
@@ -73,6 +74,9 @@ def find(pattern: str, *, flag: str) -> list[Shard]:
   shards_lib.check_same_model(found)
   if not sum(shard.rows for shard in found):
     raise ValueError(f"{flag}={pattern} has no embedding")
+  for shard in found:  # a search reads the tables, and would fail after the index is built
+    if shard_tables.read(shard).ids is None and shard.made_by:
+      raise ValueError(f"{printable(shard.path)} has no ids: {shard_formats.REMEDY}")
   return found
 
 

@@ -146,6 +146,20 @@ def test_galleries_without_an_index(tmp_path):
     shard_index.find(str(tmp_path / "c.npz"), flag="--gallery")
 
 
+def test_faults_of_the_tables_are_named_before_the_build(made):
+  _, found, _ = made
+  folder = found[0].path.parent
+  table = found[1].path.with_suffix(".csv")
+  table = table if table.exists() else found[1].path.with_suffix(".parquet")
+  content = table.read_bytes()
+  table.write_bytes(content[: len(content) // 2])
+  with pytest.raises(ValueError, match=table.name):
+    shard_index.find(str(folder), flag="--gallery")
+  table.unlink()
+  with pytest.raises(ValueError, match=f"{found[1].path.name} has no ids"):
+    shard_index.find(str(folder), flag="--gallery")
+
+
 def test_faults_of_its_files_are_named(made, monkeypatch):
   flat_engine.install(monkeypatch)
   vectors, found, path = made
