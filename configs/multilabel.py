@@ -35,7 +35,7 @@ def get_config(arg: str = "glyph_labels") -> Any:
   config.methods = _METHODS
   config.data.update({"name": "glyph_labels", "batch_size": 128, "classes_per_batch": 8})
   config.seeds = (0, 1, 2)
-  config.rates = (0.0003, 0.001, 0.003, 0.01)
+  config.rates = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
   config.train.steps, config.eval.every = 600, 60
   return common.apply(config, arg, ARGUMENTS)
 
