@@ -1,5 +1,6 @@
 """Tests configs: every file and argument resolves, and bad values are named.
 
+The table is training/config_table.py, and the checks of several keys are training/config_rules.py.
 Presets are those of the design.
 """
 
