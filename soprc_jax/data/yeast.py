@@ -5,7 +5,6 @@ functions, of which a gene has several. It is from Elisseeff & Weston, "A kernel
 multi-labelled classification", NIPS 2001.
 """
 
-import importlib
 from pathlib import Path
 from typing import Any
 import warnings
@@ -38,7 +37,7 @@ def load(root: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     if not path.is_file():
       raise FileNotFoundError(f"{path} is missing: {_REMEDY}")
   try:
-    rdata: Any = importlib.import_module("rdata")
+    import rdata
   except ImportError:
     raise ValueError(
       'the data set yeast needs the package rdata: pip install -e ".[binary]"'

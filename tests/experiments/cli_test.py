@@ -164,7 +164,7 @@ class TestMistakes:
     assert "there is no file 'configs/glifs.py'" in message
     assert (
       "Did you mean 'glyphs'? Names: characters, features, folder, glyphs, imbalanced, "
-      "inaturalist, sop, vehicle_id" in message
+      "inaturalist, multilabel, sop, vehicle_id" in message
     )
     assert "Did you mean 'glyphs'?" in _fails(
       _TRAIN, "--config=configs/glyphs.py", "--workdir=new", cwd=tmp_path

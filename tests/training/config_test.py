@@ -22,7 +22,7 @@ from soprc_jax.training import config_key, defaults, objectives, workdir
 
 _FILES = sorted(path for path in (runs.ROOT / "configs").glob("[!_]*.py") if path.stem != "common")
 # Every study but retrieval has keys of its own.
-_RESOLVE = {"imbalanced": binary_config.resolve}
+_RESOLVE = dict.fromkeys(("imbalanced", "multilabel"), binary_config.resolve)
 
 
 def _with(config, values):

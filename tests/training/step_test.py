@@ -167,7 +167,8 @@ class TestCarriedScores:
       state, _ = toy.run([batch], state)
       jax.effects_barrier()
       stored = tracking.find_state(state.opt_state)
-      np.testing.assert_array_equal(used[0], stored.v[batch["label"]])
+      # XLA may fuse, and so round, the two differently: on some machines by one bit.
+      np.testing.assert_allclose(used[0], stored.v[batch["label"]], rtol=3e-7)
 
   def test_rows_of_classes_in_the_batch_move_and_no_others(self):
     state, _ = toys.make().run([toys.make_batch(0)])
