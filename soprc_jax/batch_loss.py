@@ -88,14 +88,9 @@ def retrieval_loss(
     if labels is None:
       raise ValueError("positives needs list_ids, the row of v of each query: pass them")
     list_ids = labels
-  list_ids = class_labels.integer_labels(list_ids, "list_ids")
-  if list_ids.dtype == bool:
-    list_ids = list_ids.astype(jnp.int32)
-  if where is not None:  # the label of a padding image may not be a valid row
-    list_ids = jnp.where(masks.as_mask(where, "where"), list_ids, jnp.zeros_like(list_ids))
   loss, update_args = _loss(
     lists,
-    list_ids,
+    rows_of_v(list_ids, where),
     tracker,
     opt_state,
     prior,
@@ -196,8 +191,8 @@ def binary_loss(
   )
 
 
-def _check(tracker: Any, axis_name: collectives.AxisName, **weights: Any) -> None:
-  """Raises an error if the tracker does not fit, or if a weight is not a number."""
+def check_tracker(tracker: Any, axis_name: collectives.AxisName) -> None:
+  """Raises an error if a tracker is no `score_ema`, or has another axis than the loss."""
   if not isinstance(tracker, tracking.ScoreEma):
     raise TypeError(
       "tracker must be what score_ema returned, not the chain that contains it; got "
@@ -208,6 +203,26 @@ def _check(tracker: Any, axis_name: collectives.AxisName, **weights: Any) -> Non
       "the tracker and the loss need the same axis_name, otherwise v does not cover all devices; "
       f"got {tracker.axis_name!r} and {axis_name!r}"
     )
+
+
+def rows_of_v(list_ids: ArrayLike, where: ArrayLike | None) -> jax.Array:
+  """Returns the rows of v of the images of a batch, with 0 for padding.
+
+  Raises:
+    TypeError: they are not integers.
+  """
+  rows = class_labels.integer_labels(list_ids, "list_ids")
+  if rows.dtype == bool:
+    rows = rows.astype(jnp.int32)
+  if where is None:
+    return rows
+  # The label of a padding image may not be a valid row.
+  return jnp.where(masks.as_mask(where, "where"), rows, jnp.zeros_like(rows))
+
+
+def _check(tracker: Any, axis_name: collectives.AxisName, **weights: Any) -> None:
+  """Raises an error if the tracker does not fit, or if a weight is not a number."""
+  check_tracker(tracker, axis_name)
   for name, weight in weights.items():
     if weight is None or jnp.ndim(weight):
       raise ValueError(f"{name} must be a number >= 0, got {weight!r}")

@@ -9,9 +9,9 @@ from jax.typing import ArrayLike
 import numpy as np
 import optax
 
-from soprc_jax import estimators, tracking
+from soprc_jax import batch_loss, estimators, tracking
 from soprc_jax import lists as lists_lib
-from soprc_jax._internal import class_labels, collectives, masks
+from soprc_jax._internal import collectives, masks
 
 
 def graded_retrieval_loss(
@@ -86,14 +86,9 @@ def graded_retrieval_loss(
   >>> print(f"{loss:.3f}", state.weight)
   0.571 [0.1 0.  0.  0.1 0. ]
   """
-  if tracker.axis_name != axis_name:
-    raise ValueError(
-      "the tracker and the loss need the same axis_name, otherwise v does not cover all devices; "
-      f"got {tracker.axis_name!r} and {axis_name!r}"
-    )
-  rows = [class_labels.integer_labels(part, "list_ids") for part in _columns(list_ids)]
-  columns = _columns(labels)
-  chex.assert_equal(len(columns), len(rows), custom_message="list_ids must be [B, L], as labels")
+  batch_loss.check_tracker(tracker, axis_name)
+  columns, own_ids = _columns(labels), _columns(list_ids)
+  chex.assert_equal(len(columns), len(own_ids), custom_message="list_ids must be [B, L], as labels")
   weights = level_weights(gains, num_positives)
   levels = [
     lists_lib.retrieval_lists(
@@ -101,9 +96,7 @@ def graded_retrieval_loss(
     )
     for column in columns
   ]
-  if where is not None:  # the label of a padding image may not be a valid row
-    valid = masks.as_mask(where, "where")
-    rows = [jnp.where(valid, row, jnp.zeros_like(row)) for row in rows]
+  rows = [batch_loss.rows_of_v(part, where) for part in own_ids]
   update_args = joined_update_args(levels, rows)
   v = jnp.split(tracker.lookahead(opt_state, **update_args), len(levels))
   (priors,) = masks.promote(prior, names=("prior",))
