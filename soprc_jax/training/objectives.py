@@ -281,11 +281,11 @@ def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objec
       return masks.masked_mean(values, found.valid, None, setting.axis_name)
 
     risks = risk_fn(link="share")
-    loss = risk = mean(risks)
-    if config.link != "share":
-      loss = mean(risk_fn(link=config.link))
+    risk = mean(risks)
+    linked = risks if config.link == "share" else risk_fn(link=config.link)
+    loss = mean(linked)
     if superclasses is not None:
-      both = [level_fn(link=config.link) for level_fn in (risk_fn, *others)]
+      both = [linked, *(level_fn(link=config.link) for level_fn in others)]
       loss = superclasses.mean(both, levels, inputs)
     metrics = {
       "soprc": risk,
