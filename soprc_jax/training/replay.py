@@ -35,12 +35,15 @@ REPORT = "report.json"
 _BATCH = "batch_{}.npz"
 _STATE = "state"
 _SHAPE = {"step": int, "arrays": [str], "class_counts": [int], "config": dict}
-_PATTERNS = {
-  "members": [[int]],
-  "num_labels": int,
-  "needed": [int],
-  "num_relevant": [int],
-  "smallest": int,
+_OPTIONAL = {
+  "superclasses": [int],
+  "patterns": {
+    "members": [[int]],
+    "num_labels": int,
+    "needed": [int],
+    "num_relevant": [int],
+    "smallest": int,
+  },
 }
 _REMEDY = "remove the folder and resume the run, which stores the step again"
 
@@ -156,16 +159,19 @@ def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = (
     config = config_lib.from_json(report["config"])
   except ValueError as error:
     raise ValueError(f"{folder / REPORT} is corrupt ({error}): {_REMEDY}") from error
-  problem = stored.problem(report["patterns"], _PATTERNS) if "patterns" in report else ""
-  if problem:
-    raise ValueError(f"{folder / REPORT} is corrupt (patterns: {problem}): {_REMEDY}")
+  for key, shape in _OPTIONAL.items():
+    problem = stored.problem({key: report[key]}, {key: shape}) if key in report else ""
+    if problem:
+      raise ValueError(f"{folder / REPORT} is corrupt ({key}): {problem}; {_REMEDY}")
+  if len(report.get("superclasses", report["class_counts"])) != len(report["class_counts"]):
+    raise ValueError(f"{folder / REPORT} is corrupt (superclasses): {_REMEDY}")
   own = [name for name in own_losses(config) if name not in trusted]
   if own:
     raise ValueError(
       f"the loss of this run is code, {own[0]}, and a folder alone may not run it: if it is yours, "
       f"add --own_loss={own[0]}"
     )
-  parts = build.make_parts(config, **_classes(report, folder))
+  parts = build.make_parts(config, **_classes(report))
   store = checkpoints.Store(folder / _STATE)
   try:
     state, _ = store.restore(build.abstract_state(config, parts))
@@ -176,18 +182,12 @@ def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = (
   return Found(config, report, parts, state, batch, ids)
 
 
-def _classes(report: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _classes(report: dict[str, Any]) -> dict[str, Any]:
   """Returns the classes of a stored step, as arguments of `build.make_parts`."""
-  counts, superclasses = report["class_counts"], report.get("superclasses")
-  if superclasses is not None:
-    problem = stored.problem({"superclasses": superclasses}, {"superclasses": [int]})
-    if problem or len(superclasses) != len(counts):
-      raise ValueError(f"{folder / REPORT} is corrupt (superclasses): {_REMEDY}")
-    superclasses = np.array(superclasses)
-  found = report.get("patterns")
+  superclasses, found = report.get("superclasses"), report.get("patterns")
   return {
-    "class_counts": np.array(counts),
-    "superclasses": superclasses,
+    "class_counts": np.array(report["class_counts"]),
+    "superclasses": None if superclasses is None else np.array(superclasses),
     "of_data": None if found is None else patterns.from_json(found),
   }
 
@@ -322,7 +322,7 @@ def _broken_state(found: Found) -> tuple[Any, Any]:
   """
   parts = build.make_parts(
     found.config,
-    **_classes(found.report, Path()),
+    **_classes(found.report),
     optimizer=optax.trace(decay=0.0),
     on_nonfinite="keep",
   )
