@@ -65,13 +65,14 @@ def check_unseen(
   data = network.config.data
   if data.label_separator:
     class_names = [part for name in class_names for part in name.split(data.label_separator)]
-  found = classes.seen(trained, class_names, data_source=data.source)
-  return classes.report_seen(
-    found,
-    splits=[split],
-    network=where,
-    allow_seen_classes=allow_seen_classes,
+  found = classes.seen(
+    trained,
+    class_names,
+    data_source=data.source,
     several_labels=bool(data.label_separator),
+  )
+  return classes.report_seen(
+    found, splits=[split], network=where, allow_seen_classes=allow_seen_classes
   )
 
 

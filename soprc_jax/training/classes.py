@@ -95,16 +95,22 @@ def trained_on(meta: Mapping[str, Any], *, where: str) -> Names | None:
 
 
 def seen(
-  trained: Mapping[str, list[str]], names: Iterable[str], *, data_source: str
+  trained: Mapping[str, list[str]],
+  names: Iterable[str],
+  *,
+  data_source: str,
+  several_labels: bool = False,
 ) -> dict[str, Any] | None:
   """Returns the number of tested classes that were trained on, and up to three names; None if none.
 
   Classes of one name are the same class, unless they are ids of two different official data sets.
+  With ``several_labels`` the names are those of labels, and ``"unit"`` of the result says so.
 
   Args:
     trained: of `trained_on`.
     names: names of the tested classes; equal names count once.
     data_source: ``config.data.source`` of the tested classes.
+    several_labels: whether a tested image has several labels.
 
   >>> seen({"sop": ["1", "2"]}, ["2", "2", "3"], data_source="csv")
   {'count': 1, 'examples': ['2']}
@@ -118,7 +124,10 @@ def seen(
     for name in there
   }
   both = sorted(known & set(map(_normal, names)))
-  return {"count": len(both), "examples": both[:_SHOWN]} if both else None
+  if not both:
+    return None
+  unit = {"unit": "labels"} if several_labels else {}
+  return {"count": len(both), "examples": both[:_SHOWN], **unit}
 
 
 def check_unseen(
@@ -147,27 +156,20 @@ def check_unseen(
   names = {name for source in tested.values() for name in sources.compared_names(source)}
   several = any(sources.label_sets(source) is not None for source in tested.values())
   return report_seen(
-    seen(trained, names, data_source=data_source),
+    seen(trained, names, data_source=data_source, several_labels=several),
     splits=tested,
     network=network,
     allow_seen_classes=allow_seen_classes,
-    several_labels=several,
   )
 
 
 def report_seen(
-  found: dict[str, Any] | None,
-  *,
-  splits: Iterable[str],
-  network: str,
-  allow_seen_classes: bool,
-  several_labels: bool = False,
+  found: dict[str, Any] | None, *, splits: Iterable[str], network: str, allow_seen_classes: bool
 ) -> dict[str, Any] | None:
   """Returns the result of `seen`, after the warning or error of `check_unseen`."""
   if found is None:
     return None
-  if several_labels:
-    found = found | {"unit": "labels"}
+  if "unit" in found:
     _log.info(
       "The test is one of unseen images: %s (%s; the model: %s).",
       sentence(found),

@@ -585,12 +585,12 @@ class _Run:
     tested = {
       name for split in splits if split != "train" for name in sources.compared_names(splits[split])
     }
-    trained = self.meta["started_from"]
-    if sources.label_sets(splits["train"]) is not None:  # splits share labels
+    trained, several = self.meta["started_from"], self.data.patterns is not None
+    if several:  # splits share labels
       trained = classes.trained_on(self.meta, where=str(self.workdir)) or {}
-    seen = classes.seen(trained, tested, data_source=self.config.data.source)
-    if seen and sources.label_sets(splits["train"]) is not None:
-      seen["unit"] = "labels"
+    seen = classes.seen(
+      trained, tested, data_source=self.config.data.source, several_labels=several
+    )
     notes = {
       "baselines": self.meta["baselines"],
       "seen_classes": seen,
