@@ -52,6 +52,21 @@ class Embedded(NamedTuple):
   superclasses: np.ndarray | None = None
   label_sets: LabelSets | None = None
 
+  @classmethod
+  def of_source(
+    cls, embeddings: np.ndarray, source: sources.Source, positions: np.ndarray
+  ) -> "Embedded":
+    """Returns the embeddings of the images at some positions of a source; the others are broken."""
+    labels = source.labels[positions]
+    return cls(
+      embeddings,
+      labels,
+      positions,
+      len(source) - len(positions),
+      superclasses.rows(source, labels),
+      sources.label_sets(source),
+    )
+
   @property
   def graded(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """The arguments of `superclass_metrics.measure`."""
@@ -113,15 +128,7 @@ def make_embed(model: nn.Module, config: ConfigDict) -> EmbedFn:
         f"training diverged: the embeddings of {bad.size} of {len(embeddings)} images are not "
         f"finite, e.g. that of {name}; try a lower optim.learning_rate"
       )
-    labels = source.labels[good]
-    return Embedded(
-      embeddings,
-      labels,
-      np.flatnonzero(good),
-      int((~good).sum()),
-      superclasses.rows(source, labels),
-      sources.label_sets(source),
-    )
+    return Embedded.of_source(embeddings, source, np.flatnonzero(good))
 
   return embed
 

@@ -6,7 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 import numpy as np
 
-from soprc_jax.data import pipeline, sources, superclasses, transforms
+from soprc_jax.data import pipeline, sources, transforms
 from soprc_jax.training import evaluation, parallel
 
 # Name in results -> displayed name. "initial" is right for random weights and for those of
@@ -91,16 +91,10 @@ def thumbnails(config: ConfigDict, source: sources.Source) -> list[tuple[int, ev
   small = np.zeros((len(large), _SIDE // 2, _SIDE // 2, 3), np.uint8)
   for i, image in enumerate(large):
     small[i] = transforms.centre_crop(image, _SIDE // 2)
-  labels = source.labels[good]
-  which = (
-    labels,
-    np.flatnonzero(good),
-    int((~good).sum()),
-    superclasses.rows(source, labels),
-    sources.label_sets(source),
-  )
+  which = source, np.flatnonzero(good)
   return [
-    (pixels.shape[1], evaluation.Embedded(_normalized(pixels), *which)) for pixels in (small, large)
+    (pixels.shape[1], evaluation.Embedded.of_source(_normalized(pixels), *which))
+    for pixels in (small, large)
   ]
 
 
@@ -110,8 +104,7 @@ def _features(source: sources.Source) -> evaluation.Embedded:
   # Their largest entry first, whose square could overflow.
   largest = np.abs(vectors).max(axis=1, keepdims=True)
   vectors = _of_norm_1(vectors / np.where(largest > 0, largest, np.float32(1)))
-  which = superclasses.rows(source, source.labels), sources.label_sets(source)
-  return evaluation.Embedded(vectors, source.labels, positions, 0, *which)
+  return evaluation.Embedded.of_source(vectors, source, positions)
 
 
 def _normalized(pixels: np.ndarray) -> np.ndarray:
