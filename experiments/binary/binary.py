@@ -91,7 +91,7 @@ def prepare(config: Any, table: tabular.Table | multilabel.Table, seed: int) -> 
   data = config.data
   seeds = {"seed": seed, "split_seed": data.split_seed}
   shares = {"val_share": data.val_share, "test_share": data.test_share}
-  sampler: balanced.BalancedSampler | balanced.ClassSampler
+  sampler: balanced.BalancedSampler | balanced.MultilabelSampler
   if isinstance(table, tabular.Table):
     splits = tabular.split(table, share=data.share, **shares, **seeds)
     sampler = balanced.BalancedSampler(
@@ -103,7 +103,7 @@ def prepare(config: Any, table: tabular.Table | multilabel.Table, seed: int) -> 
       if data.long_tail.head
       else multilabel.split(table, **shares, **seeds)
     )
-    sampler = balanced.ClassSampler(
+    sampler = balanced.MultilabelSampler(
       splits.train.labels,
       batch_size=data.batch_size,
       num_classes=data.classes_per_batch,

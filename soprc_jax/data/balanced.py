@@ -1,6 +1,6 @@
 """Draws batches with a chosen number of positives, each a pure function of (seed, step).
 
-`BalancedSampler` is for one class against the rest, `ClassSampler` for many labels.
+`BalancedSampler` is for one class against the rest, `MultilabelSampler` for many labels.
 """
 
 import numpy as np
@@ -78,7 +78,7 @@ class BalancedSampler:
     return drawn.reshape(count, size).astype(np.int32)
 
 
-class ClassSampler:
+class MultilabelSampler:
   """Draws batches that have positives of some classes, so that rare classes are seen too.
 
   The classes take turns: each is drawn once in an epoch of the classes, in an order that is
@@ -101,7 +101,7 @@ class ClassSampler:
     ValueError: if a class has fewer than ``per_class`` positives, or a batch has no room for them.
 
   >>> labels = np.eye(3)[[0, 0, 0, 0, 0, 0, 1, 1, 2, 2]]
-  >>> sampler = ClassSampler(labels, batch_size=8, num_classes=3, per_class=2, seed=0)
+  >>> sampler = MultilabelSampler(labels, batch_size=8, num_classes=3, per_class=2, seed=0)
   >>> print((labels[sampler(0)].sum(axis=0) >= 2).all(), sampler(0).shape)
   True (8,)
   """

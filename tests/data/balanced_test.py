@@ -67,12 +67,12 @@ class TestSampler:
       balanced.BalancedSampler(self._LABELS, batch_size=size, positive_share=share, seed=0)
 
 
-class TestClassSampler:
+class TestMultilabelSampler:
   # Label 0 has 60 positives, label 3 has 3; examples 0 to 2 have both.
   _LABELS = np.stack([np.arange(80) < count for count in (60, 30, 9, 3)], axis=1)
 
   def _sampler(self, **values):
-    return balanced.ClassSampler(
+    return balanced.MultilabelSampler(
       self._LABELS, **{"batch_size": 20, "num_classes": 2, "per_class": 3, "seed": 0} | values
     )
 
@@ -95,7 +95,7 @@ class TestClassSampler:
     assert len(set(rare)) == 3
     labels = np.zeros((12, 2), bool)
     labels[:3, 0], labels[3:, 1] = True, True
-    only = balanced.ClassSampler(labels, batch_size=4, num_classes=2, per_class=1, seed=1)
+    only = balanced.MultilabelSampler(labels, batch_size=4, num_classes=2, per_class=1, seed=1)
     drawn = only.batches(0, 30)[:, :2]
     first = np.array([row[labels[row, 0]][0] for row in drawn]).reshape(10, 3)
     assert (np.sort(first, axis=1) == np.arange(3)).all()
@@ -127,4 +127,6 @@ class TestClassSampler:
     with pytest.raises(ValueError, match=message):
       self._sampler(**values)
     with pytest.raises(ValueError, match=r"labels must be \[N, K\], got shape \(80,\)"):
-      balanced.ClassSampler(self._LABELS[:, 0], batch_size=20, num_classes=1, per_class=1, seed=0)
+      balanced.MultilabelSampler(
+        self._LABELS[:, 0], batch_size=20, num_classes=1, per_class=1, seed=0
+      )
