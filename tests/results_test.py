@@ -49,6 +49,9 @@ _COLUMNS = {
 }
 
 
+_SEARCHES = (*_COLUMNS.values(), "features_characters", "features_icons")
+
+
 def test_readme_table():
   header, rows = _table(_README, "| test mAUPRC |")
   assert set(header[1:]) <= set(_COLUMNS)
@@ -67,16 +70,7 @@ def test_readme_table():
       assert cell == want
 
 
-@pytest.mark.parametrize(
-  "folder",
-  [
-    "search_characters",
-    "search_glyphs",
-    "search_icons",
-    "features_characters",
-    "features_icons",
-  ],
-)
+@pytest.mark.parametrize("folder", _SEARCHES)
 def test_searches_had_equal_effort(folder):
   table = json.loads((_ROOT / "results" / folder / "table.json").read_text())
   assert {len(one["trials"]) for one in table["searches"]} == {table["plan"]["trials"]}
@@ -85,16 +79,7 @@ def test_searches_had_equal_effort(folder):
   assert seeds == set(table["plan"]["seeds"])
 
 
-@pytest.mark.parametrize(
-  "folder",
-  [
-    "search_characters",
-    "search_glyphs",
-    "search_icons",
-    "features_characters",
-    "features_icons",
-  ],
-)
+@pytest.mark.parametrize("folder", _SEARCHES)
 def test_tables_of_searches(folder):
   lines = (_ROOT / "results" / folder / "table.md").read_text().splitlines()
   rows = [line for line in lines if line.startswith("| ")]

@@ -192,13 +192,12 @@ def describe_start(
     "Data %s: %s.", config.data.source, "; ".join(f"{n}: {size}" for n, size in sizes.items())
   )
   if data.patterns is not None:
+    trained_on, tested = (sources.compared_names(data.splits[name]) for name in ("train", "test"))
     _log.info(
       "An image has several labels (data.label_separator): the test is one of unseen images, and "
       "%d of their %d labels are trained on.",
-      len(
-        sources.compared_names(data.splits["test"]) & sources.compared_names(data.splits["train"])
-      ),
-      len(sources.compared_names(data.splits["test"])),
+      len(tested & trained_on),
+      len(tested),
     )
   if data.sampler.num_small:
     _log.info(
