@@ -1,4 +1,4 @@
-"""Makes a small set of pictures with several labels: colored shapes at random places."""
+"""Makes a small set of images with several labels: colored shapes at random places."""
 
 import itertools
 
@@ -12,7 +12,7 @@ LABELS = [f"{color} {shape}" for color, shape in itertools.product(_COLORS, _SHA
 
 
 def make(folder, *, count=240, seed=0, split=True, most=3):
-  """Writes pictures and ``list.csv``, and returns its path. A cell has 1 to ``most`` labels."""
+  """Writes images and ``list.csv``, and returns its path. A cell has 1 to ``most`` labels."""
   rng = np.random.default_rng(seed)
   (folder / "images").mkdir(parents=True)
   lines = ["path,label,split" if split else "path,label"]

@@ -85,7 +85,7 @@ def _embed(kernel, features):
 def _on_images(function, **options):
   """Wraps a function of embeddings and labels; a parameter makes the embeddings from features.
 
-  Masks of pairs in the parts take the place of labels.
+  Masks of pairs in the parts replace labels.
   """
 
   def loss_fn(shared, features, others, axis_name):

@@ -300,8 +300,8 @@ class TestRefusals:
 
 
 @pytest.mark.slow
-def test_pictures(tmp_path):
-  """Trains three convolutions on pictures, until they find the images with a shape in common."""
+def test_images(tmp_path):
+  """Trains three convolutions on images, until they find the images with a shape in common."""
   path = several_labels.make(tmp_path / "d", count=600)
   config = runpy.run_path(str(pathlib.Path(runs.ROOT, "configs", "folder.py")))["get_config"](
     "csv,small"

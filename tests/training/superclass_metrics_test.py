@@ -52,7 +52,7 @@ def test_both_levels_are_in_the_results_of_an_evaluation():
   assert (got["H-AP"], got["NDCG"]) == (want["H-AP"], want["NDCG"])
   intervals = tested.pop("intervals")
   assert tested == got
-  # The files of queries hold nothing about superclasses, so these have no intervals.
+  # The files of queries have no superclasses, so these have no intervals.
   assert list(intervals) == ["confidence", "mAUPRC", "recall@1", "recall@4"]
   assert evaluation.metric_names(got) == ["mAUPRC", "recall@1", "recall@4"]
 
