@@ -91,8 +91,8 @@ class TestPadding:
         return jnp.sum(jnp.stack(values)) / float(both.sum())
 
       for ours, theirs in zip(
-        jax.tree.leaves(jax.value_and_grad(padded)(weights)),
-        jax.tree.leaves(jax.value_and_grad(singles)(weights)),
+        jax.tree.leaves(jax.jit(jax.value_and_grad(padded))(weights)),
+        jax.tree.leaves(jax.jit(jax.value_and_grad(singles))(weights)),
         strict=True,
       ):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
