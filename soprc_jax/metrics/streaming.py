@@ -172,9 +172,10 @@ class BlockCounter:
     self._chunks = list(_chunks(thresholds))
     products = queries.vectors.size * num_candidates
     self._compiles = products >= exact_ranks.MIN_PRODUCTS
+    self._sparsity = exact_ranks.Sparsity()
 
   def prepare(self, block: Block) -> exact_ranks.Counter:
-    """Checks a block. A thread can call this while another one counts.
+    """Checks a block.
 
     Raises:
       TypeError: the vectors are not float16 or float32.
@@ -199,7 +200,9 @@ class BlockCounter:
       raise NotFiniteError(row)
     if max(largest, task.norms[0].max(initial=0.0)) > _MAX_NORM:
       similarities.check_scores(task.queries, task.gallery)
-    return exact_ranks.Counter(task, QUERY_ROWS, compiles=self._compiles, size=self._size)
+    return exact_ranks.Counter(
+      task, QUERY_ROWS, compiles=self._compiles, size=self._size, sparsity=self._sparsity
+    )
 
   def count(self, block: exact_ranks.Counter) -> np.ndarray:
     """Returns the counts ``[T]`` int64 of a block of `prepare`."""

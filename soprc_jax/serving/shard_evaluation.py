@@ -8,6 +8,7 @@ give the metrics, see `soprc_jax.metrics.streaming`.
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 import hashlib
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -94,18 +95,22 @@ def count(
         on_rows(shard.rows)
       continue
     total = np.zeros(len(prepared.thresholds.scores), np.int64)
-    for rows, block in _ahead(_blocks(counter, shard, prepared.excluded[number], size)):
-      total += counter.count(block)
+    blocks = _ahead(_blocks(shard, prepared.excluded[number], size))
+    for start, block in zip(itertools.count(step=size), blocks):
+      try:
+        total += counter.count(counter.prepare(block))
+      except streaming.NotFiniteError as error:
+        raise shard_survey.not_finite(shard, start + error.row) from None
       if on_rows:
-        on_rows(rows)
+        on_rows(len(block.vectors))
     with file_io.whole(path) as file:
       np.savez(file, key=np.array(keys[number]), counts=total)
 
 
 def _blocks(
-  counter: streaming.BlockCounter, shard: Shard, excluded: tuple[np.ndarray, np.ndarray], size: int
-) -> Iterator[tuple[int, Any]]:
-  """Reads and prepares the blocks of a shard."""
+  shard: Shard, excluded: tuple[np.ndarray, np.ndarray], size: int
+) -> Iterator[streaming.Block]:
+  """Reads the blocks of a shard."""
   rows, positions = excluded
   for start in range(0, shard.rows, size):
     vectors = shards_lib.read(shard, start, min(size, shard.rows - start))
@@ -113,14 +118,14 @@ def _blocks(
     if here.any():
       ids = np.full(len(vectors), -1)
       ids[rows[here] - start] = positions[here]
-    try:
-      yield len(vectors), counter.prepare(streaming.Block(vectors, ids=ids))
-    except streaming.NotFiniteError as error:
-      raise shard_survey.not_finite(shard, start + error.row) from None
+    yield streaming.Block(vectors, ids=ids)
 
 
 def _ahead(items: Iterator[Any]) -> Iterator[Any]:
-  """Yields items, with the next one made by a thread in the meantime."""
+  """Yields items, with the next one made by a thread in the meantime.
+
+  It only reads: a thread that computes takes a core from the product.
+  """
   with futures.ThreadPoolExecutor(1) as pool:
     following = pool.submit(next, items, None)
     while (item := following.result()) is not None:

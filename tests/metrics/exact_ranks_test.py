@@ -103,6 +103,21 @@ class FastCountsTest(chex.TestCase):
       metrics.retrieval_metrics(embeddings, labels, block_size=24)
     self.assertEqual(count.call_count, 1)
 
+  @parameterized.parameters((0.05, True), (3.0, False))
+  def test_one_comparison_where_few_reach_the_lowest_positive(self, noise, is_sparse):
+    """Checks that a good model needs no count for each positive, and a poor one does."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(512) // 4
+    embeddings = rng.normal(size=(128, 64))[labels] + noise * rng.normal(size=(512, 64))
+    with (
+      mock.patch.object(exact_ranks, "MIN_PRODUCTS", 0),
+      mock.patch.object(exact_ranks, "_count_block", side_effect=exact_ranks._count_block) as count,
+    ):
+      got = metrics.retrieval_metrics(embeddings, labels, block_size=128, per_query=True)
+    self.assertEqual(count.call_count, 0 if is_sparse else 4)
+    usable = ~np.eye(512, dtype=bool)
+    self.compare(got, reference.by_sorting_all(embeddings, labels, embeddings, labels, usable))
+
   @parameterized.parameters(16, 300)
   def test_bound(self, width):
     """Checks that the float32 score is within the bound of the exact one. The bound has the size of
