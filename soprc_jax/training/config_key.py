@@ -113,6 +113,15 @@ class Key(NamedTuple):
     return low if self.low is None else self.low, high if self.high is None else self.high
 
 
+def group(prefix: str, *keys: Key, **shared: Any) -> tuple[Key, ...]:
+  """Returns the keys of a group, named without its prefix, with the attributes that they share.
+
+  >>> group("loss.triplet", Key("margin", 0.1, "margin"), losses=("triplet",))[0].name
+  'loss.triplet.margin'
+  """
+  return tuple(key._replace(name=f"{prefix}.{key.name}", **shared) for key in keys)
+
+
 def default_config(keys: Iterable[Key]) -> Any:
   """Returns a ``ConfigDict`` of the keys with their defaults."""
   tree: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from soprc_jax.data import characters, datasets, decoding, pipeline, sampler, tr
 from soprc_jax.models import HEADS, RESNETS, resnet
 from soprc_jax.training import config_key, objectives, optimizers, vit_keys
 from soprc_jax.training import step as step_lib
-from soprc_jax.training.config_key import LARGEST_COUNT, Key
+from soprc_jax.training.config_key import LARGEST_COUNT, Key, group
 
 # What a preset decides (docs/paper.md, errata 2 to 8). A config file may change it:
 # config.presets.default.prior.value = 0.03. A self weight of None is 1 / (M + 1).
@@ -65,16 +65,8 @@ _RESNET = ("model.name", tuple(sorted(RESNETS)))
 _HEADS = ("model.name", HEADS)
 _VIT = ("model.name", ("vit",))
 BACKBONES = ("conv3", *sorted(RESNETS), "vit")
-_SOPRC, _SOPRC_AP, _CONTRASTIVE, _XBM, _BLACKBOX, _SUP_AP, _RECALL, _PROXIES = (
-  ("soprc",),
-  ("soprc", "ap"),
-  ("contrastive",),
-  ("xbm",),
-  ("blackbox",),
-  ("sup_ap",),
-  ("recall_at_k",),
-  ("proxy_anchor", "norm_softmax", "arc_face"),
-)
+_SOPRC, _SOPRC_AP = ("soprc",), ("soprc", "ap")
+_PROXIES = ("proxy_anchor", "norm_softmax", "arc_face")
 
 
 def _is_pattern(text: str) -> bool:
@@ -83,6 +75,11 @@ def _is_pattern(text: str) -> bool:
   except re.error:
     return False
   return True
+
+
+def _options(loss: str, *keys: Key) -> tuple[Key, ...]:
+  """Returns the keys of the group of one loss."""
+  return group(f"loss.{loss}", *keys, losses=(loss,))
 
 
 # Every key. The defaults are the paper's; where its text gives none, those of the authors' code.
@@ -132,12 +129,7 @@ KEYS = (
     "shorter side before the augmentation crop",
     used_with=("data.augmentation", ("crop",)),
   ),
-  Key(
-    "data.flip",
-    True,
-    "mirror half of the training images, left to right",
-    used_with=_RANDOM,
-  ),
+  Key("data.flip", True, "mirror half of the training images, left to right", used_with=_RANDOM),
   Key(
     "data.min_crop_area",
     0.2,
@@ -154,36 +146,36 @@ KEYS = (
     high=transforms.HIGHEST["color_jitter"],
     used_with=_RANDOM,
   ),
-  Key(
-    "data.max_rotation",
-    15.0,
-    "largest random rotation in degrees",
-    low=0,
-    high=transforms.HIGHEST["max_rotation"],
-    used_with=_AFFINE,
-  ),
-  Key(
-    "data.max_shift",
-    0.06,
-    "largest random shift along each axis, as a share of the shorter side",
-    low=0,
-    high=transforms.HIGHEST["max_shift"],
-    used_with=_AFFINE,
-  ),
-  Key(
-    "data.max_scale",
-    0.2,
-    "s: width and height are scaled by random factors 1 - s to 1 + s",
-    low=0,
-    high=transforms.HIGHEST["max_scale"],
-    used_with=_AFFINE,
-  ),
-  Key(
-    "data.max_shear",
-    0.15,
-    "largest random horizontal shear, as a share of the height",
-    low=0,
-    high=transforms.HIGHEST["max_shear"],
+  *group(
+    "data",
+    Key(
+      "max_rotation",
+      15.0,
+      "largest random rotation in degrees",
+      low=0,
+      high=transforms.HIGHEST["max_rotation"],
+    ),
+    Key(
+      "max_shift",
+      0.06,
+      "largest random shift along each axis, as a share of the shorter side",
+      low=0,
+      high=transforms.HIGHEST["max_shift"],
+    ),
+    Key(
+      "max_scale",
+      0.2,
+      "s: width and height are scaled by random factors 1 - s to 1 + s",
+      low=0,
+      high=transforms.HIGHEST["max_scale"],
+    ),
+    Key(
+      "max_shear",
+      0.15,
+      "largest random horizontal shear, as a share of the height",
+      low=0,
+      high=transforms.HIGHEST["max_shear"],
+    ),
     used_with=_AFFINE,
   ),
   Key(
@@ -223,96 +215,43 @@ KEYS = (
     "classes of a batch; confusable: groups of classes that the model takes for each other",
     choices=sampler.SAMPLERS,
   ),
-  Key(
-    "data.confusable.group",
-    8,
-    "classes in a group of similar classes",
-    low=2,
+  *group(
+    "data.confusable",
+    Key("group", 8, "classes in a group of similar classes", low=2),
+    Key("pool", 16, "nearest classes of a class that its group is drawn from", low=1),
+    Key(
+      "refresh",
+      None,
+      "steps after which the similar classes are found again; None: so that it takes below a tenth "
+      "of the time",
+      low=1,
+      kind=int,
+    ),
     used_with=_CONFUSABLE,
   ),
-  Key(
-    "data.confusable.pool",
-    16,
-    "nearest classes of a class that its group is drawn from",
-    low=1,
-    used_with=_CONFUSABLE,
-  ),
-  Key(
-    "data.confusable.refresh",
-    None,
-    "steps after which the similar classes are found again; None: so that it takes below a tenth "
-    "of the time",
-    low=1,
-    kind=int,
-    used_with=_CONFUSABLE,
-  ),
-  Key(
-    "data.characters.train_classes",
-    11_318,
-    "classes for training and validation",
-    low=2,
-    high=len(characters.CODES),
-    used_with=_CHARACTERS,
-  ),
-  Key(
-    "data.characters.train_images",
-    59_551,
-    "images of these classes",
-    low=4,
-    high=_MEMORY,
-    used_with=_CHARACTERS,
-  ),
-  Key(
-    "data.characters.test_classes",
-    11_316,
-    "test classes",
-    low=2,
-    high=len(characters.CODES),
-    used_with=_CHARACTERS,
-  ),
-  Key(
-    "data.characters.test_images",
-    60_502,
-    "images of the test classes",
-    low=4,
-    high=_MEMORY,
-    used_with=_CHARACTERS,
-  ),
-  Key(
-    "data.characters.pretrain_classes",
-    0,
-    "further classes that replace the training classes, for a model that others start from; 0: "
-    "none",
-    high=len(characters.CODES),
-    used_with=_CHARACTERS,
-  ),
-  Key(
-    "data.characters.pretrain_images",
-    0,
-    "images of these classes",
-    high=_MEMORY,
-    used_with=_CHARACTERS,
-  ),
-  Key(
-    "data.characters.min_images",
-    2,
-    "fewest images of a class",
-    low=2,
-    used_with=_CHARACTERS,
-  ),
-  Key(
-    "data.characters.max_images",
-    12,
-    "most images of a class",
-    low=2,
-    used_with=_CHARACTERS,
-  ),
-  Key(
-    "data.characters.side",
-    32,
-    "side of the rendered images in pixels",
-    low=16,
-    high=512,
+  *group(
+    "data.characters",
+    Key(
+      "train_classes",
+      11_318,
+      "classes for training and validation",
+      low=2,
+      high=len(characters.CODES),
+    ),
+    Key("train_images", 59_551, "images of these classes", low=4, high=_MEMORY),
+    Key("test_classes", 11_316, "test classes", low=2, high=len(characters.CODES)),
+    Key("test_images", 60_502, "images of the test classes", low=4, high=_MEMORY),
+    Key(
+      "pretrain_classes",
+      0,
+      "further classes that replace the training classes, for a model that others start from; 0: "
+      "none",
+      high=len(characters.CODES),
+    ),
+    Key("pretrain_images", 0, "images of these classes", high=_MEMORY),
+    Key("min_images", 2, "fewest images of a class", low=2),
+    Key("max_images", 12, "most images of a class", low=2),
+    Key("side", 32, "side of the rendered images in pixels", low=16, high=512),
     used_with=_CHARACTERS,
   ),
   Key(
@@ -423,344 +362,201 @@ KEYS = (
   ),
   *vit_keys.KEYS,
   Key("loss.name", "soprc", "loss", must=_LOSS, often=True),
-  Key(
-    "loss.preset",
-    "default",
-    "source of the options that are not set",
-    choices=tuple(PRESETS),
+  *group(
+    "loss",
+    Key(
+      "preset",
+      "default",
+      "source of the options that are not set",
+      choices=tuple(PRESETS),
+      often=True,
+    ),
+    Key("tau1", 0.1, "width of the surrogate l1 (Eq. 7)", above=0),
+    Key("tau2", 0.001, "width of the surrogate l2 (Eq. 7)", above=0),
+    Key("tpr_gradient", None, "the gradient also passes through T", kind=bool),
     losses=_SOPRC_AP,
-    often=True,
   ),
-  Key(
-    "loss.link",
-    None,
-    "risk at a precision p of a positive; share: 1 - p (Eq. 8); log: -log(p), never flat",
-    choices=tuple(estimators.LINKS),
-    kind=str,
+  *group(
+    "loss",
+    Key(
+      "link",
+      None,
+      "risk at a precision p of a positive; share: 1 - p (Eq. 8); log: -log(p), never flat",
+      choices=tuple(estimators.LINKS),
+      kind=str,
+    ),
+    Key(
+      "tau1_start",
+      0.0,
+      "> 0: initial tau1; it changes log-linearly to loss.tau1 over the main phase",
+      low=0,
+    ),
+    Key(
+      "beta", 0.1, "weight of the new scores in v at a visit of its class (Eq. 10)", above=0, high=1
+    ),
+    Key("num_points", 100, "M, the length of the auxiliary vector v", low=1, high=_POINTS),
+    Key(
+      "v",
+      "carried",
+      "carried: v is kept over the steps; batch: phi of the batch",
+      choices=("carried", "batch"),
+    ),
+    Key(
+      "pull",
+      None,
+      "final weight of the positive part of Multi-Similarity, which pulls positives to their "
+      "query; it grows linearly from 0",
+      low=0,
+      kind=float,
+    ),
+    Key(
+      "superclass_gain",
+      0.0,
+      "relevance of a candidate of the query's superclass, where one of its class has 1 "
+      "(docs/howto/graded.md); 0: superclasses do not count",
+      must="0 or more and below 1",
+      holds=lambda gain: 0 <= gain < 1,
+    ),
+    Key("lambda1", 1.0, "weight of the positives' semi-variance (Eq. 9)", low=0),
+    Key("lambda2", 5.0, "weight of the negatives' semi-variance (Eq. 9)", low=0),
+    Key(
+      "self_weight",
+      None,
+      "weight of a positive itself in its true positive rate T; None in a preset: 1/(M+1)",
+      low=0,
+      high=1,
+      kind=float,
+    ),
+    Key(
+      "initial_v", None, "initial value of v (erratum 4)", choices=("debiased", "uniform"), kind=str
+    ),
+    Key("grid", None, "grid of the interpolation (Alg. 2)", choices=interpolation.GRIDS, kind=str),
+    Key(
+      "average_over",
+      None,
+      "scores that Eq. 9 averages over (erratum 8)",
+      choices=("selected", "all"),
+      kind=str,
+    ),
+    Key(
+      "pool", None, "Eq. 9 over the batch or over each list", choices=("batch", "list"), kind=str
+    ),
+    Key("mean_gradient", None, "the gradient also passes through the means of Eq. 9", kind=bool),
     losses=_SOPRC,
   ),
-  Key("loss.tau1", 0.1, "width of the surrogate l1 (Eq. 7)", above=0, losses=_SOPRC_AP),
-  Key(
-    "loss.tau1_start",
-    0.0,
-    "> 0: initial tau1; it changes log-linearly to loss.tau1 over the main phase",
-    low=0,
+  *group(
+    "loss.prior",
+    Key(
+      "kind",
+      None,
+      "how the prior of a class is computed (erratum 7)",
+      choices=objectives.PRIOR_KINDS,
+      kind=str,
+    ),
+    Key("value", None, "prior, for the kinds scaled and constant", low=0, high=1, kind=float),
+    Key(
+      "start",
+      None,
+      "> 0: initial prior, annealed to that of loss.prior.kind",
+      low=0,
+      high=1,
+      kind=float,
+    ),
+    Key("shape", "log", "shape of the annealing of the prior", choices=objectives.PRIOR_SHAPES),
+    Key("until", 1.0, "share of the main phase after which the annealing ends", above=0, high=1),
     losses=_SOPRC,
   ),
-  Key("loss.tau2", 0.001, "width of the surrogate l2 (Eq. 7)", above=0, losses=_SOPRC_AP),
-  Key(
-    "loss.beta",
-    0.1,
-    "weight of the new scores in v at a visit of its class (Eq. 10)",
-    above=0,
-    high=1,
-    losses=_SOPRC,
+  *_options(
+    "contrastive",
+    Key("positive_margin", 1.0, "similarity above which a positive has no loss"),
+    Key("negative_margin", 0.5, "similarity below which a negative has no loss"),
+    Key("average_active", False, "average only over the pairs whose loss is not 0"),
   ),
-  Key(
-    "loss.num_points",
-    100,
-    "M, the length of the auxiliary vector v",
-    low=1,
-    high=_POINTS,
-    losses=_SOPRC,
+  *_options("triplet", Key("margin", 0.1, "margin between positive and negative", low=0)),
+  *_options(
+    "multi_similarity",
+    Key("alpha", 2.0, "sharpness for positives", above=0),
+    Key("beta", 40.0, "sharpness for negatives", above=0),
+    Key("base", 0.5, "similarity around which pairs are weighted"),
   ),
-  Key(
-    "loss.v",
-    "carried",
-    "carried: v is kept over the steps; batch: phi of the batch",
-    choices=("carried", "batch"),
-    losses=_SOPRC,
+  *_options(
+    "smooth_ap",
+    Key("tau", 0.01, "temperature of the sigmoid", above=0),
+    Key("include_self", True, "the query is relevant to itself"),
   ),
-  Key(
-    "loss.pull",
-    None,
-    "final weight of the positive part of Multi-Similarity, which pulls positives to their query; "
-    "it grows linearly from 0",
-    low=0,
-    kind=float,
-    losses=_SOPRC,
+  *_options("fast_ap", Key("num_bins", 10, "bins of the histogram", low=1, high=_POINTS)),
+  *_options(
+    "listwise_ap",
+    Key("num_bins", 20, "centers of the histogram", low=2, high=_POINTS),
+    Key("include_self", True, "the query is relevant to itself"),
   ),
-  Key(
-    "loss.superclass_gain",
-    0.0,
-    "relevance of a candidate of the query's superclass, where one of its class has 1 "
-    "(docs/howto/graded.md); 0: superclasses do not count",
-    must="0 or more and below 1",
-    holds=lambda gain: 0 <= gain < 1,
-    losses=_SOPRC,
+  *_options(
+    "auroc",
+    Key("surrogate", "huber", "loss of a pair", choices=tuple(losses.auroc.SURROGATES)),
+    Key("tau", 0.1, "width of huber and sigmoid", above=0),
+    Key("include_self", True, "the query is relevant to itself"),
   ),
-  Key("loss.lambda1", 1.0, "weight of the positives' semi-variance (Eq. 9)", low=0, losses=_SOPRC),
-  Key("loss.lambda2", 5.0, "weight of the negatives' semi-variance (Eq. 9)", low=0, losses=_SOPRC),
-  Key(
-    "loss.self_weight",
-    None,
-    "weight of a positive itself in its true positive rate T; None in a preset: 1/(M+1)",
-    low=0,
-    high=1,
-    kind=float,
-    losses=_SOPRC,
+  *_options("sup_con", Key("temperature", 0.07, "temperature of the softmax", above=0)),
+  *_options("quad_linear_ap", Key("width", 0.1, "width of the surrogate", above=0)),
+  *_options(
+    "sup_ap",
+    Key("tau", 0.01, "temperature of the sigmoid", above=0),
+    Key("rho", 100.0, "slope of the bound beyond loss.sup_ap.delta", low=0),
+    Key("delta", 0.05, "score difference from which on the bound is linear", low=0),
+    Key("lambda_", 0.5, "weight of the calibration", low=0, high=1),
+    Key("alpha", 0.9, "similarity above which a positive has no calibration loss"),
+    Key("beta", 0.6, "similarity below which a negative has no calibration loss"),
   ),
-  Key("loss.tpr_gradient", None, "the gradient also passes through T", kind=bool, losses=_SOPRC_AP),
-  Key(
-    "loss.initial_v",
-    None,
-    "initial value of v (erratum 4)",
-    choices=("debiased", "uniform"),
-    kind=str,
-    losses=_SOPRC,
+  *_options(
+    "recall_at_k",
+    Key(
+      "ks",
+      (1, 2, 4, 8, 16),
+      "k of the smoothed recalls",
+      must="different numbers >= 1, at least one",
+      holds=lambda ks: config_key.different(ks, lambda k: 1 <= k <= LARGEST_COUNT),
+    ),
+    Key("tau1", 1.0, "temperature on ranks", above=0),
+    Key("tau2", 0.01, "temperature on similarities", above=0),
+    Key("mixup", False, "add a virtual image for each, mixed with another of its class (SiMix)"),
   ),
-  Key(
-    "loss.grid",
-    None,
-    "grid of the interpolation (Alg. 2)",
-    choices=interpolation.GRIDS,
-    kind=str,
-    losses=_SOPRC,
+  *_options(
+    "sigmoid",
+    Key("scale", 10.0, "initial factor of the similarities, learned", above=0),
+    Key("bias", -10.0, "initial bias, learned"),
   ),
-  Key(
-    "loss.average_over",
-    None,
-    "scores that Eq. 9 averages over (erratum 8)",
-    choices=("selected", "all"),
-    kind=str,
-    losses=_SOPRC,
+  *_options(
+    "proxy_anchor",
+    Key("alpha", 32.0, "sharpness", above=0),
+    Key("margin", 0.1, "margin", low=0),
   ),
-  Key(
-    "loss.pool",
-    None,
-    "Eq. 9 over the batch or over each list",
-    choices=("batch", "list"),
-    kind=str,
-    losses=_SOPRC,
+  *_options("norm_softmax", Key("temperature", 0.05, "temperature of the softmax", above=0)),
+  *_options(
+    "arc_face",
+    Key("scale", 64.0, "factor of the cosines", above=0),
+    Key("margin", 0.5, "margin added to the angle to the own proxy, in radians", low=0, high=1.5),
   ),
-  Key(
-    "loss.mean_gradient",
-    None,
-    "the gradient also passes through the means of Eq. 9",
-    kind=bool,
-    losses=_SOPRC,
+  *_options(
+    "xbm",
+    Key("memory_size", 4096, "embeddings kept, at least train.batch_size", high=_MEMORY),
+    Key("start_after", 0, "steps at the start in which the memory stays empty"),
+    Key("negative_margin", 0.5, "similarity below which a negative has no loss"),
+    Key("include_self", False, "the query is relevant to itself"),
+    Key(
+      "overflow",
+      "ring",
+      "which embeddings a full memory drops: the oldest, or the tail",
+      choices=("ring", "tail"),
+    ),
   ),
-  Key(
-    "loss.prior.kind",
-    None,
-    "how the prior of a class is computed (erratum 7)",
-    choices=objectives.PRIOR_KINDS,
-    kind=str,
-    losses=_SOPRC,
+  *_options(
+    "blackbox",
+    Key("lambda_", 5.0, "width of the interpolation", above=0),
+    Key("margin", 0.0, "scale of the random shift of the scores", low=0),
+    Key("interclass_coef", 0.9, "share of the ranking of all pairs", low=0, high=1),
+    Key("memory_size", 1024, "embeddings kept, at least train.batch_size", high=_MEMORY),
+    Key("include_self", True, "the query is relevant to itself"),
   ),
-  Key(
-    "loss.prior.value",
-    None,
-    "prior, for the kinds scaled and constant",
-    low=0,
-    high=1,
-    kind=float,
-    losses=_SOPRC,
-  ),
-  Key(
-    "loss.prior.start",
-    None,
-    "> 0: initial prior, annealed to that of loss.prior.kind",
-    low=0,
-    high=1,
-    kind=float,
-    losses=_SOPRC,
-  ),
-  Key(
-    "loss.prior.shape",
-    "log",
-    "shape of the annealing of the prior",
-    choices=objectives.PRIOR_SHAPES,
-    losses=_SOPRC,
-  ),
-  Key(
-    "loss.prior.until",
-    1.0,
-    "share of the main phase after which the annealing ends",
-    above=0,
-    high=1,
-    losses=_SOPRC,
-  ),
-  Key(
-    "loss.contrastive.positive_margin",
-    1.0,
-    "similarity above which a positive has no loss",
-    losses=_CONTRASTIVE,
-  ),
-  Key(
-    "loss.contrastive.negative_margin",
-    0.5,
-    "similarity below which a negative has no loss",
-    losses=_CONTRASTIVE,
-  ),
-  Key(
-    "loss.contrastive.average_active",
-    False,
-    "average only over the pairs whose loss is not 0",
-    losses=_CONTRASTIVE,
-  ),
-  Key(
-    "loss.triplet.margin", 0.1, "margin between positive and negative", low=0, losses=("triplet",)
-  ),
-  Key(
-    "loss.multi_similarity.alpha",
-    2.0,
-    "sharpness for positives",
-    above=0,
-    losses=("multi_similarity",),
-  ),
-  Key(
-    "loss.multi_similarity.beta",
-    40.0,
-    "sharpness for negatives",
-    above=0,
-    losses=("multi_similarity",),
-  ),
-  Key(
-    "loss.multi_similarity.base",
-    0.5,
-    "similarity around which pairs are weighted",
-    losses=("multi_similarity",),
-  ),
-  Key("loss.smooth_ap.tau", 0.01, "temperature of the sigmoid", above=0, losses=("smooth_ap",)),
-  Key(
-    "loss.smooth_ap.include_self", True, "the query is relevant to itself", losses=("smooth_ap",)
-  ),
-  Key(
-    "loss.fast_ap.num_bins", 10, "bins of the histogram", low=1, high=_POINTS, losses=("fast_ap",)
-  ),
-  Key(
-    "loss.listwise_ap.num_bins",
-    20,
-    "centers of the histogram",
-    low=2,
-    high=_POINTS,
-    losses=("listwise_ap",),
-  ),
-  Key(
-    "loss.listwise_ap.include_self",
-    True,
-    "the query is relevant to itself",
-    losses=("listwise_ap",),
-  ),
-  Key(
-    "loss.auroc.surrogate",
-    "huber",
-    "loss of a pair",
-    choices=tuple(losses.auroc.SURROGATES),
-    losses=("auroc",),
-  ),
-  Key("loss.auroc.tau", 0.1, "width of huber and sigmoid", above=0, losses=("auroc",)),
-  Key("loss.auroc.include_self", True, "the query is relevant to itself", losses=("auroc",)),
-  Key("loss.sup_con.temperature", 0.07, "temperature of the softmax", above=0, losses=("sup_con",)),
-  Key(
-    "loss.quad_linear_ap.width", 0.1, "width of the surrogate", above=0, losses=("quad_linear_ap",)
-  ),
-  Key("loss.sup_ap.tau", 0.01, "temperature of the sigmoid", above=0, losses=_SUP_AP),
-  Key(
-    "loss.sup_ap.rho", 100.0, "slope of the bound beyond loss.sup_ap.delta", low=0, losses=_SUP_AP
-  ),
-  Key(
-    "loss.sup_ap.delta",
-    0.05,
-    "score difference from which on the bound is linear",
-    low=0,
-    losses=_SUP_AP,
-  ),
-  Key("loss.sup_ap.lambda_", 0.5, "weight of the calibration", low=0, high=1, losses=_SUP_AP),
-  Key(
-    "loss.sup_ap.alpha",
-    0.9,
-    "similarity above which a positive has no calibration loss",
-    losses=_SUP_AP,
-  ),
-  Key(
-    "loss.sup_ap.beta",
-    0.6,
-    "similarity below which a negative has no calibration loss",
-    losses=_SUP_AP,
-  ),
-  Key(
-    "loss.recall_at_k.ks",
-    (1, 2, 4, 8, 16),
-    "k of the smoothed recalls",
-    must="different numbers >= 1, at least one",
-    holds=lambda ks: config_key.different(ks, lambda k: 1 <= k <= LARGEST_COUNT),
-    losses=_RECALL,
-  ),
-  Key("loss.recall_at_k.tau1", 1.0, "temperature on ranks", above=0, losses=_RECALL),
-  Key("loss.recall_at_k.tau2", 0.01, "temperature on similarities", above=0, losses=_RECALL),
-  Key(
-    "loss.recall_at_k.mixup",
-    False,
-    "add a virtual image for each, mixed with another of its class (SiMix)",
-    losses=_RECALL,
-  ),
-  Key(
-    "loss.sigmoid.scale",
-    10.0,
-    "initial factor of the similarities, learned",
-    above=0,
-    losses=("sigmoid",),
-  ),
-  Key("loss.sigmoid.bias", -10.0, "initial bias, learned", losses=("sigmoid",)),
-  Key("loss.proxy_anchor.alpha", 32.0, "sharpness", above=0, losses=("proxy_anchor",)),
-  Key("loss.proxy_anchor.margin", 0.1, "margin", low=0, losses=("proxy_anchor",)),
-  Key(
-    "loss.norm_softmax.temperature",
-    0.05,
-    "temperature of the softmax",
-    above=0,
-    losses=("norm_softmax",),
-  ),
-  Key("loss.arc_face.scale", 64.0, "factor of the cosines", above=0, losses=("arc_face",)),
-  Key(
-    "loss.arc_face.margin",
-    0.5,
-    "margin added to the angle to the own proxy, in radians",
-    low=0,
-    high=1.5,
-    losses=("arc_face",),
-  ),
-  Key(
-    "loss.xbm.memory_size",
-    4096,
-    "embeddings kept, at least train.batch_size",
-    high=_MEMORY,
-    losses=_XBM,
-  ),
-  Key("loss.xbm.start_after", 0, "steps at the start in which the memory stays empty", losses=_XBM),
-  Key(
-    "loss.xbm.negative_margin", 0.5, "similarity below which a negative has no loss", losses=_XBM
-  ),
-  Key("loss.xbm.include_self", False, "the query is relevant to itself", losses=_XBM),
-  Key(
-    "loss.xbm.overflow",
-    "ring",
-    "which embeddings a full memory drops: the oldest, or the tail",
-    choices=("ring", "tail"),
-    losses=_XBM,
-  ),
-  Key("loss.blackbox.lambda_", 5.0, "width of the interpolation", above=0, losses=_BLACKBOX),
-  Key(
-    "loss.blackbox.margin", 0.0, "scale of the random shift of the scores", low=0, losses=_BLACKBOX
-  ),
-  Key(
-    "loss.blackbox.interclass_coef",
-    0.9,
-    "share of the ranking of all pairs",
-    low=0,
-    high=1,
-    losses=_BLACKBOX,
-  ),
-  Key(
-    "loss.blackbox.memory_size",
-    1024,
-    "embeddings kept, at least train.batch_size",
-    high=_MEMORY,
-    losses=_BLACKBOX,
-  ),
-  Key("loss.blackbox.include_self", True, "the query is relevant to itself", losses=_BLACKBOX),
   Key(
     "loss.proxy_multiplier",
     1.0,
