@@ -1,9 +1,30 @@
 """Losses that SOPRC is compared with, as pure functions of embeddings and labels.
 
-All accept labels of any integer type or booleans, classes of unequal size, a mask, and an
-``axis_name`` for the joined batch of several devices. Those with proxies take rows of proxies as
-labels. The others compare pairs of images, and also accept masks of pairs: positives in place of
-labels, and pairs to ignore.
+Arguments of all losses:
+
+* ``embeddings``: ``[B, D]``, unit norm (not normalized again).
+* ``labels``: ``[B]`` integers of any type or booleans, in any order, classes of any size. Under jit
+  they must fit into 32 bits, see `soprc_jax.retrieval_lists`.
+* ``where``: ``[B]`` mask of the valid images; None means all.
+* ``axis_name``: name of a mapped axis. The batch is then the joined batch of all its devices.
+
+Those with proxies also take ``proxies``: ``[C, D]``, one vector for each class, of any norm > 0.
+They are normalized here, and learned with the model; they are the same on all devices. Labels are
+then rows of the proxies: a label on the host that is no row raises a ValueError, and an image with
+such a traced label is left out.
+
+The others compare pairs of images. They also take
+
+* ``**pairs``: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of
+  pairs and a limit, see `soprc_jax.retrieval_lists`;
+* ``max_positives``, if they rank: static bound on the positives of a query, itself not counted. If
+  a query has more, concrete labels raise a ValueError. With traced labels (an argument of a jitted
+  function) evenly spaced ones are kept, as in `soprc_jax.retrieval_lists`. None takes the largest
+  class of concrete labels. With traced labels None costs time cubic in the batch, though not
+  memory.
+
+All return a scalar, at least float32. They raise an AssertionError when traced if shapes do not
+fit, and a ValueError if an option is a plain number out of range.
 """
 
 from soprc_jax.losses.arc_face import arc_face_loss

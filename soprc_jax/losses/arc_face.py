@@ -31,23 +31,12 @@ def arc_face_loss(
   the authors' code.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers, the row of each image's class in ``proxies``.
-    proxies: ``[C, D]``, the weights of each class, of any norm > 0. They are normalized here, and
-      learned with the model.
+    embeddings, labels, proxies, where, axis_name: see `soprc_jax.losses`.
     scale: factor a > 0 of the cosines.
     margin: m in [0, pi], in radians.
-    where: ``[B]`` mask of the valid images; None means all.
-    axis_name: name of a mapped axis. The mean is then over the images of all its devices. The
-      proxies are the same on all of them.
 
   Returns:
-    Scalar >= 0, at least float32; 0 without a valid image.
-
-  Raises:
-    AssertionError: when traced, if shapes do not fit.
-    ValueError: an option is a plain number out of range; a label on the host is no row. An image
-      with a traced label that is no row is left out.
+    Scalar >= 0; 0 without a valid image.
 
   >>> embeddings, proxies = jnp.array([[1.0, 0.0], [0.8, 0.6]]), jnp.array([[2.0, 0.0], [0.0, 1.0]])
   >>> print(f"{arc_face_loss(embeddings, jnp.array([0, 1]), proxies):.4f}")

@@ -42,22 +42,13 @@ def auroc_loss(
   sigmoid(-x / tau) (``sigmoid``).
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
-      into 32 bits, see `retrieval_lists`. Concrete labels save time, see `smooth_ap_loss`.
+    embeddings, labels, where, axis_name, max_positives, **pairs: see `soprc_jax.losses`.
     surrogate: the function f, one of the above.
     tau: width > 0 of ``huber`` and ``sigmoid``; ``logistic`` ignores it.
     include_self: whether a query counts as relevant to itself, as in the reference code.
-    where: ``[B]`` mask of the valid images; None means all.
-    axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
-    max_positives: static bound on the positives of a query (itself not counted). It saves time if
-      the labels are traced. None takes the largest class of concrete labels.
-    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
-      and a limit, see `retrieval_lists`.
 
   Returns:
-    Scalar >= 0, at least float32. Queries without a positive or a negative are left out; 0 if all
-    are.
+    Scalar >= 0. Queries without a positive or a negative are left out; 0 if all are.
 
   Raises:
     ValueError: unknown surrogate, or tau <= 0.

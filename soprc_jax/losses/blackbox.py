@@ -74,9 +74,7 @@ def blackbox_ap_loss(
   multiplied by the weight. So lambda has the same meaning for any weight and any number of devices.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
-      into 32 bits, see `retrieval_lists`.
+    embeddings, labels, where, axis_name: see `soprc_jax.losses`.
     lambda_: width > 0 of the interpolation.
     margin: m >= 0. Scores are shifted by ``-m |z| / 2`` for relevant candidates and by ``m |z| /
       2`` for the others, with z standard normal, drawn from ``key``.
@@ -86,18 +84,15 @@ def blackbox_ap_loss(
     key: random key, required for ``margin`` > 0; the same on all devices.
     include_self: whether a query is a candidate that is relevant to itself, as in the reference
       code.
-    where: ``[B]`` mask of the valid images; None means all.
-    axis_name: name of a mapped axis. The batch is then the joined batch of all its devices.
     max_positives: static bound on the positives of a query in the batch (itself not counted). If
       this bound or the labels are known at compile time, ranks are counted instead of sorted. That
       takes a fraction of the time. With a memory its candidates are always sorted.
-    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
-      and a limit, see `retrieval_lists`. With a memory only ``ignore_above`` is possible, since
-      the images of a memory have labels.
+    **pairs: see `soprc_jax.losses`. With a memory only ``ignore_above`` is possible, since its
+      images have labels.
 
   Returns:
-    Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped in the
-    mean. The second term is 0 if the batch has no positive or no negative pair.
+    Scalar in [0, 1]. Queries without a positive or a negative are skipped in the mean. The second
+    term is 0 if the batch has no positive or no negative pair.
 
   Raises:
     ValueError: an option is a plain number out of range; there are more than 46,340 images on all

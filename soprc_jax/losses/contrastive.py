@@ -30,20 +30,13 @@ def contrastive_loss(
   .. math:: L = \sum_{positive} [m^+ - s]_+ + \sum_{negative} [s - m^-]_+
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
-      into 32 bits, see `retrieval_lists`.
+    embeddings, labels, where, axis_name, **pairs: see `soprc_jax.losses`.
     positive_margin: similarity m+ above which a positive pair costs nothing.
     negative_margin: similarity m- below which a negative pair costs nothing.
     average_active: whether each of the two sums is divided by its number of pairs with a loss > 0.
-    where: ``[B]`` mask of the valid images; None means all.
-    axis_name: name of a mapped axis. Pairs are then formed over the joined batch of all its
-      devices.
-    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
-      and a limit, see `retrieval_lists`.
 
   Returns:
-    Scalar >= 0, at least float32; 0 without pairs. Without ``average_active`` it grows with the
+    Scalar >= 0; 0 without pairs. Without ``average_active`` it grows with the
     square of the batch.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])

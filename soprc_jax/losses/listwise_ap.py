@@ -31,19 +31,12 @@ def listwise_ap_loss(
   .. math:: L = 1 - \mathrm{mean}_q \sum_m \frac{H^+_m}{H_m} \frac{h^+_m}{N^+_q}
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
-      into 32 bits, see `retrieval_lists`.
+    embeddings, labels, where, axis_name, **pairs: see `soprc_jax.losses`.
     num_bins: number of bin centers >= 2.
     include_self: whether a query counts as relevant to itself, as in the reference code.
-    where: ``[B]`` mask of the valid images; None means all.
-    axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
-    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
-      and a limit, see `retrieval_lists`.
 
   Returns:
-    Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped; 0 if
-    all are.
+    Scalar in [0, 1]. Queries without a positive or a negative are skipped; 0 if all are.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
   >>> print(f"{listwise_ap_loss(embeddings, jnp.array([0, 0, 1, 1]), include_self=False):.4f}")

@@ -31,20 +31,13 @@ def multi_similarity_loss(
             + \tfrac{1}{\beta} \log\Big(1 + \sum_n e^{\beta (s_{an} - b)}\Big)
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
-      into 32 bits, see `retrieval_lists`.
+    embeddings, labels, where, axis_name, **pairs: see `soprc_jax.losses`.
     alpha: sharpness for positives, > 0.
     beta: sharpness for negatives, > 0 (not the beta of Eq. 10).
     base: similarity b around which pairs are weighted.
-    where: ``[B]`` mask of the valid images; None means all.
-    axis_name: name of a mapped axis. Pairs are then formed over the joined batch of all its
-      devices.
-    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
-      and a limit, see `retrieval_lists`.
 
   Returns:
-    Scalar >= 0, at least float32; 0 without a valid image.
+    Scalar >= 0; 0 without a valid image.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
   >>> print(f"{multi_similarity_loss(embeddings, jnp.array([0, 0, 1])):.4f}")

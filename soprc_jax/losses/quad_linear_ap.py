@@ -33,19 +33,11 @@ def quad_linear_ap_loss(
   l1 of Eq. 7 with tau1 = w.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
-      into 32 bits, see `retrieval_lists`.
+    embeddings, labels, where, axis_name, max_positives, **pairs: see `soprc_jax.losses`.
     width: w > 0. A negative of a similarity less than that of a positive by w costs nothing.
-    where: ``[B]`` mask of the valid images; None means all.
-    axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
-    max_positives: static bound on the positives of a query, as in `smooth_ap_loss`.
-    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
-      and a limit, see `retrieval_lists`.
 
   Returns:
-    Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped; 0 if
-    all are.
+    Scalar in [0, 1]. Queries without a positive or a negative are skipped; 0 if all are.
 
   >>> import jax.numpy as jnp
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])

@@ -45,25 +45,19 @@ def recall_at_k_loss(
   paper makes one of every pair of a class.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
-      into 32 bits, see `retrieval_lists`.
+    embeddings, labels, where, axis_name: see `soprc_jax.losses`.
     ks: static, the values of k >= 1.
     tau1: temperature > 0 of the sigmoid on ranks.
     tau2: temperature > 0 of the sigmoid on similarities.
     mixup: whether virtual images are added.
     key: random key, required for ``mixup``; the same on all devices.
-    where: ``[B]`` mask of the valid images; None means all.
-    axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
-    max_positives: static bound on the positives of a query in the batch, without virtual images, as
-      in `smooth_ap_loss`.
-    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
-      and a limit, see `retrieval_lists`. With ``mixup`` only ``ignore_above`` is possible,
-      since a mask does not say what is relevant to a virtual image.
+    max_positives: static bound on the positives of a query in the batch, without virtual images,
+      see `soprc_jax.losses`.
+    **pairs: likewise. With ``mixup`` only ``ignore_above`` is possible, since a mask does not say
+      what is relevant to a virtual image.
 
   Returns:
-    Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped; 0 if
-    all are.
+    Scalar in [0, 1]. Queries without a positive or a negative are skipped; 0 if all are.
 
   Raises:
     ValueError: an option is a plain number out of range; ``mixup`` comes without ``key``.

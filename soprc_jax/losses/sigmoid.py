@@ -32,21 +32,14 @@ def sigmoid_loss(
   The paper divides the sum by the size of the batch instead of the number of pairs.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
-      into 32 bits, see `retrieval_lists`.
+    embeddings, labels, where, axis_name, **pairs: see `soprc_jax.losses`.
     scale: factor t > 0 of the similarities. The paper calls it temperature and learns log t. A
       training run does so too, from this value.
     bias: b. It is learned too. At the start it should be about the log-odds of a positive pair,
       minus t times a usual similarity, since nearly all pairs are negative.
-    where: ``[B]`` mask of the valid images; None means all.
-    axis_name: name of a mapped axis. Pairs are then formed over the joined batch of all its
-      devices.
-    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
-      and a limit, see `retrieval_lists`.
 
   Returns:
-    Scalar >= 0, at least float32; 0 without a pair.
+    Scalar >= 0; 0 without a pair.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
   >>> print(f"{sigmoid_loss(embeddings, jnp.array([0, 0, 1])):.4f}")

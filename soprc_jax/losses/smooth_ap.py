@@ -35,24 +35,12 @@ def smooth_ap_loss(
   where R is taken over all candidates, and R+ over the relevant ones.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
-      into 32 bits, see `retrieval_lists`. With concrete labels the cost is that of the largest
-      class. Traced labels (an argument of a jitted function) cost time cubic in the batch, though
-      not memory, unless ``max_positives`` is given.
+    embeddings, labels, where, axis_name, max_positives, **pairs: see `soprc_jax.losses`.
     tau: temperature > 0.
     include_self: whether a query counts as relevant to itself, as in the reference code.
-    where: ``[B]`` mask of the valid images; None means all.
-    axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
-    max_positives: static bound on the positives of a query (itself not counted). It saves time if
-      the labels are traced. If a query has more positives, evenly spaced ones are kept, as in
-      `retrieval_lists`. None takes the largest class of concrete labels.
-    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
-      and a limit, see `retrieval_lists`.
 
   Returns:
-    Scalar in [0, 1], at least float32. Queries without a positive or a negative are skipped; 0 if
-    all are.
+    Scalar in [0, 1]. Queries without a positive or a negative are skipped; 0 if all are.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
   >>> print(f"{smooth_ap_loss(embeddings, jnp.array([0, 0, 1, 1]), include_self=False):.4f}")

@@ -44,24 +44,16 @@ def sup_ap_loss(
   there.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
-      into 32 bits, see `retrieval_lists`.
+    embeddings, labels, where, axis_name, max_positives, **pairs: see `soprc_jax.losses`.
     tau: temperature > 0 of the sigmoid.
     rho: slope >= 0 beyond ``delta``.
     delta: score difference >= 0 from which on the bound is linear.
     lambda_: weight in [0, 1] of the calibration. 0 leaves SupAP alone.
     alpha: similarity above which a positive has no calibration loss.
     beta: similarity below which a negative has none.
-    where: ``[B]`` mask of the valid images; None means all.
-    axis_name: name of a mapped axis. The candidates are then the joined batch of all its devices.
-    max_positives: static bound on the positives of a query, as in `smooth_ap_loss`.
-    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
-      and a limit, see `retrieval_lists`.
 
   Returns:
-    Scalar >= 0, at least float32. Queries without a positive or a negative are skipped; 0 if all
-    are.
+    Scalar >= 0. Queries without a positive or a negative are skipped; 0 if all are.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
   >>> print(f"{sup_ap_loss(embeddings, jnp.array([0, 0, 1, 1])):.4f}")

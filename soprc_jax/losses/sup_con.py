@@ -30,18 +30,11 @@ def sup_con_loss(
             {\sum_{a \ne q} e^{s_{qa} / \tau}} \Big)
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
-      into 32 bits, see `retrieval_lists`.
+    embeddings, labels, where, axis_name, **pairs: see `soprc_jax.losses`.
     temperature: tau > 0.
-    where: ``[B]`` mask of the valid images; None means all.
-    axis_name: name of a mapped axis. Pairs are then formed over the joined batch of all its
-      devices.
-    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
-      and a limit, see `retrieval_lists`.
 
   Returns:
-    Scalar >= 0, at least float32. Queries without a positive are skipped; 0 if all are.
+    Scalar >= 0. Queries without a positive are skipped; 0 if all are.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
   >>> print(f"{sup_con_loss(embeddings, jnp.array([0, 0, 1])):.4f}")

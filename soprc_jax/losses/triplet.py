@@ -32,20 +32,13 @@ def triplet_loss(
   any other satisfied anchor.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
-      into 32 bits, see `retrieval_lists`.
+    embeddings, labels, where, axis_name, **pairs: see `soprc_jax.losses`.
     margin: m >= 0.
-    where: ``[B]`` mask of the valid images; None means all.
-    axis_name: name of a mapped axis. Triplets are then formed over the joined batch of all its
-      devices.
     max_positives: static bound on the positives of an anchor, to save memory, see
       `retrieval_lists`. None keeps all.
-    **pairs: ``positives`` (in place of ``labels``), ``ignore`` and ``ignore_above``, masks of pairs
-      and a limit, see `retrieval_lists`.
 
   Returns:
-    Scalar >= 0, at least float32; 0 without a valid image.
+    Scalar >= 0; 0 without a valid image.
 
   >>> embeddings = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
   >>> print(f"{triplet_loss(embeddings, jnp.array([0, 0, 1]), margin=0.5):.4f}")

@@ -35,9 +35,7 @@ def xbm_contrastive_loss(
   gradient reaches the queries only. The exception is the batch itself before ``start_after``.
 
   Args:
-    embeddings: ``[B, D]``, unit norm (not normalized again).
-    labels: ``[B]`` integers in any order, classes of any size. Under jit they must fit
-      into 32 bits, see `retrieval_lists`.
+    embeddings, labels: see `soprc_jax.losses`.
     memory: `Memory` with ``embeddings [S, D]``, ``labels [S]``, ``where [S]`` and ``own``. The
       latter holds the slots of the batch, ``[B]``, or is None.
     negative_margin: similarity m- below which a negative costs nothing.
@@ -53,11 +51,7 @@ def xbm_contrastive_loss(
       in a slot, give the memory indices of images as labels, and read ``memory.labels``.
 
   Returns:
-    Scalar, at least float32; 0 without a valid query. It grows with the number of positives in the
-    memory.
-
-  Raises:
-    AssertionError: when traced, if shapes do not fit.
+    Scalar; 0 without a valid query. It grows with the number of positives in the memory.
 
   >>> from soprc_jax.memory import embedding_memory
   >>> embeddings, labels = jnp.array([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]]), jnp.array([0, 0, 1])
