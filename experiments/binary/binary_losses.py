@@ -101,7 +101,7 @@ def _soprc(config: Any, setting: Setting) -> Objective:
   num_points = config.num_points or int(setting.class_counts[..., 1].max())
   rows = jnp.arange(setting.class_counts.size // 2)
   tracker = tracking.score_ema(len(rows), num_points, config.beta, bounds=_BOUNDS[config.scores])
-  prior = objectives.log_linear(config.prior_start, _prior(setting), setting.num_steps)
+  prior = objectives.anneal(config.prior_start, _prior(setting), setting.num_steps)
 
   def compute(inputs: Inputs) -> Outputs:
     found = _lists(inputs.embeddings, inputs.labels, config.scores, setting)

@@ -222,7 +222,7 @@ def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objec
   superclasses = superclass_lists.make(config, setting)
   tracker = _tracker(config, setting, superclass_lists.num_rows(setting, superclasses))
   prior_fn = make_prior(config.prior, setting)
-  tau1_fn = log_linear(config.tau1_start, config.tau1, setting.num_steps)
+  tau1_fn = anneal(config.tau1_start, config.tau1, setting.num_steps)
   # A full pull on an untrained network can move all images to one point.
   pull_fn = optax.linear_schedule(0.0, config.pull, setting.num_steps)
 
@@ -403,18 +403,6 @@ def make_prior(
   return prior
 
 
-def log_linear(start: float, end: Any, num_steps: int) -> Callable[[jax.Array], jax.Array]:
-  """Returns a schedule from ``start`` to ``end``, linear in the logarithm over ``num_steps`` steps.
-
-  It is constantly ``end`` if ``start`` is 0.
-
-  >>> schedule = log_linear(0.5, 0.005, 100)
-  >>> print(f"{schedule(0):.3f} {schedule(50):.3f} {schedule(100):.3f}")
-  0.500 0.050 0.005
-  """
-  return anneal(start, end, num_steps)
-
-
 def anneal(
   start: float, end: Any, num_steps: int, *, shape: str = "log", until: float = 1.0
 ) -> Callable[[jax.Array], jax.Array]:
@@ -428,6 +416,9 @@ def anneal(
       cosine in the logarithm, slow at both ends.
     until: share of the phase that the schedule takes, in (0, 1].
 
+  >>> schedule = anneal(0.5, 0.005, 100)
+  >>> print(f"{schedule(0):.3f} {schedule(50):.3f} {schedule(100):.3f}")
+  0.500 0.050 0.005
   >>> schedule = anneal(0.5, 0.1, 100, shape="linear", until=0.5)
   >>> print(f"{schedule(0):.2f} {schedule(25):.2f} {schedule(50):.2f} {schedule(100):.2f}")
   0.50 0.30 0.10 0.10

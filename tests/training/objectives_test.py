@@ -63,23 +63,23 @@ def _found(where=None):
 
 class LogLinearTest(chex.TestCase):
   def test_values(self):
-    schedule = objectives.log_linear(0.5, 0.005, 100)
+    schedule = objectives.anneal(0.5, 0.005, 100)
     got = [float(schedule(step)) for step in (0, 50, 100, 1000)]
     np.testing.assert_allclose(got, [0.5, 0.05, 0.005, 0.005], rtol=1e-5)
     np.testing.assert_allclose(schedule(25), 0.5 ** (3 / 4) * 0.005 ** (1 / 4), rtol=1e-5)
 
   def test_zero_start_means_constant(self):
-    schedule = objectives.log_linear(0.0, 0.3, 100)
+    schedule = objectives.anneal(0.0, 0.3, 100)
     np.testing.assert_allclose([schedule(0), schedule(70)], 0.3, rtol=1e-6)
 
   def test_ends_of_several_queries(self):
     ends = jnp.array([0.1, 0.001])
     np.testing.assert_allclose(
-      objectives.log_linear(0.4, ends, 10)(5), np.sqrt(0.4 * np.array([0.1, 0.001])), rtol=1e-5
+      objectives.anneal(0.4, ends, 10)(5), np.sqrt(0.4 * np.array([0.1, 0.001])), rtol=1e-5
     )
 
   def test_phase_of_no_steps_is_finite(self):
-    self.assertTrue(np.isfinite(objectives.log_linear(0.4, 0.1, 0)(0)))
+    self.assertTrue(np.isfinite(objectives.anneal(0.4, 0.1, 0)(0)))
 
 
 class AnnealTest(parameterized.TestCase):
