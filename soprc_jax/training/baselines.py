@@ -28,18 +28,21 @@ def stateless(loss_fn: LossFn, setting: Setting, **options: Any) -> Objective:
   """
 
   def compute(inputs: Inputs) -> Outputs:
-    labels, pairs = relevance(inputs)
-    loss = loss_fn(
-      inputs.embeddings,
-      labels,
-      where=inputs.where,
-      axis_name=setting.axis_name,
-      **pairs,
-      **options,
-    )
-    return Outputs(loss, {}, {})
+    return Outputs(_loss(loss_fn, inputs, setting, **options), {}, {})
 
   return Objective(optax.identity(), compute)
+
+
+def _loss(loss_fn: LossFn, inputs: Inputs, setting: Setting, **options: Any) -> jax.Array:
+  """Computes the loss of a batch; ``options`` may replace its relevance mask."""
+  labels, pairs = relevance(inputs)
+  return loss_fn(
+    inputs.embeddings,
+    labels,
+    where=inputs.where,
+    axis_name=setting.axis_name,
+    **(pairs | options),
+  )
 
 
 def _by_options(
@@ -67,14 +70,7 @@ def _by_proxies(name: str, loss_fn: LossFn) -> Callable[[Any, Setting], Objectiv
       return {"proxies": jax.random.normal(key, shape) / shape[1] ** 0.5}
 
     def compute(inputs: Inputs) -> Outputs:
-      loss = loss_fn(
-        inputs.embeddings,
-        inputs.labels,
-        inputs.params["proxies"],
-        where=inputs.where,
-        axis_name=setting.axis_name,
-        **config[name],
-      )
+      loss = _loss(loss_fn, inputs, setting, proxies=inputs.params["proxies"], **config[name])
       return Outputs(loss, {}, {})
 
     return Objective(optax.identity(), compute, init_params=init_params)
@@ -90,18 +86,8 @@ def _sigmoid(config: Any, setting: Setting) -> Objective:
     return {"log_scale": jnp.log(jnp.float32(options.scale)), "bias": jnp.float32(options.bias)}
 
   def compute(inputs: Inputs) -> Outputs:
-    scale, bias = jnp.exp(inputs.params["log_scale"]), inputs.params["bias"]
-    labels, pairs = relevance(inputs)
-    loss = losses.sigmoid_loss(
-      inputs.embeddings,
-      labels,
-      scale=scale,
-      bias=bias,
-      where=inputs.where,
-      axis_name=setting.axis_name,
-      **pairs,
-    )
-    return Outputs(loss, {}, {"scale": scale, "bias": bias})
+    learned = {"scale": jnp.exp(inputs.params["log_scale"]), "bias": inputs.params["bias"]}
+    return Outputs(_loss(losses.sigmoid_loss, inputs, setting, **learned), {}, learned)
 
   return Objective(optax.identity(), compute, init_params=init_params)
 
@@ -151,24 +137,20 @@ def _xbm(config: Any, setting: Setting) -> Objective:
 
   def compute(inputs: Inputs) -> Outputs:
     seen = tracker.lookahead(inputs.opt_state, inputs.embeddings, inputs.labels, inputs.where)
-    labels, pairs = relevance(inputs)
+    pairs: PairOptions = {}
     if setting.patterns is not None:  # the memory has the rows of its images
       pairs = {"positives": setting.patterns.relevant(inputs.labels, seen.labels)}
-    loss = losses.xbm_contrastive_loss(
-      inputs.embeddings,
-      labels,
-      seen,
+    loss = _loss(
+      losses.xbm_contrastive_loss,
+      inputs,
+      setting,
+      memory=seen,
       negative_margin=options.negative_margin,
       include_self=options.include_self,
-      where=inputs.where,
-      axis_name=setting.axis_name,
       **pairs,
     )
-    return Outputs(
-      loss,
-      _memory_args(inputs, inputs.where),
-      {"memory_filled": jnp.mean(seen.where.astype(jnp.float32))},
-    )
+    filled = jnp.mean(seen.where.astype(jnp.float32))
+    return Outputs(loss, _memory_args(inputs, inputs.where), {"memory_filled": filled})
 
   return Objective(tracker, compute, _idle_memory_args)
 
@@ -181,18 +163,17 @@ def _blackbox(config: Any, setting: Setting) -> Objective:
   )
 
   def compute(inputs: Inputs) -> Outputs:
-    loss = losses.blackbox_ap_loss(
-      inputs.embeddings,
-      inputs.labels,
+    loss = _loss(
+      losses.blackbox_ap_loss,
+      inputs,
+      setting,
       lambda_=options.lambda_,
       margin=options.margin,
       interclass_coef=options.interclass_coef,
       memory=tracker.current(inputs.opt_state),
       key=_step_key(inputs, setting),
       include_self=options.include_self,
-      where=inputs.where,
       max_positives=setting.max_positives,
-      axis_name=setting.axis_name,
     )
     return Outputs(loss, _memory_args(inputs, inputs.where), {})
 
@@ -203,16 +184,13 @@ def _recall_at_k(config: Any, setting: Setting) -> Objective:
   """Returns the recall@k surrogate loss, with a random key of each step for its mixup."""
 
   def compute(inputs: Inputs) -> Outputs:
-    labels, pairs = relevance(inputs)
-    loss = losses.recall_at_k_loss(
-      inputs.embeddings,
-      labels,
+    loss = _loss(
+      losses.recall_at_k_loss,
+      inputs,
+      setting,
       **config.recall_at_k,
       key=_step_key(inputs, setting),
-      where=inputs.where,
       max_positives=setting.max_positives,
-      axis_name=setting.axis_name,
-      **pairs,
     )
     return Outputs(loss, {}, {})
 
