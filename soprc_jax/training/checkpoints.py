@@ -1,6 +1,7 @@
 """Checkpoints with Orbax: the newest for resuming, and the one of the best validation mAUPRC."""
 
 from collections.abc import Callable, Collection, Mapping
+import contextlib
 import errno
 import hashlib
 import json
@@ -98,10 +99,9 @@ class Store:
     """
     step = int(state.step)
     if step in self._manager.all_steps():
+      # The process may have been killed between the checkpoint and its digests.
       if parallel.is_main() and not checksums.exists(self._folder / str(step)):
-        checksums.write(
-          self._folder / str(step)
-        )  # the process was killed between the checkpoint and its digests
+        checksums.write(self._folder / str(step))
       return
     network, rest = _parts(state, lora.merged(state.params))
     self._check_space((network, rest))
@@ -207,11 +207,15 @@ class Store:
       DamagedError: its files are not those that were written.
       ValueError: the checkpoint's tree does not fit ``like``; the message has Orbax's comparison.
     """
+    return self._read(like, self._verified(step))
+
+  def _verified(self, step: int | None = None) -> int:
+    """Returns the newest step, or ``step``, once its files are verified."""
     step = self._manager.latest_step() if step is None else step
     if step is None:
       raise FileNotFoundError(f"no checkpoint in {self._folder}")
     self.check(step)
-    return self._read(like, step)
+    return step
 
   def _read(self, like: TrainState, step: int) -> tuple[TrainState, dict[str, Any]]:
     """Reads a checkpoint whose files have been verified."""
@@ -234,10 +238,7 @@ class Store:
     Args:
       like: ``{"params", "batch_stats"}`` with the structure, shapes and dtypes of the checkpoint.
     """
-    step = self._manager.latest_step()
-    if step is None:
-      raise FileNotFoundError(f"no checkpoint in {self._folder}")
-    self.check(step)
+    step = self._verified()
     network = jax.tree.map(_abstract, like)
     args = ocp.args.Composite(network=ocp.args.StandardRestore(network))
     return _checked(self._manager.restore(step, args=args)["network"], network)
@@ -249,11 +250,7 @@ class Store:
       FileNotFoundError: there is no checkpoint.
       DamagedError: its files are not those that were written.
     """
-    step = self._manager.latest_step()
-    if step is None:
-      raise FileNotFoundError(f"no checkpoint in {self._folder}")
-    self.check(step)
-    return self._meta(step)
+    return self._meta(self._verified())
 
   def _meta(self, step: int) -> dict[str, Any]:
     return dict(
@@ -350,18 +347,16 @@ def load_network(source: str, like: dict[str, Any]) -> dict[str, Any]:
   folder = find_folder(source)
   if folder.name == VARIABLES:
     return _fitted(load_variables(folder.parent), like, source)
-  store = Store(folder)
-  try:
-    return store.restore_network(like)
-  except DamagedError:
-    raise
-  except (ValueError, KeyError) as error:
-    raise ValueError(
-      f"the model in {source} does not fit model.* of this config (same name, width, stem, "
-      f"embedding_dim?):\n{error}"
-    ) from error
-  finally:
-    store.close()
+  with contextlib.closing(Store(folder)) as store:
+    try:
+      return store.restore_network(like)
+    except DamagedError:
+      raise
+    except (ValueError, KeyError) as error:
+      raise ValueError(
+        f"the model in {source} does not fit model.* of this config (same name, width, stem, "
+        f"embedding_dim?):\n{error}"
+      ) from error
 
 
 def find_meta(source: str) -> dict[str, Any] | None:
@@ -374,11 +369,8 @@ def find_meta(source: str) -> dict[str, Any] | None:
   folder = None if pretrained.is_file(source) else find_folder(source)
   if folder is None or folder.name == VARIABLES:
     return None
-  store = Store(folder)
-  try:
+  with contextlib.closing(Store(folder)) as store:
     return store.meta()
-  finally:
-    store.close()
 
 
 def find_folder(source: str) -> Path:
@@ -393,11 +385,9 @@ def find_folder(source: str) -> Path:
     return workdir / VARIABLES
   for kind in (BEST, NEWEST):
     if (workdir / kind).is_dir():
-      store = Store(workdir / kind)
-      step = store.latest_step()
-      store.close()
-      if step is not None:
-        return workdir / kind
+      with contextlib.closing(Store(workdir / kind)) as store:
+        if store.latest_step() is not None:
+          return workdir / kind
   raise FileNotFoundError(
     f"model.init_from={source!r} holds no checkpoint: give the --workdir of a soprc train run, the "
     f"--output of soprc convert-weights, a file ({', '.join(pretrained.SUFFIXES)}) or "

@@ -1,6 +1,7 @@
 """Evaluation of a model on a split: embed all images on the devices, rank them on the hosts."""
 
 from collections.abc import Callable, Mapping
+import contextlib
 import functools
 import logging
 from pathlib import Path
@@ -319,12 +320,9 @@ def restore(
     raise FileNotFoundError(
       f"{folder} is missing: the run has not reached its first evaluation yet"
     )
-  store = checkpoints.Store(folder)
-  try:
+  with contextlib.closing(checkpoints.Store(folder)) as store:
     step, meta = store.latest_step(), store.meta()
     return store.restore_network(build.abstract_network(config)), int(step or 0), meta
-  finally:
-    store.close()
 
 
 def evaluate_workdir(

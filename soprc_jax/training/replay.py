@@ -4,6 +4,7 @@ The state before the step and its batch are stored.
 """
 
 from collections.abc import Collection
+import contextlib
 import dataclasses
 import json
 from pathlib import Path
@@ -104,9 +105,8 @@ def save(
   folder.mkdir(parents=True, exist_ok=True)
   arrays: dict[str, Any] = {"ids": np.array(ids), **batch}
   np.savez(folder / _BATCH.format(parallel.process_index()), **arrays)
-  store = checkpoints.Store(folder / _STATE)
-  store.save(state, {})
-  store.close()
+  with contextlib.closing(checkpoints.Store(folder / _STATE)) as store:
+    store.save(state, {})
   parallel.wait_for_all("the step that is not finite is stored")
   if parallel.is_main():
     counts = [int(count) for count in class_counts]
@@ -172,11 +172,8 @@ def load(workdir: Path, step: int | None = None, *, trusted: Collection[str] = (
       f"add --own_loss={own[0]}"
     )
   parts = build.make_parts(config, **_classes(report))
-  store = checkpoints.Store(folder / _STATE)
-  try:
+  with contextlib.closing(checkpoints.Store(folder / _STATE)) as store:
     state, _ = store.restore(build.abstract_state(config, parts))
-  finally:
-    store.close()
   batch = _read_batch(folder, report["arrays"])
   ids = [str(name) for name in batch.pop("ids")]
   return Found(config, report, parts, state, batch, ids)
