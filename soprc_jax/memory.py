@@ -11,16 +11,10 @@ import numpy as np
 import optax
 
 from soprc_jax import lists, tracking
-from soprc_jax._internal import class_labels, collectives
+from soprc_jax._internal import checks, class_labels, collectives
 from soprc_jax._internal.pair_options import PairOptions
 
 Overflow = Literal["ring", "tail"]
-
-_MISSING = (
-  "embedding_memory needs the embeddings of this batch: call tx.update(grads, opt_state, params, "
-  "embeddings=..., labels=...) on the whole chain. Missing: {names}. A training loop that cannot "
-  "pass extra arguments to update() can call the memory's own update() next to the optimizer's."
-)
 
 
 class EmbeddingMemoryState(NamedTuple):
@@ -126,9 +120,9 @@ def embedding_memory(
   ...   jnp.array([7])).own)
   [6 5 6] 1 [1]
   """
-  _check_sizes(size=size, dim=dim)
-  if not _is_integer(start_after) or start_after < 0:
-    raise ValueError(f"start_after must be an integer >= 0, got {start_after!r}")
+  checks.check_count("size", size)
+  checks.check_count("dim", dim)
+  checks.check_count("start_after", start_after, low=0)
   if overflow not in get_args(Overflow):
     raise ValueError(f"overflow must be one of {get_args(Overflow)}, got {overflow!r}")
 
@@ -169,15 +163,14 @@ def embedding_memory(
     del params, extra
     if embeddings is None or labels is None:
       given = {"embeddings": embeddings, "labels": labels}
-      raise TypeError(
-        _MISSING.format(names=", ".join(name for name, value in given.items() if value is None))
-      )
+      raise tracking.missing_arguments("embedding_memory", "embeddings", "memory", given)
     batch = jax.lax.stop_gradient(join(embeddings, labels, where, constant=True))
     store = batch.where & (state.count >= start_after)
     stored, _ = _place(
       state, batch._replace(embeddings=batch.embeddings.astype(jnp.float32), where=store), overflow
     )
-    return updates, stored._replace(count=_counted(state.count, batch.where))
+    count = jnp.where(jnp.any(batch.where), optax.safe_increment(state.count), state.count)
+    return updates, stored._replace(count=count)
 
   def lookahead(
     opt_state: optax.OptState,
@@ -270,17 +263,3 @@ def _place(
 
 def _scatter(array: jax.Array, slots: jax.Array, values: jax.Array) -> jax.Array:
   return array.at[slots].set(values, mode="drop")
-
-
-def _counted(count: jax.Array, where: jax.Array) -> jax.Array:
-  return jnp.where(jnp.any(where), optax.safe_increment(count), count)
-
-
-def _is_integer(value: Any) -> bool:
-  return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _check_sizes(**sizes: Any) -> None:
-  for name, value in sizes.items():
-    if not _is_integer(value) or value < 1:
-      raise ValueError(f"{name} must be an integer >= 1, got {value!r}")

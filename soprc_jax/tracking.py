@@ -1,6 +1,6 @@
 """Auxiliary vector v (Eq. 10), a moving average of interpolated positive scores, in optax."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import chex
@@ -14,13 +14,6 @@ from soprc_jax import interpolation
 from soprc_jax._internal import checks, class_labels, collectives, masks
 
 State = TypeVar("State")
-
-_MISSING = (
-  "score_ema needs the scores of this batch: call tx.update(grads, opt_state, params, "
-  "positive_scores=..., list_ids=...) on the whole chain. Missing: {}. A training loop that "
-  "cannot pass extra arguments to update() can call the tracker's own update() next to the "
-  "optimizer's."
-)
 
 
 class ScoreEmaState(NamedTuple):
@@ -196,9 +189,7 @@ def score_ema(
     del params, extra
     if positive_scores is None or list_ids is None:
       given = {"positive_scores": positive_scores, "list_ids": list_ids}
-      raise TypeError(
-        _MISSING.format(", ".join(name for name, value in given.items() if value is None))
-      )
+      raise missing_arguments("score_ema", "scores", "tracker", given)
     ids, v, weight = jax.lax.stop_gradient(
       advance(state, positive_scores, list_ids, positive_where)
     )
@@ -221,6 +212,19 @@ def score_ema(
   tracker = ScoreEma(init_fn, update_fn)
   tracker.lookahead, tracker.axis_name = lookahead, axis_name
   return tracker
+
+
+def missing_arguments(
+  maker: str, what: str, kind: str, given: Mapping[str, ArrayLike | None]
+) -> TypeError:
+  """Returns the error of an update without some of its arguments, which are None in ``given``."""
+  missing = ", ".join(name for name, value in given.items() if value is None)
+  return TypeError(
+    f"{maker} needs the {what} of this batch: call tx.update(grads, opt_state, params, "
+    f"{', '.join(f'{name}=...' for name in given)}) on the whole chain. Missing: {missing}. A "
+    "training loop that cannot pass extra arguments to update() can call the "
+    f"{kind}'s own update() next to the optimizer's."
+  )
 
 
 def find_state(opt_state: optax.OptState) -> ScoreEmaState:
