@@ -27,7 +27,7 @@ RESNETS: dict[str, tuple[tuple[int, ...], bool]] = {
 STEMS = ("imagenet", "small")
 
 Convolve = Callable[..., jax.Array]
-_Norm = Any  # a partial of _BatchNorm that takes its name
+_Norm = Any  # a partial of _Normalize that takes its name
 _kaiming_normal = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 
@@ -85,7 +85,7 @@ class ResNet(nn.Module):
     if self.stem not in STEMS:
       raise ValueError(f"stem must be one of {STEMS}, got {self.stem!r}")
     norm = functools.partial(
-      _BatchNorm,
+      _Normalize,
       use_running_average=self.freeze_bn or not train,
       dtype=self.dtype,
       axis_name=self.axis_name,
@@ -168,30 +168,20 @@ class _Kernel(nn.Module):
 
 
 class _BatchNorm(nn.Module):
-  """Applies a convolution, then batch norm with torchvision's constants.
+  """Holds a batch norm under the name ``bn``, as checkpoints have it."""
 
-  Batch statistics are those of the valid images of all devices.
-  """
-
-  use_running_average: bool
-  dtype: Any
-  axis_name: str | None
-  convolve: Convolve
+  normalize: _Norm
 
   @nn.compact
-  def __call__(
-    self, x: jax.Array, kernel: jax.Array, stride: int, where: jax.Array | None
-  ) -> jax.Array:
-    normalize = _Normalize(
-      self.use_running_average, self.dtype, self.axis_name, self.convolve, name="bn"
-    )
-    return normalize(x, kernel, stride, where)
+  def __call__(self, *args: Any) -> jax.Array:
+    return self.normalize(name="bn")(*args)
 
 
 class _Normalize(nn.Module):
-  """Applies batch norm like Flax's `nn.BatchNorm`, except for the mask.
+  """Applies a convolution, then batch norm with torchvision's constants.
 
-  Flax averages the means of the devices, even if these have different numbers of valid images.
+  Batch statistics are those of the valid images of all devices. Flax's `nn.BatchNorm` averages the
+  means of the devices, even if these have different numbers of valid images.
   """
 
   use_running_average: bool
@@ -263,7 +253,7 @@ def _conv_norm(
   ``names`` are the names of the two modules in the compact scope of the caller.
   """
   kernel = _Kernel((size, size, x.shape[-1], width), name=names[0])()
-  return norm(name=names[1])(x, kernel, stride, where)
+  return _BatchNorm(norm, name=names[1])(x, kernel, stride, where)
 
 
 class _BasicBlock(nn.Module):

@@ -125,11 +125,7 @@ def _scaled(updates: Any, _: Any, *, factors: Mapping[str, float]) -> Any:
 
 def _is_head(params: Any) -> Any:
   """Returns a tree of bools, True for the parameters of the linear head."""
-
-  def under_head(path: Any, _: Any) -> bool:
-    return _top(path) == "head"
-
-  return jax.tree_util.tree_map_with_path(under_head, params)
+  return jax.tree_util.tree_map_with_path(lambda path, _: _top(path) == "head", params)
 
 
 def _top(path: Any) -> Any:
