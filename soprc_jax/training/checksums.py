@@ -28,9 +28,8 @@ def problem(folder: Path) -> str | None:
   Without a manifest, only links are found.
   """
   for entry in [folder, *sorted(folder.rglob("*"))]:
-    if (
-      entry.is_symlink()
-    ):  # in an untrusted checkpoint, a link could put any file of this machine into the arrays
+    # In an untrusted checkpoint, a link could put any file of this machine into the arrays.
+    if entry.is_symlink():
       return f"{entry.relative_to(folder).as_posix() if entry != folder else folder.name} is a link"
   path = folder / MANIFEST
   try:

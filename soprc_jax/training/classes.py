@@ -225,13 +225,10 @@ def changes(
   """
   if not _is_complete(meta, str(workdir)):
     same = all(meta.get(key, now[key]) in (now[key], {}) for key in ("labels", "class_names"))
-    return (
-      []
-      if same
-      else [
-        "train: classes differ from the checkpoint, which is of a version that stored no images"
-      ]
+    differ = (
+      "train: classes differ from the checkpoint, which is of a version that stored no images"
     )
+    return [] if same else [differ]
   return split_changes(meta["splits"], now["splits"], splits, workdir)
 
 
@@ -241,14 +238,7 @@ def split_changes(
   splits: Mapping[str, sources.Source],
   folder: Path,
 ) -> list[str]:
-  """Returns the lines of `changes`.
-
-  Args:
-    there: ``"splits"`` of the stored result of `describe`.
-    here: the same for the current data.
-    splits: current splits.
-    folder: contains the list of `write_images`.
-  """
+  """Returns the lines of `changes`; ``there`` are the stored ``"splits"``, ``here`` the current."""
   nothing = {"images": 0, "digest": ""}
   names = [
     name
@@ -257,11 +247,8 @@ def split_changes(
   ]
   if not names:
     return []
-  old, new = (
-    _read_images(folder, there),
-    {name: dict(_images(split)) for name, split in splits.items()},
-  )
-  lines = []
+  old, lines = _read_images(folder, there), []
+  new = {name: dict(_images(split)) for name, split in splits.items()}
   for name in names:
     counts = (there.get(name, nothing)["images"], here.get(name, nothing)["images"])
     details = "" if old is None else _details(old, new, name)

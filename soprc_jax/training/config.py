@@ -126,9 +126,8 @@ def _fill(tree: dict[str, Any]) -> None:
 
 def _self_weight(num_points: Any) -> float:
   """Returns 1 / (M + 1): a positive counts itself once, next to M points."""
-  return (
-    1 / (num_points + 1) if isinstance(num_points, int) and num_points > 0 else 0.0
-  )  # else the checks report it
+  usable = isinstance(num_points, int) and num_points > 0  # else the checks report it
+  return 1 / (num_points + 1) if usable else 0.0
 
 
 def _checked(tree: dict[str, Any], expected: dict[str, Any], *, imports: bool = True) -> Any:

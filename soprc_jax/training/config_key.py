@@ -74,17 +74,14 @@ class Key(NamedTuple):
       return f"one of {', '.join(map(str, self.choices))}"
     if self._kind in (int, float):
       low, high = self._limits
-      limits = (
-        [f"> {self.above:g}"]
-        if self.above is not None
-        else [f">= {low:g}"]
-        if math.isfinite(low)
-        else []
-      )
+      limits = []
+      if self.above is not None:
+        limits.append(f"> {self.above:g}")
+      elif math.isfinite(low):
+        limits.append(f">= {low:g}")
       # The bound of int32 is reported only for a count that exceeds it, see `value_problems`.
-      limits += (
-        [f"<= {high if isinstance(high, int) else f'{high:g}'}"] if self.high is not None else []
-      )
+      if self.high is not None:
+        limits.append(f"<= {high if isinstance(high, int) else f'{high:g}'}")
       return " and ".join(limits) or "a finite number"
     return _WHAT[self._kind]
 
@@ -266,13 +263,7 @@ def _type_problem(value: Any, like: Any) -> str:
   if kind is int and abs(value) >= 2**63:
     return f"it must be below 2**63, got {shown(value)}"
   # NaN and infinity have a separate message, see `Key.allows`.
-  usable = (
-    not value or SIZES[0] <= abs(value) <= SIZES[1]
-    if kind is float and value - value == 0
-    else True
-  )
-  return (
-    ""
-    if usable
-    else f"it must be 0, or of magnitude {SIZES[0]:g} to {SIZES[1]:g}, got {shown(value)}"
-  )
+  is_finite = kind is float and value - value == 0
+  if is_finite and value and not SIZES[0] <= abs(value) <= SIZES[1]:
+    return f"it must be 0, or of magnitude {SIZES[0]:g} to {SIZES[1]:g}, got {shown(value)}"
+  return ""

@@ -97,7 +97,7 @@ def _disk_errors(workdir: Path) -> Iterator[None]:
   try:
     yield
   except Exception as error:
-    if not workdir_lib.is_full(error):
+    if not file_io.is_full(error):
       raise
     where = file_io.what_is_full(error, workdir)
     what = "for the run in" if where.startswith(str(workdir)) else "in"
@@ -218,9 +218,8 @@ class _Run:
       opened.enter_context(workdir_lib.hold(workdir))
       workdir_lib.claim(workdir, config, chosen=self.chosen)
     parallel.wait_for_all("the workdir exists")
-    workdir_lib.read_config(
-      workdir
-    )  # fails early if another process sees a folder of this name on another disk
+    # Fails early if another process sees a folder of this name on another disk.
+    workdir_lib.read_config(workdir)
     self.newest = checkpoints.Store(workdir / checkpoints.NEWEST, keep=config.checkpoint.keep)
     opened.callback(self.newest.close)
     self.best = checkpoints.Store(workdir / checkpoints.BEST, keep=None)
@@ -514,9 +513,8 @@ class _Run:
       if parts:
         self._nonfinite(step, scalars, parts)
       else:
-        self.empty.note(
-          step.number, scalars.get("valid_lists", 1.0)
-        )  # a custom loss may not count them
+        # A custom loss may not count them.
+        self.empty.note(step.number, scalars.get("valid_lists", 1.0))
       step.fetched = scalars
     return step.fetched
 
@@ -538,8 +536,8 @@ class _Run:
       "loss": repr(scalars["loss"]),
       "grad_norm": repr(scalars["grad_norm"]),
       "learning_rate": rate,
+      "device": parallel.describe(),
     }
-    about |= {"device": parallel.describe()}
     ids = [images[int(position)].id for position in step.positions]
     if not goes_on or not replay.steps(self.workdir):
       replay.save(

@@ -11,9 +11,8 @@ def plot_convergence(path: Path, lines: list[dict[str, Any]], *, warmup_steps: i
   """Plots training loss and validation metrics by step, from the lines of ``metrics.jsonl``."""
   figure, axes = _figure(2)
   steps = np.array([line["step"] for line in lines])
-  losses = np.array(
-    [line["loss"] for line in lines], float
-  )  # null, the loss of a skipped step, becomes NaN: a gap
+  # null, the loss of a skipped step, becomes NaN: a gap.
+  losses = np.array([line["loss"] for line in lines], float)
   axes[0].plot(steps, losses, color="tab:blue", alpha=0.3, linewidth=0.8, label="each step")
   width = max(len(losses) // 50, 1)
   if width > 1:

@@ -109,12 +109,8 @@ def _images_per_second(config: ConfigDict, lines: list[dict[str, Any]]) -> float
 
 
 def _val_at(lines: list[dict[str, Any]], step: int) -> dict[str, Any]:
-  for line in lines:
-    if line["step"] == step:
-      return {
-        name.removeprefix("val_"): value for name, value in line.items() if name.startswith("val_")
-      }
-  return {}
+  line = next((line for line in lines if line["step"] == step), {})
+  return {name.removeprefix("val_"): line[name] for name in line if name.startswith("val_")}
 
 
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain", "pillow")

@@ -44,7 +44,6 @@ WRITES = (
   "per_query*.npz",
   "evaluation_*",
 )
-is_full = file_io.is_full
 
 
 def per_query(split: str) -> str:
