@@ -134,7 +134,6 @@ def soprc_loss(
   lists, rows = _checked_lists(
     positive_scores, positive_where, negative_scores, negative_where, v=v
   )
-  _check_hyperparameters(tau1, tau2, self_weight, prior, algorithm, link)
   if self_weight is None:
     self_weight = 1.0 / (rows.shape[-1] + 1.0)
   others = jax.lax.stop_gradient(rows), masks.mask_like(None, rows)
@@ -204,7 +203,6 @@ def ap_loss(
   0.0714
   """
   (lists,) = _checked_lists(positive_scores, positive_where, negative_scores, negative_where)
-  _check_hyperparameters(tau1, tau2, self_weight, None, algorithm)
   num_positives, num_negatives = (
     jnp.sum(mask, axis=-1).astype(lists.positive_scores.dtype)
     for mask in (lists.positive_where, lists.negative_where)
@@ -278,7 +276,8 @@ def semi_variance(
   checks.check_range("lambda2", lambda2, low=0.0)
   (lists,) = _checked_lists(positive_scores, positive_where, negative_scores, negative_where)
   dtype = lists.positive_scores.dtype
-  limit = _largest_deviation(dtype)
+  # 2^30 squares of twice this score have a finite sum.
+  limit = float(np.sqrt(float(jnp.finfo(dtype).max)) / 2**16)
 
   def half(scores: jax.Array, mask: jax.Array, sign: float) -> jax.Array:
     """Returns the semi-variance of the scores above (sign 1) or below (-1) their mean."""
@@ -354,8 +353,8 @@ def _list_risk(
   lists: RetrievalLists,
   others: jax.Array,
   others_where: jax.Array,
-  prior: ArrayLike | None,
-  self_weight: ArrayLike | None,
+  prior: ArrayLike,
+  self_weight: ArrayLike,
   *,
   tau1: ArrayLike,
   tau2: ArrayLike,
@@ -366,7 +365,22 @@ def _list_risk(
   """Averages the link of ``(1 - pi) F`` and ``pi T`` over the positives of each list, ``[...]``.
 
   With ``link="share"`` this is Eq. 8 if ``others`` is v, and Eq. 5 if ``others`` are the positives.
+
+  Raises:
+    ValueError: a plain number is out of range. Under jit the config has checked them before.
   """
+  if link not in LINKS:
+    raise ValueError(f"link must be one of {tuple(LINKS)}, got {link!r}")
+  if algorithm not in ALGORITHMS:
+    raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {algorithm!r}")
+  checks.check_width("tau1", tau1)
+  checks.check_width("tau2", tau2)
+  checks.check_range("self_weight", self_weight, low=0.0, high=1.0)
+  checks.check_range(
+    "prior (a share of positives, not a percentage or a count)", prior, low=0.0, high=1.0
+  )
+  if link == "log":  # the precision is 0 at a prior of 0
+    checks.check_range("prior (with link='log')", prior, low=0.0, high=1.0, open_low=True)
   positives = lists.positive_scores
   prior = checks.prior_per_list(prior, positives)
   weight = checks.per_list("self_weight", self_weight, positives)
@@ -407,34 +421,6 @@ def _checked_lists(
   positives = masks.masked(arrays[0], positive_where, "positive_where")
   negatives = masks.masked(arrays[1], negative_where, "negative_where")
   return RetrievalLists(*positives, *negatives, jnp.zeros([], jnp.int32)), *arrays[2:]
-
-
-def _check_hyperparameters(
-  tau1: ArrayLike,
-  tau2: ArrayLike,
-  self_weight: ArrayLike | None,
-  prior: ArrayLike | None,
-  algorithm: str,
-  link: str = "share",
-) -> None:
-  """Checks the ranges of plain numbers. Under jit the config has checked them before."""
-  if link not in LINKS:
-    raise ValueError(f"link must be one of {tuple(LINKS)}, got {link!r}")
-  if algorithm not in ALGORITHMS:
-    raise ValueError(f"algorithm must be one of {ALGORITHMS}, got {algorithm!r}")
-  checks.check_width("tau1", tau1)
-  checks.check_width("tau2", tau2)
-  checks.check_range("self_weight", self_weight, low=0.0, high=1.0)
-  checks.check_range(
-    "prior (a share of positives, not a percentage or a count)", prior, low=0.0, high=1.0
-  )
-  if link == "log":  # the precision is 0 at a prior of 0
-    checks.check_range("prior (with link='log')", prior, low=0.0, high=1.0, open_low=True)
-
-
-def _largest_deviation(dtype: Any) -> float:
-  """Returns a score so small that 2^30 squares of twice its value have a finite sum."""
-  return float(np.sqrt(float(jnp.finfo(dtype).max)) / 2**16)
 
 
 def _reduce_lists(
