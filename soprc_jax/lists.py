@@ -242,8 +242,14 @@ def join_devices(
     vectors.shape[:1],
     custom_message=f"{names[1]} must be [B], one for each row of {names[0]}",
   )
-  mask = masks.mask_like(None, rows) if where is None else _checked_mask(where, rows, names)
+  mask = masks.mask_like(None, rows)
   if where is not None:
+    chex.assert_shape(
+      jnp.asarray(where),
+      rows.shape,
+      custom_message=f"{names[2]} must be [B], one for each row of {names[0]}",
+    )
+    mask = masks.as_mask(where, names[2])
     vectors = jnp.where(mask[:, None], vectors, jnp.zeros_like(vectors))
   parts = vectors, rows, mask
   if axis_name is None:
@@ -254,17 +260,6 @@ def join_devices(
   else:
     vectors, rows, mask = jax.lax.all_gather(parts, axis_name, tiled=True)
   return JoinedBatch(vectors, rows, mask, first)
-
-
-def _checked_mask(
-  where: ArrayLike | None, labels: jax.Array, names: tuple[str, str, str]
-) -> jax.Array:
-  chex.assert_shape(
-    jnp.asarray(where),
-    labels.shape,
-    custom_message=f"{names[2]} must be [B], one for each row of {names[0]}",
-  )
-  return masks.as_mask(where, names[2])
 
 
 def similarities(

@@ -122,7 +122,11 @@ def score_ema(
   """
   if isinstance(beta, jax.Array) and not isinstance(beta, jax.core.Tracer):
     beta = np.asarray(beta)
-  _check_settings(num_lists, num_points, beta)
+  checks.check_count("num_lists", num_lists)
+  checks.check_count("num_points", num_points)
+  if not callable(beta):
+    checks.check_range("beta", beta, low=0.0, high=1.0, open_low=True)
+    checks.check_width("beta", beta)
   start, start_weight = _initial(initial_v, num_lists, num_points)
   # Checked here, so that a bad grid or bounds fails now and not at the first step.
   interpolation.check_settings(num_points, bounds, grid)
@@ -207,7 +211,10 @@ def score_ema(
   ) -> jax.Array:
     state = find_state(opt_state)
     rows = jax.lax.stop_gradient(advance(state, positive_scores, list_ids, positive_where).v)
-    return rows if axis_name is None else _own_part(rows, jnp.shape(positive_scores)[0], axis_name)
+    if axis_name is None:
+      return rows
+    size = jnp.shape(positive_scores)[0]  # of this device
+    return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(axis_name) * size, size)
 
   tracker = ScoreEma(init_fn, update_fn)
   tracker.lookahead, tracker.axis_name = lookahead, axis_name
@@ -289,11 +296,6 @@ def _mix(
   return _Rows(ids, v, weight)
 
 
-def _own_part(rows: jax.Array, size: int, axis_name: collectives.AxisName) -> jax.Array:
-  """Returns the ``size`` rows of this device out of the rows of all devices."""
-  return jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(axis_name) * size, size)
-
-
 def _initial(initial_v: Any, num_lists: int, num_points: int) -> tuple[np.ndarray, float]:
   """Returns the initial v and its weight.
 
@@ -320,14 +322,6 @@ def _initial(initial_v: Any, num_lists: int, num_points: int) -> tuple[np.ndarra
   if not np.isfinite(start).all():
     raise ValueError("initial_v must be finite")
   return np.broadcast_to(start, (num_lists, num_points)), 1.0
-
-
-def _check_settings(num_lists: int, num_points: int, beta: ArrayLike) -> None:
-  checks.check_count("num_lists", num_lists)
-  checks.check_count("num_points", num_points)
-  if not callable(beta):
-    checks.check_range("beta", beta, low=0.0, high=1.0, open_low=True)
-    checks.check_width("beta", beta)
 
 
 def _not_wrapped(list_ids: ArrayLike, num_lists: int) -> jax.Array:

@@ -104,7 +104,9 @@ def blackbox_ap_loss(
   >>> print(f"{blackbox_ap_loss(embeddings, jnp.array([0, 0, 1, 1]), interclass_coef=0.0):.4f}")
   0.0833
   """
-  _check_options(lambda_, margin, interclass_coef)
+  checks.check_width("lambda_", lambda_)
+  checks.check_range("margin", margin, low=0.0)
+  checks.check_range("interclass_coef", interclass_coef, low=0.0, high=1.0)
   if not _is_zero(margin) and key is None:
     raise ValueError("margin needs key, since the shift of the scores is random: pass a random key")
   batch = lists.join_devices(embeddings, labels, where, axis_name)
@@ -128,7 +130,10 @@ def blackbox_ap_loss(
     include_self=include_self,
     pairs=pairs,
   )
-  columns = None if width is None else _relevant_columns(whole.scores, relevant, width)
+  columns = None
+  if width is not None:
+    columns, used = lists.positive_columns(whole.scores, relevant, width)
+    columns = jnp.where(used, columns, whole_size)
   rankings = _Rankings(whole.scores, relevant, relevant | whole.negative, columns)
   queries, positive = jax.tree.map(of_this_device, (rankings, whole.positive))
   if memory is not None:
@@ -236,11 +241,6 @@ def _loss_of_ranks(
   return weight * (1 - average)
 
 
-def _relevant_columns(scores: jax.Array, relevant: jax.Array, width: int) -> jax.Array:
-  columns, used = lists.positive_columns(scores, relevant, width)
-  return jnp.where(used, columns, scores.shape[1])
-
-
 def _flattened(pairs: _Rankings) -> _Rankings:
   """Returns all pairs as one ranking."""
   if pairs.scores.size > np.iinfo(np.int32).max:
@@ -335,9 +335,3 @@ def _shift(rankings: _Rankings, noise: Any, margin: ArrayLike) -> _Rankings:
 
 def _is_zero(margin: ArrayLike) -> bool:
   return isinstance(margin, (int, float, np.generic)) and margin == 0
-
-
-def _check_options(lambda_: ArrayLike, margin: ArrayLike, interclass_coef: ArrayLike) -> None:
-  checks.check_width("lambda_", lambda_)
-  checks.check_range("margin", margin, low=0.0)
-  checks.check_range("interclass_coef", interclass_coef, low=0.0, high=1.0)

@@ -1,6 +1,5 @@
 """What is known of the vision transformer that a run starts from, and the keys that follow it."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +35,14 @@ def stored_description(folder: Path) -> Published | None:
     remedy="write it again with soprc convert-weights",
   )
   names = Published._fields[1:]
-  return Published(_architecture(tree["architecture"]), *(tree[name] for name in names))
+  values = (tree["architecture"][name] for name in vit.Architecture._fields)
+  # JSON's lists are tuples.
+  arch = vit.Architecture._make(tuple(one) if isinstance(one, list) else one for one in values)
+  return Published(arch, *(tree[name] for name in names))
 
 
 def _shape(value: Any) -> Any:
   return [float] if isinstance(value, tuple) else type(value)
-
-
-def _architecture(tree: Mapping[str, Any]) -> vit.Architecture:
-  """Returns an architecture from JSON, whose lists are tuples."""
-  values = (tree[name] for name in vit.Architecture._fields)
-  return vit.Architecture._make(tuple(one) if isinstance(one, list) else one for one in values)
 
 
 def find(source: str) -> Published | None:
