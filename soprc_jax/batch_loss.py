@@ -130,15 +130,9 @@ def binary_loss(
   Args:
     scores: ``[L]``, or ``[K, L]`` for K binary problems.
     labels: same shape as ``scores``; > 0 (or True) is positive.
-    tracker: the result of `score_ema`, created with the same ``axis_name``.
-    opt_state: any tree with exactly one state of a `score_ema`.
     prior: number or ``[K]``, in [0, 1]: the share of positives in the whole data set.
     list_ids: ``[K]`` integers in [0, C), the row of v of each problem. Defaults to 0, ..., K - 1.
-    tau1: width of the surrogate of negatives, > 0, see `soprc_loss`.
-    tau2: width of the surrogate of positives, > 0.
-    lambda1: weight of the positive part of `semi_variance`, >= 0.
-    lambda2: weight of the negative part of `semi_variance`, >= 0.
-    link: ``"share"`` (Eq. 8) or ``"log"``, see `soprc_loss`.
+    tracker, opt_state, tau1, tau2, lambda1, lambda2, link: see `retrieval_loss`.
     where: mask of the valid entries, same shape as ``scores``. None means that all are valid.
     axis_name: name of a mapped axis whose devices hold other entries of the same problems, as in
       data-parallel training. Each device ranks its own entries. All devices share the rows of v.

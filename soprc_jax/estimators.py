@@ -180,24 +180,13 @@ def ap_loss(
   Args:
     positive_scores: ``[..., P]`` scores of the positives.
     negative_scores: ``[..., N]`` scores of the negatives.
-    tau1: width of l1, > 0.
-    tau2: width of l2, > 0.
-    positive_where: ``[..., P]`` mask of valid positives; ``None`` means all.
-    negative_where: ``[..., N]`` mask of valid negatives; ``None`` means all.
     self_weight: weight s in [0, 1] with which a positive counts itself in T. ``None`` means ``1 /
       P``, where P counts the valid positives of the list. The best positive then has T = 1 / P, its
       exact share.
     tpr_gradient: whether the gradient passes through T too, here through both ``h_i`` and ``h_k``.
-    reduce_fn: as in `soprc_loss`.
-    axis_name: as in `soprc_loss`.
     algorithm: as in `soprc_loss`, with the positives of the list in place of v.
 
-  Returns:
-    Loss in [0, 1], at least float32: a scalar, or ``[...]`` (0 where invalid) if ``reduce_fn`` is
-    None.
-
-  Raises:
-    AssertionError: when traced, if the leading axes differ.
+  The other arguments, the result and the errors are those of `soprc_loss`.
 
   >>> print(f"{ap_loss(jnp.array([[0.9, 0.6]]), jnp.array([[0.55, 0.2]])):.4f}")
   0.0714

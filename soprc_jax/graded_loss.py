@@ -47,9 +47,6 @@ def graded_retrieval_loss(
     embeddings: ``[B, D]``, unit norm (not normalized again).
     labels: ``[B, L]`` integers, one column for each level, the finest first. Images of one label
       must have the same label at every coarser level.
-    tracker: the result of `score_ema`, created with the same ``axis_name`` and, for cosine
-      similarities, ``bounds=(-1, 1)``.
-    opt_state: any tree with exactly one state of a `score_ema`.
     list_ids: ``[B, L]`` integers in [0, C), the rows of v. Labels of different levels need
       different rows.
     gains: L decreasing numbers > 0, the relevance of a candidate by the finest level that it shares
@@ -58,12 +55,7 @@ def graded_retrieval_loss(
       the query itself.
     prior: broadcastable to ``[B, L]``, in [0, 1]: the share of positives in a list of the whole
       data set.
-    max_positives: limit on the positives of a list, see `retrieval_lists`. None keeps all.
-    tau1: width of the surrogate of negatives, > 0, see `soprc_loss`.
-    tau2: width of the surrogate of positives, > 0.
-    link: ``"share"`` (Eq. 8) or ``"log"``, see `soprc_loss`.
-    where: ``[B]`` mask of the valid images. None means that all are valid.
-    axis_name: name of a mapped axis whose devices hold the other images of the batch.
+    tracker, opt_state, max_positives, tau1, tau2, link, where, axis_name: see `retrieval_loss`.
 
   Returns:
     The scalar loss, and the keyword arguments for the ``update`` of the chain that holds the
