@@ -88,17 +88,9 @@ def retrieval_loss(
     if labels is None:
       raise ValueError("positives needs list_ids, the row of v of each query: pass them")
     list_ids = labels
+  rows, lambdas = rows_of_v(list_ids, where), (lambda1, lambda2)
   loss, update_args = _loss(
-    lists,
-    rows_of_v(list_ids, where),
-    tracker,
-    opt_state,
-    prior,
-    tau1=tau1,
-    tau2=tau2,
-    lambdas=(lambda1, lambda2),
-    link=link,
-    axis_name=axis_name,
+    lists, rows, tracker, opt_state, prior, tau1, tau2, lambdas, link, axis_name
   )
   if _can_count(pull):
     loss += pull * estimators.positive_pull(
@@ -170,19 +162,8 @@ def binary_loss(
         f"{num_rows}. Scores of a single problem have shape [L]"
       )
     list_ids = jnp.arange(num_problems)
-  list_ids = class_labels.integer_labels(list_ids, "list_ids")
-  return _loss(
-    lists,
-    list_ids,
-    tracker,
-    opt_state,
-    prior,
-    tau1=tau1,
-    tau2=tau2,
-    lambdas=(lambda1, lambda2),
-    link=link,
-    axis_name=axis_name,
-  )
+  rows, lambdas = class_labels.integer_labels(list_ids, "list_ids"), (lambda1, lambda2)
+  return _loss(lists, rows, tracker, opt_state, prior, tau1, tau2, lambdas, link, axis_name)
 
 
 def check_tracker(tracker: Any, axis_name: collectives.AxisName) -> None:
@@ -228,7 +209,6 @@ def _loss(
   tracker: tracking.ScoreEma,
   opt_state: optax.OptState,
   prior: ArrayLike,
-  *,
   tau1: ArrayLike,
   tau2: ArrayLike,
   lambdas: tuple[ArrayLike, ArrayLike],

@@ -137,17 +137,7 @@ def soprc_loss(
   if self_weight is None:
     self_weight = 1.0 / (rows.shape[-1] + 1.0)
   others = jax.lax.stop_gradient(rows), masks.mask_like(None, rows)
-  risk = _list_risk(
-    lists,
-    *others,
-    prior,
-    self_weight,
-    tau1=tau1,
-    tau2=tau2,
-    tpr_gradient=tpr_gradient,
-    algorithm=algorithm,
-    link=link,
-  )
+  risk = _list_risk(lists, *others, prior, self_weight, tau1, tau2, tpr_gradient, algorithm, link)
   return _reduce_lists(risk, lists.valid, reduce_fn, axis_name)
 
 
@@ -200,16 +190,7 @@ def ap_loss(
     self_weight = masks.ratio(jnp.ones_like(num_positives), num_positives)
   batch_prior = masks.ratio(num_positives, num_positives + num_negatives)
   others = lists.positive_scores, lists.positive_where
-  risk = _list_risk(
-    lists,
-    *others,
-    batch_prior,
-    self_weight,
-    tau1=tau1,
-    tau2=tau2,
-    tpr_gradient=tpr_gradient,
-    algorithm=algorithm,
-  )
+  risk = _list_risk(lists, *others, batch_prior, self_weight, tau1, tau2, tpr_gradient, algorithm)
   return _reduce_lists(risk, lists.valid, reduce_fn, axis_name)
 
 
@@ -344,7 +325,6 @@ def _list_risk(
   others_where: jax.Array,
   prior: ArrayLike,
   self_weight: ArrayLike,
-  *,
   tau1: ArrayLike,
   tau2: ArrayLike,
   tpr_gradient: bool,

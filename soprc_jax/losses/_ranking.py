@@ -1,6 +1,6 @@
 """Shared parts of the ranking losses: relevant images, and their scores in few columns."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,12 +50,12 @@ def ranking(
 def ranking_in_columns(
   embeddings: ArrayLike,
   labels: ArrayLike | None,
-  *,
-  include_self: bool,
   where: ArrayLike | None,
   axis_name: collectives.AxisName,
   max_positives: int | None,
   pairs: PairOptions,
+  *,
+  include_self: bool,
 ) -> tuple[Ranking, jax.Array, jax.Array]:
   """Returns `ranking`, the relevant scores of each query in K columns, ``[B, K]``, and their mask.
 
@@ -63,14 +63,10 @@ def ranking_in_columns(
   if the labels (or the relevance mask) are concrete. Otherwise K is the size of the gallery, which
   costs time, but no memory thanks to blocks.
   """
-  options: dict[str, Any] = {
-    "include_self": include_self,
-    "where": where,
-    "axis_name": axis_name,
-    "pairs": pairs,
-  }
-  found = ranking(embeddings, labels, **options)
-  width = relevant_width(labels, max_positives=max_positives, **options)
+  found = ranking(
+    embeddings, labels, include_self=include_self, where=where, axis_name=axis_name, pairs=pairs
+  )
+  width = relevant_width(labels, where, axis_name, max_positives, pairs, include_self=include_self)
   if width is None:
     return found, found.scores, found.relevant
   return found, *lists.pick_positives(found.scores, found.relevant, width)
@@ -91,12 +87,12 @@ def ranks_among(scores: jax.Array, mask: jax.Array) -> jax.Array:
 
 def relevant_width(
   labels: ArrayLike | None,
-  *,
   where: ArrayLike | None,
   axis_name: collectives.AxisName,
   max_positives: int | None,
-  include_self: bool,
   pairs: PairOptions,
+  *,
+  include_self: bool,
 ) -> int | None:
   """Returns how many columns suffice for the relevant images of any query; None if unknown."""
   largest = _most_relevant(labels, where, axis_name, pair_options.given(pairs))

@@ -61,13 +61,7 @@ def auroc_loss(
     raise ValueError(f"surrogate must be one of {tuple(SURROGATES)}, got {surrogate!r}")
   checks.check_width("tau", tau)
   found, positive_scores, positive_mask = _ranking.ranking_in_columns(
-    embeddings,
-    labels,
-    include_self=include_self,
-    where=where,
-    axis_name=axis_name,
-    max_positives=max_positives,
-    pairs=pairs,
+    embeddings, labels, where, axis_name, max_positives, pairs, include_self=include_self
   )
 
   def row_loss(

@@ -123,12 +123,7 @@ def blackbox_ap_loss(
 
   relevant = whole.positive | whole.itself if include_self else whole.positive
   width = _ranking.relevant_width(
-    labels,
-    where=where,
-    axis_name=axis_name,
-    max_positives=max_positives,
-    include_self=include_self,
-    pairs=pairs,
+    labels, where, axis_name, max_positives, pairs, include_self=include_self
   )
   columns = None
   if width is not None:

@@ -46,13 +46,7 @@ def quad_linear_ap_loss(
   """
   checks.check_width("width", width)
   found, positives, mask = _ranking.ranking_in_columns(
-    embeddings,
-    labels,
-    include_self=False,
-    where=where,
-    axis_name=axis_name,
-    max_positives=max_positives,
-    pairs=pairs,
+    embeddings, labels, where, axis_name, max_positives, pairs, include_self=False
   )
   negative = found.candidates & ~found.relevant
   above = pair_sums.pair_sums(pair_sums.L1, positives, found.scores, negative, tau=width)

@@ -80,13 +80,7 @@ def recall_at_k_loss(
     embeddings, labels, where = _with_virtual(embeddings, labels, where, key, axis_name)
     max_positives = None if max_positives is None else 2 * max_positives + 1
   found, positives, mask = _ranking.ranking_in_columns(
-    embeddings,
-    labels,
-    include_self=False,
-    where=where,
-    axis_name=axis_name,
-    max_positives=max_positives,
-    pairs=pairs,
+    embeddings, labels, where, axis_name, max_positives, pairs, include_self=False
   )
   dtype = found.scores.dtype
   tau1, tau2 = (jnp.asarray(value, dtype) for value in (tau1, tau2))

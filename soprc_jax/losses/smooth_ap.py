@@ -48,13 +48,7 @@ def smooth_ap_loss(
   """
   checks.check_width("tau", tau)
   found, positive_scores, positive_mask = _ranking.ranking_in_columns(
-    embeddings,
-    labels,
-    include_self=include_self,
-    where=where,
-    axis_name=axis_name,
-    max_positives=max_positives,
-    pairs=pairs,
+    embeddings, labels, where, axis_name, max_positives, pairs, include_self=include_self
   )
   inverse = 1.0 / jnp.asarray(tau, found.scores.dtype)
 

@@ -66,13 +66,7 @@ def sup_ap_loss(
   for name, value in (("alpha", alpha), ("beta", beta)):
     checks.check_range(name, value)
   found, positives, mask = _ranking.ranking_in_columns(
-    embeddings,
-    labels,
-    include_self=False,
-    where=where,
-    axis_name=axis_name,
-    max_positives=max_positives,
-    pairs=pairs,
+    embeddings, labels, where, axis_name, max_positives, pairs, include_self=False
   )
   dtype = found.scores.dtype
   tau, rho, delta, lambda_, alpha, beta = (
