@@ -54,6 +54,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 # Upper bounds for sizes that allocate memory, so that typos fail fast.
 _SIDE, IMAGES, _POINTS, _MEMORY = 2**14, 2**20, 10**6, 2**24
+_CODES = len(characters.CODES)
 _LOSS = f"one of {', '.join(objectives.LOSSES)}, or package.module:function for a custom loss"
 _AFFINE = ("data.augmentation", ("affine",))
 _RANDOM = ("data.augmentation", ("affine", "resized_crop", "crop"))
@@ -75,6 +76,13 @@ def _is_pattern(text: str) -> bool:
   except re.error:
     return False
   return True
+
+
+_PATTERN: dict[str, Any] = {"must": "a regular expression", "holds": _is_pattern}
+_NUMBERS: dict[str, Any] = {
+  "must": "different numbers >= 1, at least one",
+  "holds": lambda ks: config_key.different(ks, lambda k: 1 <= k <= LARGEST_COUNT),
+}
 
 
 def _options(loss: str, *keys: Key) -> tuple[Key, ...]:
@@ -146,37 +154,14 @@ KEYS = (
     high=transforms.HIGHEST["color_jitter"],
     used_with=_RANDOM,
   ),
-  *group(
-    "data",
-    Key(
-      "max_rotation",
-      15.0,
-      "largest random rotation in degrees",
-      low=0,
-      high=transforms.HIGHEST["max_rotation"],
-    ),
-    Key(
-      "max_shift",
-      0.06,
-      "largest random shift along each axis, as a share of the shorter side",
-      low=0,
-      high=transforms.HIGHEST["max_shift"],
-    ),
-    Key(
-      "max_scale",
-      0.2,
-      "s: width and height are scaled by random factors 1 - s to 1 + s",
-      low=0,
-      high=transforms.HIGHEST["max_scale"],
-    ),
-    Key(
-      "max_shear",
-      0.15,
-      "largest random horizontal shear, as a share of the height",
-      low=0,
-      high=transforms.HIGHEST["max_shear"],
-    ),
-    used_with=_AFFINE,
+  *(
+    Key(f"data.{name}", default, meaning, low=0, high=transforms.HIGHEST[name], used_with=_AFFINE)
+    for name, default, meaning in (
+      ("max_rotation", 15.0, "largest random rotation in degrees"),
+      ("max_shift", 0.06, "largest random shift along each axis, as a share of the shorter side"),
+      ("max_scale", 0.2, "s: width and height are scaled by random factors 1 - s to 1 + s"),
+      ("max_shear", 0.15, "largest random horizontal shear, as a share of the height"),
+    )
   ),
   Key(
     "data.on_broken",
@@ -231,22 +216,16 @@ KEYS = (
   ),
   *group(
     "data.characters",
-    Key(
-      "train_classes",
-      11_318,
-      "classes for training and validation",
-      low=2,
-      high=len(characters.CODES),
-    ),
+    Key("train_classes", 11_318, "classes for training and validation", low=2, high=_CODES),
     Key("train_images", 59_551, "images of these classes", low=4, high=_MEMORY),
-    Key("test_classes", 11_316, "test classes", low=2, high=len(characters.CODES)),
+    Key("test_classes", 11_316, "test classes", low=2, high=_CODES),
     Key("test_images", 60_502, "images of the test classes", low=4, high=_MEMORY),
     Key(
       "pretrain_classes",
       0,
       "further classes that replace the training classes, for a model that others start from; 0: "
       "none",
-      high=len(characters.CODES),
+      high=_CODES,
     ),
     Key("pretrain_images", 0, "images of these classes", high=_MEMORY),
     Key("min_images", 2, "fewest images of a class", low=2),
@@ -357,8 +336,7 @@ KEYS = (
     "model.lora.targets",
     r"/blocks_\d+/",
     "regular expression of the paths of the dense kernels that have adapters",
-    must="a regular expression",
-    holds=_is_pattern,
+    **_PATTERN,
   ),
   *vit_keys.KEYS,
   Key("loss.name", "soprc", "loss", must=_LOSS, often=True),
@@ -509,13 +487,7 @@ KEYS = (
   ),
   *_options(
     "recall_at_k",
-    Key(
-      "ks",
-      (1, 2, 4, 8, 16),
-      "k of the smoothed recalls",
-      must="different numbers >= 1, at least one",
-      holds=lambda ks: config_key.different(ks, lambda k: 1 <= k <= LARGEST_COUNT),
-    ),
+    Key("ks", (1, 2, 4, 8, 16), "k of the smoothed recalls", **_NUMBERS),
     Key("tau1", 1.0, "temperature on ranks", above=0),
     Key("tau2", 0.01, "temperature on similarities", above=0),
     Key("mixup", False, "add a virtual image for each, mixed with another of its class (SiMix)"),
@@ -595,8 +567,7 @@ KEYS = (
     "",
     "regular expression of the paths of the trained parameters, such as ^head/; the "
     "others are frozen; empty: all are trained",
-    must="a regular expression",
-    holds=_is_pattern,
+    **_PATTERN,
   ),
   Key(
     "optim.layer_decay",
@@ -671,13 +642,7 @@ KEYS = (
     "test thumbnails and the model before training too, before the first step",
   ),
   Key("eval.block_size", 1024, "queries ranked at a time", low=1, high=IMAGES),
-  Key(
-    "eval.ks",
-    (1, 10, 100, 1000),
-    "k of recall@k",
-    must="different numbers >= 1, at least one",
-    holds=lambda ks: config_key.different(ks, lambda k: 1 <= k <= LARGEST_COUNT),
-  ),
+  Key("eval.ks", (1, 10, 100, 1000), "k of recall@k", **_NUMBERS),
   Key(
     "eval.one_per_class",
     0,
