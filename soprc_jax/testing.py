@@ -41,15 +41,7 @@ _FLOAT32 = np.finfo(np.float32)
 # The bounds of a cosine and their rounded neighbors, zeros of both signs, numbers at and below the
 # smallest normal one.
 _SPECIAL = (
-  *(
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.5,
-    float(np.nextafter(np.float32(1), np.float32(2))),
-    -1.0000002384185791,
-  ),
+  *(0.0, -0.0, 1.0, -1.0, 0.5, float(np.nextafter(np.float32(1), 2)), -1.0000002384185791),
   *(float(_FLOAT32.tiny), -float(_FLOAT32.tiny), float(_FLOAT32.smallest_subnormal), -1e-40),
 )
 

@@ -260,34 +260,30 @@ def fit(
       that differ.
   """
   found, wanted = traverse_util.flatten_dict(variables), traverse_util.flatten_dict(like)
-  head = {path: leaf for path, leaf in wanted.items() if _is_head(path)}
-  has_head = all(path in found and found[path].shape == leaf.shape for path, leaf in head.items())
-  problems = [
-    f"{'.'.join(path)} is not in it" for path in wanted if not _is_head(path) and path not in found
-  ]
+  body = [path for path in wanted if not _is_head(path)]
+  has_head = all(
+    path in found and found[path].shape == wanted[path].shape for path in wanted if _is_head(path)
+  )
+  problems = [f"{'.'.join(path)} is not in it" for path in body if path not in found]
   problems += [
     f"{'.'.join(path)} is not in the model"
     for path in found
     if not _is_head(path) and not _is_pool(path) and path not in wanted
   ]
   problems += [
-    f"{'.'.join(path)}: has shape {found[path].shape}, expected {leaf.shape}"
-    for path, leaf in wanted.items()
-    if not _is_head(path) and path in found and found[path].shape != leaf.shape
+    f"{'.'.join(path)}: has shape {found[path].shape}, expected {wanted[path].shape}"
+    for path in body
+    if path in found and found[path].shape != wanted[path].shape
   ]
   if problems:
     more = f"\n  and {len(problems) - 5} more" if len(problems) > 5 else ""
     raise ValueError(
       f"the weights in {source} do not fit {what}:\n  " + "\n  ".join(problems[:5]) + more
     )
-  taken = {
-    path: (leaf if _is_head(path) and not has_head else found[path])
-    for path, leaf in wanted.items()
-  }
   # A leaf of the model may be abstract if the caller only checks the fit.
   arrays = {
-    path: leaf if leaf is wanted[path] else np.asarray(leaf, np.float32)
-    for path, leaf in taken.items()
+    path: leaf if _is_head(path) and not has_head else np.asarray(found[path], np.float32)
+    for path, leaf in wanted.items()
   }
   return traverse_util.unflatten_dict(arrays), has_head
 
