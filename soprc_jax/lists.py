@@ -242,8 +242,9 @@ def join_devices(
     vectors.shape[:1],
     custom_message=f"{names[1]} must be [B], one for each row of {names[0]}",
   )
-  mask = masks.mask_like(None, rows)
-  if where is not None:
+  if where is None:
+    mask = masks.mask_like(None, rows)
+  else:
     chex.assert_shape(
       jnp.asarray(where),
       rows.shape,
