@@ -55,9 +55,7 @@ def make_splits(config: ConfigDict) -> Splits:
       f"{config.superclass!r}. It can name those of {', '.join(WITH_SUPERCLASSES)}"
     )
   if name == "glyphs":
-    images = glyphs.load(root or None)
-    images.superclasses = glyphs.superclasses(images.labels, config.superclass)
-    splits = _by_shares(images, config)
+    splits = _by_shares(glyphs.load(root or None, superclass=config.superclass), config)
   elif name == "characters":
     splits = _with_val(characters.load(root, characters.Size(**config.characters)), config)
   elif name == "folder":

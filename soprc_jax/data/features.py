@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import csv
+import functools
 import logging
 import os
 from pathlib import Path
@@ -44,9 +45,7 @@ class Features:
     class_names: label -> displayed name; None displays the labels.
     made_by: digest of the model that `soprc embed` used; empty if unknown.
     label_sets: labels of each pattern, if a vector has several labels.
-
-  Attributes:
-    superclasses: label -> superclass; empty if they are unknown.
+    superclasses: label -> superclass; None if they are unknown.
   """
 
   def __init__(
@@ -58,10 +57,11 @@ class Features:
     *,
     made_by: str = "",
     label_sets: LabelSets | None = None,
+    superclasses: Mapping[int, str] | None = None,
   ):
     self.made_by = made_by
-    self.superclasses: dict[int, str] = {}
     self.label_sets = label_sets
+    self.superclasses = dict(superclasses or {})
     self._vectors = vectors
     self._labels = np.asarray(labels, np.int64)
     self.ids = list(ids)
@@ -138,10 +138,9 @@ def load(path: str, *, superclass: str = "", rule: Rule | None = None) -> dict[s
     where=where,
     names=names,
   )
+  make = functools.partial(Features, class_names=names, label_sets=sets, superclasses=of_class)
   if found.splits is None:
-    everything = Features(found.vectors, labels, found.ids, names, label_sets=sets)
-    everything.superclasses = of_class
-    return {"all": everything}
+    return {"all": make(found.vectors, labels, found.ids)}
   wrong = sorted(set(found.splits) - set(SPLITS))
   if wrong:
     raise ValueError(f"{where}: a split must be one of {', '.join(SPLITS)}; got {shown(wrong[0])}")
@@ -150,8 +149,7 @@ def load(path: str, *, superclass: str = "", rule: Rule | None = None) -> dict[s
     places = np.flatnonzero(of == split)
     if places.size:
       ids = [found.ids[place] for place in places]
-      splits[split] = Features(found.vectors[places], labels[places], ids, names, label_sets=sets)
-      splits[split].superclasses = of_class
+      splits[split] = make(found.vectors[places], labels[places], ids)
   for split in ("train", "test"):
     if split not in splits:
       raise ValueError(f"{where} has no vector of split {split!r}")

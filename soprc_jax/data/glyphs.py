@@ -30,16 +30,21 @@ _CATEGORY = "category"
 _VERSION = 1  # increment it when the rendering changes, so that old caches are not used
 
 
-def load(root: str | os.PathLike[str] | None = None) -> rendered.Rendered:
+def load(root: str | os.PathLike[str] | None = None, *, superclass: str = "") -> rendered.Rendered:
   """Loads the data set from the cache, or renders it (a few seconds) and writes the cache.
 
   Args:
     root: folder of the cache; ``None`` is the user's cache. See `rendered.cached`.
+    superclass: see `superclasses`.
 
   Raises:
-    ValueError: if ``root`` is not a valid path.
+    ValueError: if ``root`` is not a valid path, or there are no such superclasses.
   """
-  return rendered.cached(f"glyphs-v{_VERSION}-{_renderer_key()}", render, root)
+  found = rendered.cached(f"glyphs-v{_VERSION}-{_renderer_key()}", render, root)
+  if not superclass:
+    return found
+  of_class = superclasses(found.labels, superclass)
+  return rendered.Rendered(found.images, found.labels, np.array(found.ids), superclasses=of_class)
 
 
 def superclasses(labels: np.ndarray, name: str) -> dict[int, str]:

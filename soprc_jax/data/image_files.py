@@ -35,9 +35,7 @@ class Files:
     labels: ``[N]`` integers.
     class_names: label -> name of the class in the data.
     label_sets: labels of each pattern, if an image has several labels.
-
-  Attributes:
-    superclasses: label -> superclass; empty if they are unknown.
+    superclasses: label -> superclass; None if they are unknown.
   """
 
   def __init__(
@@ -46,14 +44,16 @@ class Files:
     paths: Sequence[str],
     labels: Sequence[int] | np.ndarray,
     class_names: Mapping[int, str] | None = None,
+    *,
     label_sets: LabelSets | None = None,
+    superclasses: Mapping[int, str] | None = None,
   ):
     self.root = root
     self.paths = list(paths)
     self._labels = np.asarray(labels, np.int64)
     self.class_names = dict(class_names or {})
-    self.superclasses: dict[int, str] = {}
     self.label_sets = label_sets
+    self.superclasses = dict(superclasses or {})
 
   @property
   def labels(self) -> np.ndarray:

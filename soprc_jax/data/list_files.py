@@ -51,7 +51,7 @@ def _sop_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str,
     )
   rows: dict[str, str] = {}
   for number, line in lines[1:]:
-    fields = re.split("[ \t]+", line.lstrip(" \t"), maxsplit=3)  # the path may contain blanks
+    fields = _sop_fields(line)
     if len(fields) != 4 or not image_files.is_number(fields[1]) or not strings.stripped(fields[3]):
       raise ValueError(
         f"{path}:{number}: expected four fields 'image_id class_id super_class_id path', got "
@@ -59,6 +59,10 @@ def _sop_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str,
       )
     _put(rows, image_files.as_listed(root, fields[3]), fields[1], path, number)
   return rows
+
+
+def _sop_fields(line: str) -> list[str]:
+  return re.split("[ \t]+", line.lstrip(" \t"), maxsplit=3)  # the path may contain blanks
 
 
 def _inaturalist_rows(path: Path, lines: list[tuple[int, str]], root: Path) -> dict[str, str]:
@@ -161,15 +165,15 @@ def load(name: str, root: str, *, on_broken: str = "error", superclass: str = ""
     FileNotFoundError: if the folder, a list or an image is missing.
   """
   folder = image_files.check_root(root, what=BENCHMARKS[name].what, layout=BENCHMARKS[name].layout)
-  (labels, class_names), listed_in = read_lists(name, folder), BENCHMARKS[name].lists
+  lines, listed_in = _read_lines(name, folder, BENCHMARKS[name].layout), BENCHMARKS[name].lists
+  labels, class_names = _labels(name, folder, lines)
+  of_class = _sop_superclasses(name, folder, lines, superclass) if superclass else None
   splits = {}
   for split, found in labels.items():
     image_files.check_paths(folder, list(found), listed_in=listed_in[split], on_broken=on_broken)
-    splits[split] = image_files.Files(folder, list(found), list(found.values()), class_names)
-  if superclass:
-    found_superclasses = _sop_superclasses(name, folder, superclass)
-    for source in splits.values():
-      source.superclasses = found_superclasses
+    splits[split] = image_files.Files(
+      folder, list(found), list(found.values()), class_names, superclasses=of_class
+    )
   train = splits.pop("train")
   for split, source in splits.items():
     image_files.check_disjoint(
@@ -178,18 +182,18 @@ def load(name: str, root: str, *, on_broken: str = "error", superclass: str = ""
   return Benchmark(train, splits)
 
 
-def _sop_superclasses(name: str, folder: Path, column: str) -> dict[int, str]:
-  """Returns class -> superclass of Stanford Online Products, whose lists have been read once."""
+# Split -> (number, text) of each line of its list, see `image_files.lines_of`.
+_Lines = dict[str, list[tuple[int, str]]]
+
+
+def _sop_superclasses(name: str, folder: Path, lines: _Lines, column: str) -> dict[int, str]:
+  """Returns class -> superclass of Stanford Online Products, from lines that are checked."""
   if name != "sop" or column != "super_class_id":
     raise ValueError(
       f"data.superclass must be super_class_id, and data.source sop; got {column!r} and {name}"
     )
-  found: list[tuple[int, str]] = []
-  for file in BENCHMARKS[name].lists.values():
-    lines = image_files.read_lines(folder / file, what="", layout="")[1:]
-    fields = (re.split("[ \t]+", line.lstrip(" \t"), maxsplit=3) for _, line in lines)
-    found += [(int(one[1]), one[2]) for one in fields]
-  return superclasses.of_classes(found, where=folder)
+  rows = (_sop_fields(line) for of_split in lines.values() for _, line in of_split[1:])
+  return superclasses.of_classes(((int(row[1]), row[2]) for row in rows), where=folder)
 
 
 def read_lists(
@@ -208,11 +212,24 @@ def read_lists(
     ValueError: as `load`.
     FileNotFoundError: if a list is missing.
   """
+  return _labels(name, folder, _read_lines(name, folder, layout or BENCHMARKS[name].layout))
+
+
+def _read_lines(name: str, folder: Path, layout: str) -> _Lines:
+  benchmark = BENCHMARKS[name]
+  return {
+    split: image_files.read_lines(folder / file, what=benchmark.what, layout=layout)
+    for split, file in benchmark.lists.items()
+  }
+
+
+def _labels(
+  name: str, folder: Path, lines: _Lines
+) -> tuple[dict[str, dict[str, int]], dict[int, str]]:
   benchmark, rows = BENCHMARKS[name], {}
   for split, file in benchmark.lists.items():
     path = folder / file
-    lines = image_files.read_lines(path, what=benchmark.what, layout=layout or benchmark.layout)
-    rows[split] = benchmark.parse(path, lines, folder)
+    rows[split] = benchmark.parse(path, lines[split], folder)
     if not rows[split]:
       raise ValueError(f"{path} lists no image")
   written = (label for found in rows.values() for label in found.values())
@@ -233,6 +250,7 @@ _CSV_LAYOUT = (
 )
 _CSV_HEADERS = (["path", "label"], ["path", "label", "split"])
 CSV_SPLITS = ("train", "val", "test")
+_Rows = list[tuple[int, dict[str, str]]]  # line, and column -> field, of each row
 
 
 def load_csv(
@@ -256,28 +274,29 @@ def load_csv(
   if not path or not file.is_file():
     hint = "; for a folder of images omit :csv" if file.is_dir() and path else ""
     raise FileNotFoundError(f"data.root={path!r} must be a CSV file{hint}, with\n{_CSV_LAYOUT}")
-  rows = _csv_rows(file)
+  listed = _csv_lines(file)
+  rows = _csv_rows(file, listed)
   paths = [path for found in rows.values() for path in found]
   image_files.check_paths(file.parent, paths, listed_in=str(file), on_broken=on_broken)
   column = class_column.read(
     (label for found in rows.values() for label in found.values()), where=file, rule=rule
   )
+  of_class = None
+  if superclass:
+    of_image = _column(path, listed, superclass)
+    pairs = ((column.numbers[row["label"]], of_image[row["path"]]) for _, row in listed)
+    of_class = superclasses.of_classes(pairs, where=file, names=column.names)
   splits = {
     split: image_files.Files(
-      file.parent, list(found), column.labels(found.values()), column.names, column.label_sets
+      file.parent,
+      list(found),
+      column.labels(found.values()),
+      column.names,
+      label_sets=column.label_sets,
+      superclasses=of_class,
     )
     for split, found in rows.items()
   }
-  if superclass:
-    of_image = csv_column(path, superclass)
-    pairs = [
-      (column.numbers[label], of_image[image])
-      for found in rows.values()
-      for image, label in found.items()
-    ]
-    of_class = superclasses.of_classes(pairs, where=file, names=column.names)
-    for source in splits.values():
-      source.superclasses = of_class
   for one, other in itertools.combinations(splits if rule is None else (), 2):
     names = (f"split {one} of {file}", f"split {other}")
     image_files.check_disjoint(
@@ -297,20 +316,22 @@ def csv_column(path: str, column: str) -> dict[str, str]:
     ValueError: the file has no such column; see `load_csv`.
     OSError: the file is missing or unreadable.
   """
-  rows = [row for _, row in _csv_lines(file_io.given(path, name="data.root").absolute())]
-  if rows and column not in rows[0]:
-    raise ValueError(f"{path} has no column {column!r}: choose one of {', '.join(rows[0])}")
-  return {row["path"]: row[column] for row in rows}
+  return _column(path, _csv_lines(file_io.given(path, name="data.root").absolute()), column)
 
 
-def _csv_lines(file: Path) -> list[tuple[int, dict[str, str]]]:
+def _column(path: str, listed: _Rows, column: str) -> dict[str, str]:
+  if listed and column not in listed[0][1]:
+    raise ValueError(f"{path} has no column {column!r}: choose one of {', '.join(listed[0][1])}")
+  return {row["path"]: row[column] for _, row in listed}
+
+
+def _csv_lines(file: Path) -> _Rows:
   remedy = f"the file must have\n{_CSV_LAYOUT}"
   return image_files.read_csv(file, _CSV_HEADERS, remedy=remedy, more_columns=True)
 
 
-def _csv_rows(file: Path) -> dict[str, dict[str, str]]:
-  """Reads split (or ``"all"``) -> image -> class, and checks each row separately."""
-  listed = _csv_lines(file)
+def _csv_rows(file: Path, listed: _Rows) -> dict[str, dict[str, str]]:
+  """Returns split (or ``"all"``) -> image -> class, and checks each row separately."""
   rows: dict[str, dict[str, str]] = {}
   first: dict[str, tuple[int, str]] = {}
   for (number, row), key in zip(

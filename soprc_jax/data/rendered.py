@@ -24,9 +24,7 @@ class Rendered:
     labels: ``[N]`` integers.
     ids: ``[N]`` names of the images.
     class_names: label -> displayed name; None displays the labels.
-
-  Attributes:
-    superclasses: label -> superclass; empty if they are unknown.
+    superclasses: label -> superclass; None if they are unknown.
   """
 
   def __init__(
@@ -35,9 +33,10 @@ class Rendered:
     labels: np.ndarray,
     ids: np.ndarray,
     class_names: Mapping[int, str] | None = None,
+    superclasses: Mapping[int, str] | None = None,
   ):
     self.class_names = dict(class_names or {})
-    self.superclasses: dict[int, str] = {}
+    self.superclasses = dict(superclasses or {})
     self.images = images
     self._labels = labels
     self._ids = ids

@@ -1,13 +1,23 @@
 """Tests the superclasses of the classes of each source that has them, and mistakes in them."""
 
 import logging
+from pathlib import Path
 import re
 
 import numpy as np
 import pytest
 import trees
 
-from soprc_jax.data import datasets, features, list_files, sources, superclasses
+from soprc_jax._internal import file_io
+from soprc_jax.data import (
+  datasets,
+  features,
+  image_files,
+  list_files,
+  rendered,
+  sources,
+  superclasses,
+)
 from soprc_jax.training import config as config_lib
 
 
@@ -40,6 +50,33 @@ def test_a_column_of_a_csv(tmp_path, with_split):
   np.testing.assert_array_equal(rows, want)
   joined = sources.Joined([splits["train"], splits["test"]])
   assert sources.superclasses(joined) == sources.superclasses(train)
+
+
+def test_a_list_is_read_once(tmp_path, monkeypatch):
+  read, opened = Path.open, []
+  monkeypatch.setattr(
+    Path, "open", lambda path, *args, **options: opened.append(path) or read(path, *args, **options)
+  )
+  path = _csv(tmp_path / "csv", ["x"] * 32)
+  opened.clear()
+  _splits("csv", path, "kind")
+  assert opened.count(path) == 1
+  trees.sop(tmp_path / "sop", 6, 3)
+  fresh, lists = file_io.read_regular, []
+  monkeypatch.setattr(file_io, "read_regular", lambda path: lists.append(path.name) or fresh(path))
+  _splits("sop", tmp_path / "sop", "super_class_id")
+  assert lists == ["Ebay_train.txt", "Ebay_test.txt"]
+
+
+def test_sources_take_their_superclasses():
+  given = {"superclasses": {0: "bird", 1: "fish"}}
+  ids, labels = ["a", "b"], np.array([0, 1])
+  for source in (
+    features.Features(np.eye(2, dtype=np.float32), labels, ids, **given),
+    image_files.Files(Path(), ids, labels, **given),
+    rendered.Rendered(np.zeros((2, 4, 4), np.uint8), labels, np.array(ids), **given),
+  ):
+    assert sources.superclasses(source) == given["superclasses"]
 
 
 def test_without_superclasses(tmp_path):

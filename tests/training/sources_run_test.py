@@ -183,7 +183,7 @@ def _compare_with_memory(tmp_path, *, num_classes, per_class, steps, **values):
       {"source": source, "root": str(tmp_path / "data") if source == "folder" else ""}
     )
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(datasets.glyphs, "load", lambda root: memory)
+      patch.setattr(datasets.glyphs, "load", lambda root, superclass: memory)
       found[source] = loop.train(config, tmp_path / source)
   lines = [runs.metrics(tmp_path / source) for source in ("folder", "glyphs")]
   assert lines[0] == lines[1]
