@@ -1,6 +1,6 @@
 """Reads the column of classes of a data set: one class an image, or several labels an image."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 import itertools
 import logging
 from typing import NamedTuple
@@ -32,29 +32,32 @@ class Column(NamedTuple):
     return np.array([self.numbers[cell] for cell in cells], np.int64)
 
 
-def read(cells: Iterable[str], *, where: object, rule: label_sets.Rule | None = None) -> Column:
+def read(
+  cells: Iterable[str],
+  *,
+  where: object,
+  place: Callable[[int], str],
+  rule: label_sets.Rule | None = None,
+) -> Column:
   """Reads the cells of a column.
 
   Args:
     cells: the cells; equal ones may repeat.
-    where: their place in messages.
+    where: place of the column in messages.
+    place: position of a cell -> its place in messages, such as FILE:LINE.
     rule: how several labels an image are written and compared; None: a cell is one class.
 
   Raises:
     ValueError: a class or a label is blank, a cell has a label twice, or two sets of labels are one
       text when they are joined.
   """
-  cells = dict.fromkeys(cells)
   if rule is None:
+    cells = dict.fromkeys(cells)
     spellings = image_files.one_spelling(cells, where=where)
     numbers = image_files.label_numbers(spellings.values())
     names = {number: name for name, number in numbers.items()}
     return Column({cell: numbers[spellings[cell]] for cell in cells}, names, None)
-  parts = {cell: _parts(cell, rule.separator, where) for cell in cells}
-  spellings = image_files.one_spelling(
-    (part for found in parts.values() for part in found), where=where
-  )
-  sets = {cell: _labels(cell, parts[cell], spellings, where) for cell in cells}
+  sets = label_lists(cells, rule.separator, where=where, place=place)
   if all(len(found) == 1 for found in sets.values()):
     _log.warning(
       "%s: no image has two labels, since the separator %r (data.label_separator) occurs nowhere. "
@@ -67,13 +70,33 @@ def read(cells: Iterable[str], *, where: object, rule: label_sets.Rule | None = 
   numbers = image_files.label_numbers(texts.values())
   by_number = {numbers[texts[cell]]: found for cell, found in sets.items()}
   return Column(
-    {cell: numbers[texts[cell]] for cell in cells},
+    {cell: numbers[text] for cell, text in texts.items()},
     {number: text for text, number in numbers.items()},
     label_sets.LabelSets(by_number, rule),
   )
 
 
-def _parts(cell: str, separator: str, where: object) -> list[str]:
+def label_lists(
+  cells: Iterable[str], separator: str, *, where: object, place: Callable[[int], str]
+) -> dict[str, tuple[str, ...]]:
+  """Returns cell -> its labels in their unified spelling, sorted; see `read`.
+
+  Raises:
+    ValueError: a label is blank, or a cell has a label twice.
+  """
+  first: dict[str, int] = {}
+  for position, cell in enumerate(cells):
+    first.setdefault(cell, position)
+  parts = {cell: _parts(cell, separator, place(position)) for cell, position in first.items()}
+  spellings = image_files.one_spelling(
+    (part for found in parts.values() for part in found), where=where
+  )
+  return {
+    cell: _labels(cell, parts[cell], spellings, place(position)) for cell, position in first.items()
+  }
+
+
+def _parts(cell: str, separator: str, where: str) -> list[str]:
   """Returns the labels of a cell without blanks at their ends."""
   parts = [strings.stripped(part) for part in cell.split(separator)]
   if not all(parts):
@@ -99,9 +122,7 @@ def _check_joined(
       )
 
 
-def _labels(
-  cell: str, parts: list[str], spellings: dict[str, str], where: object
-) -> tuple[str, ...]:
+def _labels(cell: str, parts: list[str], spellings: dict[str, str], where: str) -> tuple[str, ...]:
   """Returns the labels of a cell in their unified spelling, sorted."""
   found = sorted(spellings[part] for part in parts)
   twice = [one for one, other in itertools.pairwise(found) if one == other]

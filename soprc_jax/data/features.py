@@ -131,7 +131,9 @@ def load(path: str, *, superclass: str = "", rule: Rule | None = None) -> dict[s
     *found.vectors.shape,
     "the splits are drawn here" if found.splits is None else "the file has the splits",
   )
-  column = class_column.read(found.classes, where=Path(path), rule=rule)
+  column = class_column.read(
+    found.classes, where=Path(path), place=lambda row: f"{where}, row {row}", rule=rule
+  )
   labels, names, sets = column.labels(found.classes), column.names, column.label_sets
   of_class = superclasses.of_classes(
     zip(labels.tolist(), found.superclasses or (), strict=found.superclasses is not None),

@@ -279,7 +279,10 @@ def load_csv(
   paths = [path for found in rows.values() for path in found]
   image_files.check_paths(file.parent, paths, listed_in=str(file), on_broken=on_broken)
   column = class_column.read(
-    (label for found in rows.values() for label in found.values()), where=file, rule=rule
+    (row["label"] for _, row in listed),
+    where=file,
+    place=lambda position: f"{file}:{listed[position][0]}",
+    rule=rule,
   )
   of_class = None
   if superclass:

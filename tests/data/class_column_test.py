@@ -13,7 +13,9 @@ _RULE = label_sets.Rule(";")
 
 
 def _read(*cells, rule=_RULE):
-  return class_column.read(cells, where="list.csv", rule=rule)
+  return class_column.read(
+    cells, where="list.csv", place=lambda position: f"list.csv:{position + 2}", rule=rule
+  )
 
 
 def test_order_and_blanks_do_not_count():
@@ -38,11 +40,11 @@ def test_any_separator(separator):
 @pytest.mark.parametrize(
   ("cell", "message"),
   [
-    ("a;;b", r"list.csv: 'a;;b' has an empty label: write one ';' between two labels"),
+    ("a;;b", r"list.csv:3: 'a;;b' has an empty label: write one ';' between two labels"),
     ("a; ;b", "has an empty label"),
     (";a", "has an empty label"),
     ("a;", "has an empty label"),
-    ("a;b;a", r"list.csv: 'a;b;a' has the label 'a' twice: remove one"),
+    ("a;b;a", r"list.csv:3: 'a;b;a' has the label 'a' twice: remove one"),
     ("a; a", "has the label 'a' twice"),
     ("caf\u00e9;cafe\u0301", "has the label 'caf\u00e9' twice"),
   ],
@@ -50,6 +52,19 @@ def test_any_separator(separator):
 def test_mistakes_in_a_cell(cell, message):
   with pytest.raises(ValueError, match=message):
     _read("x", cell)
+
+
+@pytest.mark.parametrize(("cell", "problem"), [("a;;b", "empty label"), ("b;b", "'b' twice")])
+def test_a_mistake_in_a_file_is_named_with_its_place(tmp_path, cell, problem):
+  path = several_labels.make(tmp_path / "d", count=20)
+  lines = path.read_text().splitlines()
+  image, _, split = lines[7].split(",")
+  path.write_text("\n".join([*lines[:7], f"{image},{cell},{split}", *lines[8:]]) + "\n")
+  with pytest.raises(ValueError, match=rf"{path.name}:8: .*{problem}"):
+    trees.splits("csv", path, label_separator=";")
+  np.savez(tmp_path / "f.npz", embeddings=np.eye(3), labels=np.array(["a", "a;b", cell]))
+  with pytest.raises(ValueError, match=rf"f\.npz, row 2: .*{problem}"):
+    features.load(str(tmp_path / "f.npz"), rule=_RULE)
 
 
 def test_sets_that_are_one_text_are_told():
