@@ -11,7 +11,7 @@ import optax
 
 from soprc_jax import batch_loss, estimators, tracking
 from soprc_jax import lists as lists_lib
-from soprc_jax._internal import collectives, masks
+from soprc_jax._internal import checks, collectives, masks
 
 
 def graded_retrieval_loss(
@@ -124,7 +124,8 @@ def level_weights(gains: Sequence[float], num_positives: ArrayLike) -> jax.Array
 
   Raises:
     AssertionError: ``num_positives`` are not ``[B, L]``.
-    ValueError: the gains are not decreasing numbers > 0.
+    ValueError: the gains are not decreasing numbers > 0, or a number of positives on the host is
+      negative or not finite. On a device it makes the weights of its query NaN.
 
   >>> print(level_weights((1.0, 0.5), np.array([[2, 6], [0, 3]])))
   [[0.25 0.75]
@@ -135,10 +136,12 @@ def level_weights(gains: Sequence[float], num_positives: ArrayLike) -> jax.Array
   steps = -np.diff(values, append=0.0) if good else values
   if not good or not (steps > 0).all():
     raise ValueError(f"gains must be decreasing numbers > 0, one for each level; got {gains}")
+  checks.check_range("num_positives", num_positives, low=0.0)
   counts = jnp.asarray(num_positives, jnp.float32)
   chex.assert_shape(
     counts, (None, len(steps)), custom_message="num_positives must be [B, L], as many as gains"
   )
+  counts = jnp.where(counts >= 0, counts, jnp.nan)
   weights = counts * steps[None].astype(np.float32)
   return masks.ratio(
     weights, jnp.broadcast_to(jnp.sum(weights, axis=1, keepdims=True), weights.shape)

@@ -144,6 +144,12 @@ def test_mistakes():
   for gains in ((0.3, 1.0), (1.0, 0.0), (1.0, 1.0), (1.0, np.nan), (), 1.0):
     with pytest.raises(ValueError, match="gains must be decreasing numbers > 0"):
       graded_loss.level_weights(gains, counts)
+  for wrong in (np.nan, np.inf, -1.0):
+    changed = np.where(np.arange(B)[:, None] == 3, wrong, counts)
+    with pytest.raises(ValueError, match=r"num_positives must lie in \[0, inf\), got"):
+      graded_loss.level_weights(_GAINS, changed)
+    on_device = np.asarray(graded_loss.level_weights(_GAINS, jnp.asarray(changed)))
+    np.testing.assert_array_equal(np.isnan(on_device).any(axis=1), np.arange(B) == 3)
   with pytest.raises(AssertionError, match="as many as gains"):
     graded_loss.level_weights((1.0,), counts)
   with pytest.raises(AssertionError, match=r"where must be \[B\]"):
