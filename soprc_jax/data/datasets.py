@@ -88,6 +88,11 @@ def make_splits(config: ConfigDict) -> Splits:
   return splits
 
 
+def unit(config: ConfigDict) -> str:
+  """Returns what the examples of ``config.data`` are called in the log: images or vectors."""
+  return "vectors" if config.source == "features" else "images"
+
+
 def label_rule(config: ConfigDict) -> label_sets.Rule | None:
   """Returns how several labels an image are written; None if ``config.data`` has one class each."""
   if not config.label_separator:

@@ -10,6 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from soprc_jax.data import datasets
 from soprc_jax.training import parallel, workdir
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Progress:
   def __init__(self, config: ConfigDict, start: int, num_steps: int):
     self._line_every, self._num_steps = config.log.line_every, num_steps
     self._batch_size = config.train.batch_size
+    self._unit = f"{datasets.unit(config.data)}/s"
     self._start = start
     prior = config.loss.prior
     self._anneals = config.loss.name == "soprc" and prior.start > 0
@@ -77,14 +79,14 @@ class Progress:
     if self._bar is not None:
       waited = f"{workdir.data_wait_share(self._recent):.0%}"
       self._bar.set_postfix(
-        shown | {"images/s": f"{self._rate():.0f}", "data wait": waited}, refresh=False
+        shown | {self._unit: f"{self._rate():.0f}", "data wait": waited}, refresh=False
       )
       self._bar.update()
       return
     if step % self._line_every == 0 or "val_mAUPRC" in line or step == self._num_steps:
       values = [f"{name} {value}" for name, value in shown.items()]
       values += [
-        f"{self._rate():.0f} images/s",
+        f"{self._rate():.0f} {self._unit}",
         f"data wait {workdir.data_wait_share(self._recent):.0%}",
       ]
       values += [f"{duration(left)} left"] if left is not None and step < self._num_steps else []
@@ -95,8 +97,8 @@ class Progress:
     """Logs when the last step will be done, estimated from the first steps."""
     at = time.strftime("%H:%M", time.localtime(time.time() + left))
     self._write(
-      f"{self._rate():.0f} images/s: the last step in about {duration(left)}, at {at}; evaluations "
-      "take additional time."
+      f"{self._rate():.0f} {self._unit}: the last step in about {duration(left)}, at {at}; "
+      "evaluations take additional time."
     )
 
   def _write(self, message: str) -> None:
@@ -106,7 +108,7 @@ class Progress:
       _log.info("%s", message)
 
   def _rate(self) -> float:
-    """Returns images per second of the median step since the last line.
+    """Returns images or vectors per second of the median step since the last line.
 
     The median excludes a step that compiled.
     """

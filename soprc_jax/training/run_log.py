@@ -14,7 +14,7 @@ import numpy as np
 from tensorboardX import event_file_writer
 from tensorboardX.proto import event_pb2, summary_pb2
 
-from soprc_jax.data import sources
+from soprc_jax.data import datasets, sources
 from soprc_jax.models import RESNETS
 from soprc_jax.training import build, finetuning, parallel, v_history
 from soprc_jax.training import workdir as workdir_lib
@@ -187,24 +187,28 @@ def describe_start(
     workdir: folder of the run.
     trained: pattern of the trained parameters, see `finetuning.select`.
   """
-  sizes = {name: _size(split) for name, split in data.splits.items()}
+  unit = datasets.unit(config.data)
+  sizes = {name: _size(split, unit) for name, split in data.splits.items()}
   _log.info(
     "Data %s: %s.", config.data.source, "; ".join(f"{n}: {size}" for n, size in sizes.items())
   )
   if data.patterns is not None:
     trained_on, tested = (sources.compared_names(data.splits[name]) for name in ("train", "test"))
     _log.info(
-      "An image has several labels (data.label_separator): the test is one of unseen images, and "
+      "Several labels for each of the %s (data.label_separator): the test is one of unseen %s, and "
       "%d of their %d labels are trained on.",
+      unit,
+      unit,
       len(tested & trained_on),
       len(tested),
     )
   if data.sampler.num_small:
     _log.info(
-      "%d training %s have fewer than %d images: policy data.small_classes=%s.",
+      "%d training %s have fewer than %d %s: policy data.small_classes=%s.",
       data.sampler.num_small,
       data.sampler.unit,
       config.train.per_class,
+      unit,
       config.data.small_classes,
     )
   count = _count(params)
@@ -228,7 +232,7 @@ def describe_start(
       _log.warning("The frozen parameters are random: set model.init_from.")
   if 0 < config.train.microbatch < config.train.batch_size:
     _log.info(
-      "Microbatches of %d images: each image is embedded twice per step.", config.train.microbatch
+      "Microbatches of %d %s: each is embedded twice per step.", config.train.microbatch, unit
     )
   if config.model.name in RESNETS and config.model.freeze_bn and not config.model.init_from:
     _log.warning(
@@ -252,12 +256,15 @@ def describe_start(
     _log.info("Starting: %d steps into %s. The first step compiles.", num_steps, workdir)
 
 
-def _size(split: sources.Source) -> str:
+def _size(split: sources.Source, unit: str) -> str:
   """Describes the size of a split."""
-  classes, images = len(np.unique(split.labels)), len(split)
-  if sources.label_sets(split) is None:
-    return f"{classes} classes, {images} images"
-  return f"{len(sources.compared_names(split))} labels in {classes} patterns, {images} images"
+  classes, of_class = np.unique(split.labels).tolist(), sources.superclasses(split)
+  what = f"{len(classes)} classes"
+  if sources.label_sets(split) is not None:
+    what = f"{len(sources.compared_names(split))} labels in {len(classes)} patterns"
+  elif of_class:
+    what += f" of {len({of_class[label] for label in classes})} superclasses"
+  return f"{what}, {len(split)} {unit}"
 
 
 def _count(params: Any) -> int:

@@ -45,6 +45,12 @@ def test_a_line_tells_rate_wait_loss_val_and_time_left(caplog, monkeypatch):
   assert message == "step 4/104: loss 0.25, val_mAUPRC 0.5, 16 images/s, data wait 1%, 2 min left"
 
 
+def test_vectors_are_no_images(caplog, monkeypatch):
+  monkeypatch.setattr(progress.datasets, "unit", lambda data: "vectors")
+  (message,) = _show(caplog, monkeypatch, [_line(1), _line(2)], num_steps=2)
+  assert message == "step 2/2: loss 0.25, 16 vectors/s, data wait 0%"
+
+
 def test_a_line_is_of_the_steps_since_the_last_one(caplog, monkeypatch):
   lines = [_line(step, wait=0.5 * (step <= 2)) for step in range(1, 5)]
   first, second = _show(caplog, monkeypatch, lines, num_steps=4, **{"log.line_every": 2})
