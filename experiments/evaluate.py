@@ -21,9 +21,11 @@ evaluates stored embeddings instead, in one pass over files of any size. The met
 mAP@k and recall@k, exactly. --gallery is a file or a pattern of .npy files, or an .npz file of
 soprc embed. Each .npy file has a .parquet or .csv file of the same name, with a column of ids and
 one of labels. A query is left out of its gallery by its id. --distractors are positives of no query
-and need no table. The same command resumes. With --shard=I/N one of N processes counts its share of
-the files. The last command, without --shard, adds the counts. It writes RESULTS/evaluation.json,
-and the result of each query to evaluation.npz.
+and need no table. Where an image has several labels, give --label_separator and --min_jaccard, as
+data.label_separator and data.min_jaccard of a config. Without them they are those of the run that
+made the files, if soprc embed has noted them. The same command resumes. With --shard=I/N one of N
+processes counts its share of the files. The last command, without --shard, adds the counts. It
+writes RESULTS/evaluation.json, and the result of each query to evaluation.npz.
 """
 
 from collections.abc import Mapping, Sequence
@@ -76,8 +78,29 @@ _MEMORY_GB = absl_flags.DEFINE_float(
 _SHARD = absl_flags.DEFINE_string(
   "shard", None, "With --queries: I/N, count every N-th file of the gallery from file I on."
 )
+_LABEL_SEPARATOR = absl_flags.DEFINE_string(
+  "label_separator",
+  None,
+  "With --queries: text between two labels of an image; '': one class.",
+)
+_MIN_JACCARD = absl_flags.DEFINE_float(
+  "min_jaccard",
+  0.0,
+  "With --label_separator: smallest Jaccard index of relevant images; 0: one shared label.",
+  lower_bound=0.0,
+  upper_bound=1.0,
+)
 _EXAMPLE = "--queries=queries.npy --gallery='shards/*.npy' --output=RESULTS"
-_OF_STORED = ("gallery", "distractors", "output", "ks", "memory_gb", "shard")
+_OF_STORED = (
+  "gallery",
+  "distractors",
+  "output",
+  "ks",
+  "memory_gb",
+  "shard",
+  "label_separator",
+  "min_jaccard",
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -146,6 +169,8 @@ def _evaluate_stored(argv: Sequence[str]) -> None:
     for name in (*others, "distributed"):
       if absl_flags.FLAGS[name].present:
         raise ValueError(f"--queries and --{name} exclude each other: give one of them")
+    if absl_flags.FLAGS["min_jaccard"].present and not _LABEL_SEPARATOR.value:
+      raise ValueError("--min_jaccard needs --label_separator, e.g. --label_separator=';'")
   gallery.evaluate(
     queries=str(_QUERIES.value),
     gallery=str(_GALLERY.value),
@@ -154,6 +179,8 @@ def _evaluate_stored(argv: Sequence[str]) -> None:
     ks=_KS.value or [],
     memory_gb=float(_MEMORY_GB.value or 0.0),
     shard=_SHARD.value,
+    label_separator=_LABEL_SEPARATOR.value,
+    min_jaccard=float(_MIN_JACCARD.value or 0.0),
   )
 
 

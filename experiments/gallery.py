@@ -21,6 +21,8 @@ def evaluate(
   ks: Sequence[str],
   memory_gb: float,
   shard: str | None,
+  label_separator: str | None = None,
+  min_jaccard: float = 0.0,
 ) -> None:
   """Counts in the shards of a gallery, and writes the metrics when all are counted.
 
@@ -32,6 +34,8 @@ def evaluate(
     ks: cut-offs, as texts; different ones from 1 to 2**31 - 1.
     memory_gb: memory of this process in GiB; finite.
     shard: "I/N" counts every N-th shard from shard I on, without metrics; None counts what is left.
+    label_separator: see `shard_survey.find`.
+    min_jaccard: see `shard_survey.find`.
   """
   from tqdm import tqdm
 
@@ -46,7 +50,9 @@ def evaluate(
     if not math.isfinite(memory_gb):
       raise ValueError(f"--memory_gb={memory_gb} must be a finite number, e.g. --memory_gb=4")
     folder = file_io.given(output, name="--output")
-    files = shard_survey.find(queries, gallery, distractors)
+    files = shard_survey.find(
+      queries, gallery, distractors, label_separator=label_separator, min_jaccard=min_jaccard
+    )
     counts = folder / "counts"
     file_io.make_folder(counts, name="--output")
     prepared = shard_survey.prepare(files)
@@ -63,6 +69,8 @@ def evaluate(
       print(f"Counted {len(mine)} of {len(files.gallery)} shards. When all are, omit --shard.")
       return
     values, asked, at_k = shard_evaluation.summarise(files, prepared, counts, ks=cuts)
+    if files.rule:
+      values["label_separator"], values["min_jaccard"] = files.rule
     path = Path(folder / "evaluation.json")
     per_query.write(path.with_suffix(".npz"), asked, at_k)
     workdir.write_atomically(path, json.dumps(values, indent=2) + "\n")

@@ -48,8 +48,8 @@ def read(
     rule: how several labels an image are written and compared; None: a cell is one class.
 
   Raises:
-    ValueError: a class or a label is blank, a cell has a label twice, or two sets of labels are one
-      text when they are joined.
+    ValueError: a class or a label is blank, a cell has a label twice, or its labels are others when
+      they are joined and split again.
   """
   if rule is None:
     cells = dict.fromkeys(cells)
@@ -59,14 +59,8 @@ def read(
     return Column({cell: numbers[spellings[cell]] for cell in cells}, names, None)
   sets = label_lists(cells, rule.separator, where=where, place=place)
   if all(len(found) == 1 for found in sets.values()):
-    _log.warning(
-      "%s: no image has two labels, since the separator %r (data.label_separator) occurs nowhere. "
-      "Is it another one?",
-      strings.printable(where),
-      rule.separator,
-    )
+    warn_unused(rule.separator, where=where)
   texts = {cell: rule.separator.join(found) for cell, found in sets.items()}
-  _check_joined(sets, texts, rule.separator, where)
   numbers = image_files.label_numbers(texts.values())
   by_number = {numbers[texts[cell]]: found for cell, found in sets.items()}
   return Column(
@@ -82,7 +76,7 @@ def label_lists(
   """Returns cell -> its labels in their unified spelling, sorted; see `read`.
 
   Raises:
-    ValueError: a label is blank, or a cell has a label twice.
+    ValueError: as `read`.
   """
   first: dict[str, int] = {}
   for position, cell in enumerate(cells):
@@ -92,7 +86,8 @@ def label_lists(
     (part for found in parts.values() for part in found), where=where
   )
   return {
-    cell: _labels(cell, parts[cell], spellings, place(position)) for cell, position in first.items()
+    cell: _labels(cell, parts[cell], spellings, separator, place(position))
+    for cell, position in first.items()
   }
 
 
@@ -107,25 +102,29 @@ def _parts(cell: str, separator: str, where: str) -> list[str]:
   return parts
 
 
-def _check_joined(
-  sets: dict[str, tuple[str, ...]], texts: dict[str, str], separator: str, where: object
-) -> None:
-  """Raises a ValueError if two sets are one text, such as {a, |b} and {a|, b} with "||"."""
-  first: dict[str, tuple[str, ...]] = {}
-  for cell, found in sets.items():
-    other = first.setdefault(texts[cell], found)
-    if other != found:
-      raise ValueError(
-        f"{where}: the labels {shown(other)} and {shown(found)} are the same text when they are "
-        f"joined by {separator!r} (data.label_separator): choose a separator of which no label "
-        "has a part"
-      )
+def warn_unused(separator: str, *, where: object) -> None:
+  """Warns that a separator occurs nowhere."""
+  _log.warning(
+    "%s: no image has two labels, since the separator %r (data.label_separator) occurs nowhere. "
+    "Is it another one?",
+    strings.printable(where),
+    separator,
+  )
 
 
-def _labels(cell: str, parts: list[str], spellings: dict[str, str], where: str) -> tuple[str, ...]:
+def _labels(
+  cell: str, parts: list[str], spellings: dict[str, str], separator: str, where: str
+) -> tuple[str, ...]:
   """Returns the labels of a cell in their unified spelling, sorted."""
   found = sorted(spellings[part] for part in parts)
   twice = [one for one, other in itertools.pairwise(found) if one == other]
   if twice:
     raise ValueError(f"{where}: {shown(cell)} has the label {shown(twice[0])} twice: remove one")
+  joined = separator.join(found)  # the name of the pattern
+  if joined.split(separator) != found:  # such as {a|, b} with "||", which reads as {a, |b}
+    raise ValueError(
+      f"{where}: the labels {shown(tuple(found))} are not the same when they are joined by "
+      f"{separator!r} and split again (data.label_separator): choose a separator of which no label "
+      "has a part"
+    )
   return tuple(found)

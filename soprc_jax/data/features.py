@@ -26,6 +26,7 @@ VECTORS = ("embeddings", "embedding", "features")
 _CLASSES = ("class_names", "labels", "label")
 _SPLITS = ("splits", "split")
 _IDS = ("ids", "id", "path")
+_ORIGIN = ("digest", "label_rule")
 _LAYOUT = """\
   embeddings  [N, D] numbers (or: embedding, features)
   labels      [N] integers or texts (or: label, class_names)
@@ -44,6 +45,7 @@ class Features:
     ids: ``[N]`` names of the vectors.
     class_names: label -> displayed name; None displays the labels.
     made_by: digest of the model that `soprc embed` used; empty if unknown.
+    label_rule: `label_sets.Rule` of the classes as text, of `soprc embed`; empty if unknown.
     label_sets: labels of each pattern, if a vector has several labels.
     superclasses: label -> superclass; None if they are unknown.
   """
@@ -56,10 +58,12 @@ class Features:
     class_names: Mapping[int, str] | None = None,
     *,
     made_by: str = "",
+    label_rule: str = "",
     label_sets: LabelSets | None = None,
     superclasses: Mapping[int, str] | None = None,
   ):
     self.made_by = made_by
+    self.label_rule = label_rule
     self.label_sets = label_sets
     self.superclasses = dict(superclasses or {})
     self._vectors = vectors
@@ -181,7 +185,9 @@ def load_unlabeled(path: str, *, name: str) -> Features:
   names = {number: text for number, text in enumerate(dict.fromkeys(classes)) if text}
   numbers = {text: number for number, text in enumerate(dict.fromkeys(classes))}
   labels = np.array([numbers[text] for text in classes])
-  return Features(found.vectors, labels, found.ids, names, made_by=found.made_by)
+  return Features(
+    found.vectors, labels, found.ids, names, made_by=found.made_by, label_rule=found.label_rule
+  )
 
 
 def from_array(vectors: np.ndarray, *, name: str) -> Features:
@@ -239,9 +245,11 @@ class _Table:
         raise ValueError(
           f"{where} has no {shown(superclass)} (data.superclass), but {_names(arrays)}"
         )
-    # Of the model that `soprc embed` used; empty in other files.
-    digest = arrays.get("digest", "")
-    self.made_by = str(digest) if np.ndim(digest) == 0 else ""
+    # Of `soprc embed`; empty in other files.
+    self.made_by, self.label_rule = (
+      str(array) if np.ndim(array) == 0 else ""
+      for array in (arrays.get(key, "") for key in _ORIGIN)
+    )
 
 
 def _check_names(arrays: Mapping[str, Any], where: str) -> None:
@@ -375,7 +383,7 @@ def _npz(file: Path, known: Sequence[str]) -> dict[str, Any]:
   if not zipfile.is_zipfile(file):
     raise ValueError("it is not an .npz file")
   with np.load(file, allow_pickle=False) as arrays:
-    names = [name for name in arrays.files if name in (*known, "digest")]
+    names = [name for name in arrays.files if name in (*known, *_ORIGIN)]
     others = dict.fromkeys(arrays.files)
     return others | {name: arrays[name] for name in names}
 

@@ -7,9 +7,12 @@ images.
 
 from collections.abc import Iterator, Mapping, Sequence
 import functools
+import json
 from typing import NamedTuple
 
 import numpy as np
+
+from soprc_jax._internal.strings import shown
 
 
 class Rule(NamedTuple):
@@ -24,6 +27,25 @@ class Rule(NamedTuple):
 
   separator: str
   min_jaccard: float = 0.0
+
+  def to_text(self) -> str:
+    """Returns what `from_text` takes."""
+    return json.dumps(self)
+
+  @classmethod
+  def from_text(cls, text: str) -> "Rule":
+    """Returns the rule that `to_text` has written.
+
+    Raises:
+      ValueError: the text is of another program.
+    """
+    try:
+      separator, min_jaccard = json.loads(text)
+      if not (separator and isinstance(separator, str) and 0 <= min_jaccard <= 1):
+        raise ValueError("another range")
+    except (TypeError, ValueError) as error:
+      raise ValueError(f"{shown(text)} is no separator with a least Jaccard index") from error
+    return cls(separator, min_jaccard)
 
 
 class LabelSets:

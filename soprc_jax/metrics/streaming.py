@@ -26,6 +26,8 @@ from soprc_jax.metrics import candidates, exact_ranks, rank_counts, retrieval, s
 # Queries that are counted at a time. Memory is up to about 9 bytes for each pair of one of these
 # and a candidate of the block.
 QUERY_ROWS = 1024
+# Entries of a mask of relevance at a time.
+_MASK = 1 << 26
 # Norms up to this have products that float32 represents.
 _MAX_NORM = 2.0**50
 
@@ -53,11 +55,14 @@ class Block(NamedTuple):
     labels: ``[G]`` integers; not read by `BlockCounter`.
     ids: ``[G]`` like the ids of the queries; None if the queries have none, or if no query is in
       the block.
+    relevance: which candidates are positives of rows of queries, as in
+      `soprc_jax.metrics.retrieval_metrics`; None: those of the same label.
   """
 
   vectors: np.ndarray
   labels: np.ndarray | None = None
   ids: np.ndarray | None = None
+  relevance: candidates.Mask | None = None
 
 
 class Thresholds(NamedTuple):
@@ -96,7 +101,7 @@ def find_thresholds(queries: Queries, blocks: Iterable[Block]) -> Thresholds:
 
   Args:
     queries: of `make_queries`.
-    blocks: all candidates with the label of a query; others are ignored.
+    blocks: all positives of the queries; other candidates are ignored.
 
   Raises:
     TypeError, ValueError: as `soprc_jax.metrics.retrieval_metrics`.
@@ -105,18 +110,22 @@ def find_thresholds(queries: Queries, blocks: Iterable[Block]) -> Thresholds:
   found = [(np.empty(0, np.int64), np.empty(0, np.float32))]
   for block in blocks:
     _check_type(block.vectors)
-    has_ids = block.ids is not None
+    has_ids, has_mask = block.ids is not None, block.relevance is not None
     task = similarities.make_task(
       queries.vectors,
-      queries.labels,
+      None if has_mask else queries.labels,
       block.vectors,
       block.labels,
       queries.ids if has_ids else None,
       block.ids,
       1,
+      block.relevance,
     )
-    place, columns = task.positives(rows)
-    found.append((place, similarities.pair_scores(task, place, columns)))
+    step = max(_MASK // max(len(block.vectors), 1), 1) if has_mask else len(rows)
+    for start in range(0, len(rows), max(step, 1)):
+      place, columns = task.positives(rows[start : start + step])
+      place += start
+      found.append((place, similarities.pair_scores(task, place, columns)))
   place, scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
   return Thresholds(scores[np.lexsort((scores, place))], np.bincount(place, minlength=len(rows)))
 

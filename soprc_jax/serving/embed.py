@@ -40,7 +40,7 @@ def make_index(
   if has_vectors:  # they are not read one by one
     for index in range(len(source)):
       noted[index]
-  at = embedded.positions
+  at, rule = embedded.positions, datasets.label_rule(network.config.data)
   if not (at.size or may_be_empty):
     raise ValueError(f"none of the {len(source)} images can be decoded")
   left_out = np.setdiff1d(np.arange(len(source)), at)
@@ -61,6 +61,7 @@ def make_index(
     model=network.architecture,
     image_size=network.image_size,
     resize=network.resize,
+    label_rule=rule.to_text() if rule else "",
   )
 
 

@@ -30,6 +30,7 @@ _ARRAYS = {
   "image_size": ("i", 0),
   "resize": ("i", 0),
   "soprc_jax_version": ("U", 0),
+  "label_rule": ("U", 0),
 }
 _ARCHIVE = b"PK\x03\x04"
 _KINDS = {"U": "text", "i": "integers", "f": "float32"}
@@ -55,6 +56,8 @@ class Index(NamedTuple):
     image_size: side of its input images in pixels.
     resize: shorter side in pixels before the center crop.
     soprc_jax_version: version that computed the embeddings.
+    label_rule: `soprc_jax.data.label_sets.Rule` of the class names as text; empty: an image has one
+      class.
   """
 
   embeddings: np.ndarray
@@ -72,6 +75,7 @@ class Index(NamedTuple):
   image_size: int
   resize: int
   soprc_jax_version: str = version.__version__
+  label_rule: str = ""
 
   @property
   def has_classes(self) -> bool:
@@ -180,6 +184,8 @@ def _problem(arrays: dict[str, np.ndarray]) -> str:
   """Returns what is wrong with the arrays of a file; empty if they are a valid index."""
   for name, (kind, ndim) in _ARRAYS.items():
     if name not in arrays:
+      if name == "label_rule":  # files of earlier commits lack it
+        continue
       return f"{name} is missing"
     array = arrays[name]
     fits = array.dtype == np.float32 if kind == "f" else array.dtype.kind == kind

@@ -130,7 +130,8 @@ def write(path: Path, index: index_lib.Index, *, dtype: str, inputs: str) -> Non
   meta = {"format": shards.FORMAT, "rows": len(vectors), "width": vectors.shape[1], "dtype": dtype}
   meta |= {"digest": index.digest, "inputs": inputs, "broken_ids": index.broken_ids.tolist()}
   meta |= {key: getattr(index, key) for key in ("workdir", "step", "model", "image_size", "resize")}
-  meta |= {"split": index.split, "root": index.root, "soprc_jax_version": version.__version__}
+  meta |= {"split": index.split, "root": index.root, "label_rule": index.label_rule}
+  meta |= {"soprc_jax_version": version.__version__}
   path.unlink(missing_ok=True)  # so that it never stands next to another table
   _write_table(path, index)
   with file_io.whole(path.with_suffix(".json")) as file:

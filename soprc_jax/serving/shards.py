@@ -42,6 +42,7 @@ class Shard(NamedTuple):
     made_by: digest of the model that computed them; empty if unknown.
     inputs: digest of the list of images that it is a part of; empty if unknown.
     root: folder that the ids of these images are relative to; empty if unknown.
+    label_rule: how its labels are written, see `soprc_jax.serving.index.Index`; empty if unknown.
     stored: content of an ``.npz`` file, which is in memory.
   """
 
@@ -50,6 +51,7 @@ class Shard(NamedTuple):
   made_by: str
   inputs: str = ""
   root: str = ""
+  label_rule: str = ""
   stored: features.Features | None = None
 
   @property
@@ -188,18 +190,19 @@ def _opened(path: Path, flag: str) -> Shard:
   return Shard(path, found, *_origin(path, found))
 
 
-def _origin(path: Path, found: shard_formats.Layout) -> tuple[str, str, str]:
-  """Returns digests of model and inputs and the root in the ``.json`` of a shard, "" without it."""
+def _origin(path: Path, found: shard_formats.Layout) -> tuple[str, str, str, str]:
+  """Returns digests of model and inputs, root and label rule in the ``.json`` of a shard, or ""."""
   beside = path.with_suffix(".json")
   if not beside.exists():
-    return "", "", ""
+    return "", "", "", ""
   remedy = f"{shard_formats.REMEDY}; a .json file of another program needs another name"
   meta = stored.read_json(beside, _META, remedy=remedy)
   want = (FORMAT, found.rows, found.width, found.dtype.name)
   got = tuple(meta[key] for key in ("format", "rows", "width", "dtype"))
   if got != want:
     raise ValueError(f"{printable(beside)} describes {got}, but the array is {want}: {remedy}")
-  return meta["digest"], meta["inputs"], meta["root"]
+  rule = str(meta.get("label_rule", ""))  # files of earlier commits lack it
+  return meta["digest"], meta["inputs"], meta["root"], rule
 
 
 def _in_memory(path: Path, flag: str) -> Shard:
@@ -209,7 +212,7 @@ def _in_memory(path: Path, flag: str) -> Shard:
     if not set(shard_formats.IDS) & set(arrays.files):
       raise ValueError(f"{printable(path)} has no ids ({', '.join(shard_formats.IDS)})")
   layout = shard_formats.Layout(len(found), found.width, np.dtype(np.float32), None)
-  return Shard(path, layout, found.made_by, stored=found)
+  return Shard(path, layout, found.made_by, label_rule=found.label_rule, stored=found)
 
 
 def check_same_model(shards: list[Shard]) -> None:

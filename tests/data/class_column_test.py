@@ -67,9 +67,11 @@ def test_a_mistake_in_a_file_is_named_with_its_place(tmp_path, cell, problem):
     features.load(str(tmp_path / "f.npz"), rule=_RULE)
 
 
-def test_sets_that_are_one_text_are_told():
-  with pytest.raises(ValueError, match=r"\('a', '\|b'\) and \('a\|', 'b'\) are the same text"):
-    _read("a|||b", "b||a|", rule=label_sets.Rule("||"))
+def test_labels_that_are_others_when_they_are_joined_are_told():
+  rule = label_sets.Rule("||")
+  assert _read("a|||b", rule=rule).label_sets.names == ["a", "|b"]
+  with pytest.raises(ValueError, match=r"list.csv:3: the labels \('a\|', 'b'\) are not the same"):
+    _read("a|||b", "b||a|", rule=rule)
 
 
 def test_a_separator_that_does_not_occur_is_told(caplog):

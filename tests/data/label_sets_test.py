@@ -75,3 +75,11 @@ def test_images_and_names_of_labels():
   found = sets.images_by_label(np.array([5, 2, 5, 2]))  # no image has c
   assert [positions.tolist() for positions in found] == [[0, 2], [0, 1, 2, 3]]
   assert not label_sets.LabelSets({0: ["a"], 1: ["b"]}, label_sets.Rule(";")).overlaps
+
+
+def test_the_text_of_a_rule():
+  rule = label_sets.Rule(" | ", 0.5)
+  assert label_sets.Rule.from_text(rule.to_text()) == rule
+  for text in ("", "x", "3", "[3]", '["", 0]', '[";", 2]', '[";", "0"]', "[1, 0]", "null"):
+    with pytest.raises(ValueError, match="is no separator with a least Jaccard index"):
+      label_sets.Rule.from_text(text)

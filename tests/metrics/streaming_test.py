@@ -100,6 +100,37 @@ def test_queries_in_their_gallery_and_many_positives(min_products, monkeypatch):
   assert got["num_skipped"] == 1
 
 
+@pytest.mark.parametrize("entries", [1, 1 << 26])
+def test_a_mask_in_place_of_labels(entries, monkeypatch):
+  monkeypatch.setattr(streaming, "_MASK", entries)
+  vectors = geometries.geometry("duplicates", 0, 120, 8)
+  relevant = np.random.default_rng(0).random((30, 90)) < 0.2
+  ids = np.where(np.arange(90) < 5, np.arange(90), -1)
+  asked = streaming.make_queries(vectors[:30], np.zeros(30, int), np.arange(30))
+  blocks = [
+    streaming.Block(
+      vectors[30:][start : start + 40],
+      ids=ids[start : start + 40],
+      relevance=lambda rows, start=start: relevant[rows, start : start + 40],
+    )
+    for start in (0, 40, 80)
+  ]
+  thresholds = streaming.find_thresholds(asked, blocks)
+  counter = streaming.BlockCounter(asked, thresholds, size=40, num_candidates=90)
+  counts = sum(counter.count(counter.prepare(block)) for block in blocks)
+  got = streaming.summarise(thresholds, counts, ks=_KS, num_candidates=90, per_query=True)
+  want = metrics.retrieval_metrics(
+    vectors[:30],
+    gallery=vectors[30:],
+    relevance=relevant,
+    query_ids=np.arange(30),
+    gallery_ids=ids,
+    ks=_KS,
+    per_query=True,
+  )
+  _assert_equal(got, want)
+
+
 def test_ap_at_k_equals_its_definition():
   vectors, labels = geometries.data(0, 120, 9)
   got = _streamed(vectors[:30], labels[:30], vectors[30:], labels[30:], None, None, size=32)

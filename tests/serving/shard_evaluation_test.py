@@ -272,6 +272,27 @@ def test_wrong_cut_offs(tmp_path, capsys, ks):
   assert capsys.readouterr().err == told
 
 
+def test_the_result_of_several_labels_has_the_rule(tmp_path):
+  rows, ids, cells = np.eye(4, 16, dtype=np.float32), list("abcd"), ["x;y", "z", "y", "x;z"]
+  sharded.write(tmp_path / "queries.npy", rows[:2], ids[:2], cells[:2])
+  sharded.write(tmp_path / "shards" / "a.npy", rows, ids, cells)
+  gallery.evaluate(
+    queries=str(tmp_path / "queries.npy"),
+    gallery=str(tmp_path / "shards"),
+    distractors=None,
+    output=str(tmp_path / "out"),
+    ks=["1"],
+    memory_gb=4.0,
+    shard=None,
+    label_separator=";",
+    min_jaccard=0.5,
+  )
+  values = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+  # Only c is relevant to a, and d to b. All of the three candidates have the score 0.
+  assert (values["mAUPRC"], values["num_queries"]) == (pytest.approx(1 / 3), 2)
+  assert (values["label_separator"], values["min_jaccard"]) == (";", 0.5)
+
+
 def test_an_output_that_is_a_file(tmp_path, capsys):
   sharded.gallery(tmp_path)
   queries = str(tmp_path / "queries.npy")
@@ -290,6 +311,7 @@ def test_flags(tmp_path):
     ([*given, "--memory_gb=nan"], "--memory_gb=nan must be a finite number, e.g. --memory_gb=4"),
     ([*given, "--memory_gb=inf"], "--memory_gb=inf must be a finite number"),
     ([*given, "--shard=2/2"], "--shard=2/2 must be I/N"),
+    ([*given, "--min_jaccard=0.5"], "--min_jaccard needs --label_separator"),
     (given, "--queries=q.npy: there is no such file"),
   ):
     done = runs.call("experiments.evaluate", *flags, cwd=tmp_path)

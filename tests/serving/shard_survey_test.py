@@ -1,10 +1,13 @@
 """Tests what is found before a gallery in shards is counted."""
 
+import json
+
 import numpy as np
 import pytest
 import sharded
 
-from soprc_jax.serving import shard_survey
+from soprc_jax.data import label_sets
+from soprc_jax.serving import shard_survey, shards
 
 
 def _prepare(folder, distractors=None):
@@ -122,6 +125,65 @@ def test_one_of_the_shards_has_the_queries(tmp_path):
   assert shard_survey.prepare(files).ids == ids[49:9:-1]
   with pytest.raises(FileNotFoundError, match=r"--gallery=.* 2 of 3 shards are missing"):
     shard_survey.find(one, one, None)
+
+
+def _labeled(folder, cells, queries=2, **options):
+  """Returns what is prepared for the first rows of ``cells`` as queries of all rows."""
+  rows, ids = np.eye(len(cells), dtype=np.float32), [f"i{row}" for row in range(len(cells))]
+  sharded.write(folder / "queries.npy", rows[:queries], ids[:queries], cells[:queries])
+  sharded.write(folder / "shards" / "a.npy", rows[:3], ids[:3], cells[:3])
+  sharded.write(folder / "shards" / "b.npy", rows[3:], ids[3:], cells[3:], table="parquet")
+  place = str(folder / "queries.npy"), str(folder / "shards"), None
+  return shard_survey.prepare(shard_survey.find(*place, **options))
+
+
+_CELLS = ["a;b", "c ", "b;a", "a", "a;b;d", "c;a;e", None, "x"]
+
+
+def test_shared_labels_are_positives(tmp_path):
+  found = _labeled(tmp_path, _CELLS, label_separator=";")
+  assert found.thresholds.numbers.tolist() == [4, 1]  # without itself
+  assert found.class_names == ["a;b", "c"]
+  found = _labeled(tmp_path, _CELLS, label_separator=";", min_jaccard=0.6)
+  assert found.thresholds.numbers.tolist() == [2, 0]
+  with pytest.raises(ValueError, match="no query has a positive"):
+    _labeled(tmp_path, _CELLS, label_separator="")
+
+
+def test_mistakes_in_cells_are_named(tmp_path):
+  for row, name in ((1, "queries"), (5, "b")):
+    cells = [*_CELLS[:row], "a;;b", *_CELLS[row + 1 :]]
+    with pytest.raises(ValueError, match=rf"{name}\.npy, row {row % 3}: 'a;;b' has an empty label"):
+      _labeled(tmp_path, cells, label_separator=";")
+
+
+def test_a_separator_that_does_not_occur_is_told(tmp_path, caplog):
+  _labeled(tmp_path, ["c", "a", "c", "a"], label_separator="|")
+  assert "the separator '|' (data.label_separator) occurs nowhere" in caplog.text
+  caplog.clear()
+  _labeled(tmp_path, ["c", "a", "c", "a|b"], label_separator="|")
+  assert not caplog.text
+
+
+def test_the_separator_is_that_of_the_run(tmp_path):
+  _labeled(tmp_path, _CELLS, label_separator=";")
+  origin = {"format": shards.FORMAT, "digest": "d", "inputs": "", "root": "", "dtype": "float32"}
+  origin |= {"width": 8, "label_rule": label_sets.Rule(";", 0.6).to_text()}
+
+  def prepare(**options):
+    for path, rows in (("queries", 2), ("shards/a", 3), ("shards/b", 5)):
+      (tmp_path / f"{path}.json").write_text(json.dumps(origin | {"rows": rows}))
+    place = str(tmp_path / "queries.npy"), str(tmp_path / "shards"), None
+    return shard_survey.prepare(shard_survey.find(*place, **options))
+
+  assert prepare().thresholds.numbers.tolist() == [2, 0]
+  assert prepare(label_separator=";").thresholds.numbers.tolist() == [4, 1]
+  origin["label_rule"] = "[3]"
+  with pytest.raises(ValueError, match=r"queries\.npy: '\[3\]' is no separator .* --label"):
+    prepare()
+  del origin["label_rule"]
+  with pytest.raises(ValueError, match="no query has a positive"):
+    prepare()
 
 
 def test_no_positive_and_files_given_twice(tmp_path):

@@ -15,7 +15,14 @@ import several_labels
 from soprc_jax.data import datasets, sources
 from soprc_jax.metrics import per_query
 from soprc_jax.reports import run as report
-from soprc_jax.serving import embed, network, search
+from soprc_jax.serving import (
+  embed,
+  index,
+  network,
+  search,
+  shard_evaluation,
+  shard_survey,
+)
 from soprc_jax.training import baselines, build, defaults, evaluation, interrupts, loop, replay
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import step as step_lib
@@ -122,6 +129,19 @@ def test_evaluate_names_the_labels_that_were_trained_on(made, caplog):
   assert "The test is one of unseen images: 8 of the labels that are tested on" in caplog.text
   whole, _ = evaluation.evaluate_workdir(config, folder, split="all", newest=False)
   assert whole["num_queries"] == len(_sets(path))
+
+
+def test_stored_embeddings_are_ranked_by_the_same_rule(made, tmp_path):
+  _, folder, results = made
+  path = tmp_path / "test.npz"
+  index.write(path, embed.of_split(network.load(folder), "test"))
+  files = shard_survey.find(str(path), str(path), None)
+  prepared = shard_survey.prepare(files)
+  shard_evaluation.count(files, prepared, tmp_path, size=64)
+  values, queries, _ = shard_evaluation.summarise(files, prepared, tmp_path, ks=[1])
+  np.testing.assert_allclose(values["mAUPRC"], results["test"]["mAUPRC"], rtol=1e-6)
+  stored = per_query.read(folder / workdir_lib.per_query("test"))
+  assert queries.label.tolist() == stored.label.tolist()
 
 
 def test_the_report_has_label_sets_and_relevant_images(made):
