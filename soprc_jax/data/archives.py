@@ -64,10 +64,7 @@ class Tar:
     self._classes = [
       strings.class_name(texts.get(os.path.splitext(member.name)[0], "")) for member in self._images
     ]
-
-  @property
-  def labels(self) -> np.ndarray:
-    return np.zeros(len(self._images), np.int64)  # a class has no number here
+    self.labels = np.zeros(len(self._images), np.int64)  # a class has no number here
 
   def __len__(self) -> int:
     return len(self._images)
@@ -182,10 +179,7 @@ class Parquet:
     classes = table[labels].to_pylist() if labels else [None] * count
     self._classes = ["" if one is None else strings.class_name(str(one)) for one in classes]
     self._group: tuple[int, list[Any]] = (-1, [])
-
-  @property
-  def labels(self) -> np.ndarray:
-    return np.zeros(len(self.ids), np.int64)  # a class has no number here
+    self.labels = np.zeros(len(self.ids), np.int64)  # a class has no number here
 
   def __len__(self) -> int:
     return len(self.ids)

@@ -93,7 +93,7 @@ def load(root: str | os.PathLike[str], size: Size) -> dict[str, sources.Source]:
   digest = found.digest()  # of all pixels, so only once
   _log.info("characters: %s; digest %s.", statistics(found), digest[:16])
   # With the digest in each id, a run notices that it is resumed or evaluated on other pixels.
-  ids = np.array([f"{digest[:8]}/{name}" for name in found.ids])
+  ids = [f"{digest[:8]}/{name}" for name in found.ids]
   names = {int(code): f"U+{code:04X}" for code in np.unique(found.labels)}
   images = rendered.Rendered(found.images, found.labels, ids, names)
   split_of = np.array([name.split("/")[0] for name in found.ids])
@@ -182,9 +182,7 @@ def render(paths: Sequence[Path], size: Size, *, where: Path | None = None) -> r
     for split, (number, pick) in zip(splits, chosen, strict=True)
   ]
   images = _images([pick for _, pick in chosen], faces, size.side, rng)
-  return rendered.Rendered(
-    images, np.array([pick.code for _, pick in chosen], np.int64), np.array(ids)
-  )
+  return rendered.Rendered(images, np.array([pick.code for _, pick in chosen], np.int64), ids)
 
 
 def class_sizes(num_classes: int, num_images: int, *, low: int, high: int) -> np.ndarray:

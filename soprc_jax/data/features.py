@@ -48,6 +48,9 @@ class Features:
     label_rule: `label_sets.Rule` of the classes as text, of `soprc embed`; empty if unknown.
     label_sets: labels of each pattern, if a vector has several labels.
     superclasses: label -> superclass; None if they are unknown.
+
+  Attributes:
+    width: the number D.
   """
 
   def __init__(
@@ -66,25 +69,16 @@ class Features:
     self.label_rule = label_rule
     self.label_sets = label_sets
     self.superclasses = dict(superclasses or {})
-    self._vectors = vectors
-    self._labels = np.asarray(labels, np.int64)
+    self._vectors, self.width = vectors, vectors.shape[1]
+    self.labels = np.asarray(labels, np.int64)
     self.ids = list(ids)
     self.class_names = dict(class_names or {})
 
-  @property
-  def width(self) -> int:
-    """The number D of entries of a vector."""
-    return self._vectors.shape[1]
-
-  @property
-  def labels(self) -> np.ndarray:
-    return self._labels
-
   def __len__(self) -> int:
-    return len(self._labels)
+    return len(self.labels)
 
   def __getitem__(self, index: int) -> sources.Example:
-    label = int(self._labels[index])
+    label = int(self.labels[index])
     return sources.Example(
       self._vectors[index], label, self.ids[index], self.class_names.get(label, "")
     )

@@ -44,7 +44,7 @@ def load(root: str | os.PathLike[str] | None = None, *, superclass: str = "") ->
   if not superclass:
     return found
   of_class = superclasses(found.labels, superclass)
-  return rendered.Rendered(found.images, found.labels, np.array(found.ids), superclasses=of_class)
+  return rendered.Rendered(found.images, found.labels, found.ids, superclasses=of_class)
 
 
 def superclasses(labels: np.ndarray, name: str) -> dict[int, str]:
@@ -92,7 +92,7 @@ def render() -> rendered.Rendered:
       images.append(image)
       labels.append(code)
       ids.append(f"U+{code:04X}/{name.removesuffix('.ttf')}")
-  return rendered.Rendered(np.stack(images), np.array(labels, np.int64), np.array(ids))
+  return rendered.Rendered(np.stack(images), np.array(labels, np.int64), ids)
 
 
 def _font_folder() -> Path:

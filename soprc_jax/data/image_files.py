@@ -49,25 +49,17 @@ class Files:
     superclasses: Mapping[int, str] | None = None,
   ):
     self.root = root
-    self.paths = list(paths)
-    self._labels = np.asarray(labels, np.int64)
+    self.ids = self.paths = list(paths)
+    self.labels = np.asarray(labels, np.int64)
     self.class_names = dict(class_names or {})
     self.label_sets = label_sets
     self.superclasses = dict(superclasses or {})
-
-  @property
-  def labels(self) -> np.ndarray:
-    return self._labels
-
-  @property
-  def ids(self) -> list[str]:
-    return self.paths
 
   def __len__(self) -> int:
     return len(self.paths)
 
   def __getitem__(self, index: int) -> sources.Example:
-    path, label = self.root / self.paths[index], int(self._labels[index])
+    path, label = self.root / self.paths[index], int(self.labels[index])
     image = decoding.Stored(path, str(path))
     return sources.Example(image, label, self.paths[index], self.class_names.get(label, ""))
 

@@ -1,6 +1,6 @@
 """Images that are rendered once and cached: a source in memory, and its file."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import hashlib
 import json
 import logging
@@ -31,36 +31,28 @@ class Rendered:
     self,
     images: np.ndarray,
     labels: np.ndarray,
-    ids: np.ndarray,
+    ids: Sequence[str] | np.ndarray,
     class_names: Mapping[int, str] | None = None,
     superclasses: Mapping[int, str] | None = None,
   ):
     self.class_names = dict(class_names or {})
     self.superclasses = dict(superclasses or {})
     self.images = images
-    self._labels = labels
-    self._ids = ids
-
-  @property
-  def labels(self) -> np.ndarray:
-    return self._labels
-
-  @property
-  def ids(self) -> list[str]:
-    return [str(name) for name in self._ids]
+    self.labels = labels
+    self.ids = [str(name) for name in ids]
 
   def __len__(self) -> int:
-    return len(self._labels)
+    return len(self.labels)
 
   def __getitem__(self, index: int) -> sources.Example:
     image = np.repeat(self.images[index][:, :, None], 3, axis=2)
-    label = int(self._labels[index])
-    return sources.Example(image, label, str(self._ids[index]), self.class_names.get(label, ""))
+    label = int(self.labels[index])
+    return sources.Example(image, label, self.ids[index], self.class_names.get(label, ""))
 
   def digest(self) -> str:
     """Returns the SHA-256 of all pixels and labels: equal digests mean the same data set."""
     digest = hashlib.sha256(np.ascontiguousarray(self.images).tobytes())
-    digest.update(np.ascontiguousarray(self._labels, "<i8").tobytes())
+    digest.update(np.ascontiguousarray(self.labels, "<i8").tobytes())
     return digest.hexdigest()
 
 

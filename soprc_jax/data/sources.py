@@ -55,14 +55,11 @@ class Subset:
       raise IndexError(
         f"positions must lie in [0, {len(source)}), got up to {self.positions.max()}"
       )
-    self._labels = source.labels[self.positions]
+    self.labels = source.labels[self.positions]
     self.class_names = class_names(source)
     self.superclasses = superclasses(source)
     self.label_sets = label_sets(source)
-
-  @property
-  def labels(self) -> np.ndarray:
-    return self._labels
+    self.width = width(source)
 
   @property
   def ids(self) -> list[str]:
@@ -75,10 +72,6 @@ class Subset:
   def __getitem__(self, index: int) -> Example:
     return self._source[int(self.positions[index])]
 
-  @property
-  def width(self) -> int:
-    return width(self._source)
-
   def vectors(self, positions: np.ndarray) -> np.ndarray:
     return vectors(self._source, self.positions[positions])
 
@@ -89,31 +82,24 @@ class Joined:
   def __init__(self, parts: Sequence[Source]):
     self._parts = list(parts)
     self._ends = np.cumsum([len(part) for part in parts])
-    self._labels = np.concatenate([part.labels for part in parts])
+    self.labels = np.concatenate([part.labels for part in parts])
     self.class_names = {label: name for part in parts for label, name in class_names(part).items()}
     self.superclasses = {
       label: name for part in parts for label, name in superclasses(part).items()
     }
     self.label_sets = label_sets(parts[0])  # that of the whole data set
-
-  @property
-  def labels(self) -> np.ndarray:
-    return self._labels
+    self.width = width(parts[0])
 
   @property
   def ids(self) -> list[str]:
     return [name for part in self._parts for name in ids(part)]
 
   def __len__(self) -> int:
-    return len(self._labels)
+    return len(self.labels)
 
   def __getitem__(self, index: int) -> Example:
     part = int(np.searchsorted(self._ends, index, side="right"))
     return self._parts[part][index - int(self._ends[part] - len(self._parts[part]))]
-
-  @property
-  def width(self) -> int:
-    return width(self._parts[0])
 
   def vectors(self, positions: np.ndarray) -> np.ndarray:
     return np.stack([np.asarray(self[int(position)].image) for position in positions])

@@ -45,19 +45,15 @@ class Records:
     class_names: Mapping[int, str] | None = None,
   ):
     self._records = records
-    self._labels = np.asarray(labels, np.int64)
+    self.labels = np.asarray(labels, np.int64)
     self.ids = list(ids)
     self.class_names = dict(class_names or {})
 
-  @property
-  def labels(self) -> np.ndarray:
-    return self._labels
-
   def __len__(self) -> int:
-    return len(self._labels)
+    return len(self.labels)
 
   def __getitem__(self, index: int) -> sources.Example:
-    name, label = self.ids[index], int(self._labels[index])
+    name, label = self.ids[index], int(self.labels[index])
     content = decoding.Encoded(self._records[index]["image"], name)
     return sources.Example(content, label, name, self.class_names.get(label, ""))
 

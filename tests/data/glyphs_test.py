@@ -27,7 +27,7 @@ def rendered():
 @pytest.fixture(scope="module")
 def small(rendered):
   """Returns the first 40 images of the glyphs, which are quick to write and read."""
-  return rendered_lib.Rendered(rendered.images[:40], rendered.labels[:40], rendered._ids[:40])
+  return rendered_lib.Rendered(rendered.images[:40], rendered.labels[:40], rendered.ids[:40])
 
 
 class TestGlyphs:
@@ -61,7 +61,7 @@ class TestGlyphs:
 
   def test_no_two_classes_look_the_same_in_a_face(self, rendered):
     seen = collections.defaultdict(set)
-    for image, name in zip(rendered.images, rendered._ids):
+    for image, name in zip(rendered.images, rendered.ids):
       face = name.split("/")[1]
       assert image.tobytes() not in seen[face], name
       seen[face].add(image.tobytes())

@@ -48,7 +48,7 @@ class TestSample:
         found = super().__getitem__(index)
         return found._replace(image=bad) if index == 1 else found
 
-    ((_, images),) = panel.sample(Broken(source.images, source.labels, source._ids))
+    ((_, images),) = panel.sample(Broken(source.images, source.labels, source.ids))
     assert images.count("<img") == 2
 
   def test_the_table_counts_classes_and_images_of_each_split(self):

@@ -46,7 +46,7 @@ def glyph_folder(root, num_classes, per_class):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(example.image[:, :, 0]).save(path)
   return rendered_lib.Rendered(
-    everything.images[kept], everything.labels[kept], everything._ids[kept]
+    everything.images[kept], everything.labels[kept], np.array(everything.ids)[kept]
   )
 
 
