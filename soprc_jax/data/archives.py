@@ -6,7 +6,8 @@ Nothing is unpacked: an image is read from its place in the file when it is need
 from collections.abc import Iterator, Sequence
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+import tarfile
+from typing import Any
 
 import numpy as np
 
@@ -15,25 +16,10 @@ from soprc_jax._internal.strings import printable
 from soprc_jax.data import decoding, features, image_files, sources
 
 SUFFIXES = (".tar", ".parquet")
-_BLOCK = 512
 # Columns of Parquet files, the preferred one first.
 _IMAGES = ("image", "img", "jpg", "png")
 _IDS = ("id", "ids", "path")
 _LABELS = ("label", "labels", "class_name")
-
-
-class Member(NamedTuple):
-  """Describes a file in a tar file.
-
-  Attributes:
-    name: its path there.
-    offset: position of its first byte.
-    size: number of its bytes.
-  """
-
-  name: str
-  offset: int
-  size: int
 
 
 class Tar:
@@ -49,38 +35,38 @@ class Tar:
 
   def __init__(self, path: Path):
     self._path = path
-    classes: dict[str, Member] = {}
-    self._images: list[Member] = []
+    # Keys, and the first byte and size of each content.
+    keys, classes, self._images = list[str](), dict[str, tuple[int, int]](), list[tuple[int, int]]()
+    self.ids: list[str] = []
     for member in members(path):
-      key, suffix = os.path.splitext(member.name)
+      (key, suffix), place = os.path.splitext(member.name), (member.offset_data, member.size)
       if suffix.lower() in image_files.EXTENSIONS:
-        self._images.append(member)
+        keys.append(key)
+        self.ids.append(f"{path}/{member.name}")
+        self._images.append(place)
       elif suffix == ".cls":
-        classes[key] = member
-    if not self._images:
+        classes[key] = place
+    if not self.ids:
       raise ValueError(f"{printable(path)} has no image ({', '.join(image_files.EXTENSIONS)})")
-    self.ids = [f"{path}/{member.name}" for member in self._images]
-    texts = {key: self._read(member).decode("utf-8", "replace") for key, member in classes.items()}
-    self._classes = [
-      strings.class_name(texts.get(os.path.splitext(member.name)[0], "")) for member in self._images
-    ]
-    self.labels = np.zeros(len(self._images), np.int64)  # a class has no number here
+    texts = {key: self._read(*place).decode("utf-8", "replace") for key, place in classes.items()}
+    self._classes = [strings.class_name(texts.get(key, "")) for key in keys]
+    self.labels = np.zeros(len(keys), np.int64)  # a class has no number here
 
   def __len__(self) -> int:
-    return len(self._images)
+    return len(self.ids)
 
   def __getitem__(self, index: int) -> sources.Example:
     name = self.ids[index]
-    image = decoding.Encoded(self._read(self._images[index]), name)
+    image = decoding.Encoded(self._read(*self._images[index]), name)
     return sources.Example(image, 0, name, self._classes[index])
 
-  def _read(self, member: Member) -> bytes:
+  def _read(self, offset: int, size: int) -> bytes:
     with self._path.open("rb") as file:
-      file.seek(member.offset)
-      return file.read(member.size)
+      file.seek(offset)
+      return file.read(size)
 
 
-def members(path: Path) -> Iterator[Member]:
+def members(path: Path) -> Iterator[tarfile.TarInfo]:
   """Yields the regular files of a tar file in their order, without reading them.
 
   Raises:
@@ -88,60 +74,28 @@ def members(path: Path) -> Iterator[Member]:
     ValueError: it is compressed, corrupt or truncated.
   """
   with path.open("rb") as file:
-    end, at, given = os.fstat(file.fileno()).st_size, 0, ""
-    while at < end:
-      file.seek(at)
-      header = file.read(_BLOCK)
-      if not any(header):
-        return  # the archive ends with zeros
-      size = _size(header, path, at)
-      start, at = at + _BLOCK, at + _BLOCK + -(-size // _BLOCK) * _BLOCK
-      if start + size > end:
-        raise ValueError(f"{printable(path)} is truncated: a file in it ends at {start + size}")
-      kind = header[156:157]
-      if kind in (b"L", b"x"):  # the name of the next file, in the form of GNU or of POSIX
-        file.seek(start)
-        content = file.read(size)
-        given = _text(content) if kind == b"L" else _pax_path(content) or given
-        continue
-      if kind in (b"0", b"\0"):
-        prefix = _text(header[345:500]) if header[257:263] == b"ustar\0" else ""
-        name = given or "/".join(filter(None, (prefix, _text(header[:100]))))
-        yield Member(name, start, size)
-      given = ""
-
-
-def _size(header: bytes, path: Path, at: int) -> int:
-  """Returns the size in a header, and checks the checksum of the header."""
-  try:
-    unsigned = sum(header[:148]) + 8 * ord(" ") + sum(header[156:])
-    if len(header) == _BLOCK and int(_text(header[148:156]), 8) == unsigned:
-      if header[124] & 0x80:  # sizes of 8 GiB and more
-        return int.from_bytes(header[125:136], "big")
-      return int(_text(header[124:136]) or "0", 8)
-  except ValueError:
-    pass
-  raise ValueError(
-    f"{printable(path)} is no uncompressed tar file, or is corrupt at byte {at}: give a plain .tar"
-  )
-
-
-def _text(field: bytes) -> str:
-  return field.split(b"\0")[0].decode("utf-8", "surrogateescape").strip(" ")
-
-
-def _pax_path(content: bytes) -> str:
-  """Returns the path in a POSIX header of ``LENGTH KEY=VALUE`` lines, or ""."""
-  while content:
-    length, _, _ = content.partition(b" ")
-    size = int(length) if length.isdigit() else 0
-    if not 0 < size <= len(content):
-      return ""
-    key, _, value = content[len(length) + 1 : size - 1].partition(b"=")
-    if key == b"path":
-      return value.decode("utf-8", "surrogateescape")
-    content = content[size:]
-  return ""
+    end, at = os.fstat(file.fileno()).st_size, 0
+    try:
+      with tarfile.open(fileobj=file, mode="r:", encoding="utf-8", errors="surrogateescape") as tar:
+        while (member := tar.next()) is not None:
+          stop, at = member.offset_data + member.size, tar.offset
+          if stop > end:
+            break
+          if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            yield member
+          # Otherwise they stay in memory.
+          tar.members.clear()  # type: ignore[attr-defined]
+        at = tar.offset
+    except (tarfile.TarError, ValueError, OverflowError):
+      member = None
+    if member is not None:
+      raise ValueError(f"{printable(path)} is truncated: a file in it ends at {stop}")
+    file.seek(at)
+    if any(file.read(tarfile.BLOCKSIZE)):  # the archive ends with zeros
+      raise ValueError(
+        f"{printable(path)} is no uncompressed tar file, or is corrupt at byte {at}: give a plain "
+        ".tar"
+      )
 
 
 class Parquet:
