@@ -6,7 +6,6 @@ import json
 import logging
 import os
 from pathlib import Path
-import uuid
 
 import numpy as np
 
@@ -120,15 +119,7 @@ def read(path: Path) -> Rendered:
 def write(path: Path, images: Rendered) -> None:
   """Writes the images to a file, and creates its folder if it is missing."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  # Written to a temporary file and renamed: a killed run leaves no partial file, and two runs at
-  # once do not mix. A file of `tempfile` would be unreadable for others, who may share the cache.
-  aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-  try:
-    with aside.open("xb") as file:
-      np.savez(
-        file, images=images.images, labels=images.labels, ids=images.ids, digest=images.digest()
-      )
-    os.replace(aside, path)
-  except BaseException:
-    aside.unlink(missing_ok=True)
-    raise
+  with file_io.whole(path) as file:
+    np.savez(
+      file, images=images.images, labels=images.labels, ids=images.ids, digest=images.digest()
+    )

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import logging
 from pathlib import Path
 from typing import Any
-import uuid
 
 import numpy as np
 
+from soprc_jax._internal import file_io
 from soprc_jax.data import decoding, image_files, list_files, sources
 
 _log = logging.getLogger(__name__)
@@ -169,10 +169,9 @@ def _column(part: Any, key: str, folder: Path, name: str) -> np.ndarray:
       _log.warning("%s is corrupt (%s): reading the records again.", path, error)
   _log.info("Reading %s of %d records; the result is cached.", key, len(part))
   values = np.array([_plain(part[i][key]) for i in range(len(part))])
-  aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.npy")  # several processes may write it
   try:
-    np.save(aside, values)
-    aside.replace(path)
+    with file_io.whole(path) as file:  # several processes may write it
+      np.save(file, values)
   except OSError as error:
     _log.warning("Cannot write %s (%s): the records will be read at every start.", path, error)
   return values
