@@ -1,5 +1,7 @@
 """Makes the splits of the data set that the config names."""
 
+import functools
+
 from ml_collections import ConfigDict
 import numpy as np
 
@@ -60,18 +62,11 @@ def make_splits(config: ConfigDict) -> Splits:
     splits = _with_val(characters.load(root, characters.Size(**config.characters)), config)
   elif name == "folder":
     splits = _by_shares(image_folder.load(root, on_broken=config.on_broken), config)
-  elif name == "csv":
-    found: Splits = dict(
-      list_files.load_csv(
-        root, on_broken=config.on_broken, superclass=config.superclass, rule=label_rule(config)
-      )
-    )
+  elif name in ("csv", "features"):
+    load_csv = functools.partial(list_files.load_csv, on_broken=config.on_broken)
+    load = load_csv if name == "csv" else features.load
+    found: Splits = dict(load(root, superclass=config.superclass, rule=label_rule(config)))
     splits = _by_shares(found["all"], config) if "all" in found else _with_val(found, config)
-  elif name == "features":
-    stored: Splits = dict(
-      features.load(root, superclass=config.superclass, rule=label_rule(config))
-    )
-    splits = _by_shares(stored["all"], config) if "all" in stored else _with_val(stored, config)
   elif name in list_files.BENCHMARKS:
     benchmark = list_files.load(
       name, root, on_broken=config.on_broken, superclass=config.superclass

@@ -320,9 +320,7 @@ def _named(name: str) -> Iterator[None]:
   """Converts each error of a decoder to a BrokenImageError that names the image."""
   try:
     yield
-  except BrokenImageError:
-    raise
-  except MemoryError:
+  except (BrokenImageError, MemoryError):
     raise
   except (
     Exception

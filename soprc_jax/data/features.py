@@ -309,19 +309,10 @@ def _read(path: str, *, name: str, partly: bool = False, superclass: str = "") -
     ) from None
   except Exception as error:  # corrupt files raise many kinds of errors
     # numpy would advise to load pickled objects, which can run code.
-    reason = "an array has objects: save texts with .astype(str)" if _is_pickle(error) else error
+    is_pickle = "allow_pickle" in str(error)
+    reason = "an array has objects: save texts with .astype(str)" if is_pickle else error
     raise ValueError(f"{name}={printable(path)} cannot be read: {reason}") from error
   return _Table(arrays, printable(path), partly=partly, superclass=superclass)
-
-
-def _is_pickle(error: Exception) -> bool:
-  return "allow_pickle" in str(error)
-
-
-def _first(arrays: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
-  """Returns name and content of the first array that is there and not empty, or ("", None)."""
-  found = ((name, arrays[name]) for name in names if name in arrays and np.size(arrays[name]))
-  return next(found, ("", None))
 
 
 def _names(arrays: Mapping[str, Any]) -> str:
@@ -338,10 +329,10 @@ def _texts(
   partly: bool = False,
 ) -> list[str] | None:
   """Returns a column as texts without blanks at their ends, or None if there is none."""
-  name, array = _first(arrays, names)
-  if name == "split" and np.ndim(array) == 0:  # `soprc embed` notes the split of all vectors
-    return None
-  if array is None:
+  name = next((name for name in names if np.size(arrays.get(name, ()))), "")
+  array = arrays.get(name)
+  # `soprc embed` notes the split of all vectors.
+  if array is None or (name == "split" and np.ndim(array) == 0):
     return None
   values = np.asarray(array).tolist()
   if not isinstance(values, list) or len(values) != count:

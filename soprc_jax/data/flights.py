@@ -21,14 +21,6 @@ _FASTEST_WIND = 200
 _HOUR = np.timedelta64(1, "h")
 
 
-def load(pip: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], np.ndarray]:
-  """Loads numbers, categories and labels of all flights, see `features`.
-
-  Args and errors are those of `read`.
-  """
-  return features(*read(pip))
-
-
 def read(pip: str) -> tuple[Any, Any]:
   """Reads the data frames of the flights and of the weather.
 

@@ -3,6 +3,7 @@
 The labels follow from the name of the typeface and from the Unicode data that Python ships.
 """
 
+import collections
 from collections.abc import Sequence
 import unicodedata
 
@@ -28,10 +29,7 @@ def labels(codes: np.ndarray, ids: Sequence[str]) -> tuple[np.ndarray, tuple[str
     ids: ``U+CODE/TYPEFACE`` of each image.
   """
   own = {int(code): of_character(int(code)) for code in np.unique(codes)}
-  counts: dict[str, int] = {}
-  for found in own.values():
-    for name in found:
-      counts[name] = counts.get(name, 0) + 1
+  counts = collections.Counter(name for found in own.values() for name in found)
   kept = sorted(name for name, count in counts.items() if count >= LEAST_CHARACTERS)
   columns = [np.array([name in own[int(code)] for code in codes]) for name in kept]
   faces = [name.split("/")[1] for name in ids]

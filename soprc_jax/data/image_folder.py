@@ -6,7 +6,7 @@ from pathlib import Path
 
 from soprc_jax._internal import file_io
 from soprc_jax._internal.strings import printable
-from soprc_jax.data import image_files
+from soprc_jax.data import class_column, image_files
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +47,8 @@ def load(root: str, *, on_broken: str = "error") -> image_files.Files:
   if not classes:
     raise ValueError(f"data.root={root} has no subfolders. It must have\n{_LAYOUT}")
   _check_folders(classes)
-  spellings = image_files.one_spelling((entry.name for entry in classes), where=folder)
-  numbers = image_files.label_numbers(spellings.values())
-  classes.sort(key=lambda entry: (numbers[spellings[entry.name]], entry.name))
+  column = class_column.read((entry.name for entry in classes), where=folder, place=str)
+  classes.sort(key=lambda entry: (column.numbers[entry.name], entry.name))
   paths, labels = [], []
   for entry in classes:
     images = _images(entry, others, on_broken)
@@ -59,7 +58,7 @@ def load(root: str, *, on_broken: str = "error") -> image_files.Files:
         f"({', '.join(image_files.EXTENSIONS)}) in it"
       )
     paths += [f"{entry.name}/{name}" for name in images]
-    labels += [numbers[spellings[entry.name]]] * len(images)
+    labels += [column.numbers[entry.name]] * len(images)
   if others:
     _log.warning(
       "Skipped in %s: %d entries whose names are not those of images, e.g. %s.",
@@ -67,9 +66,7 @@ def load(root: str, *, on_broken: str = "error") -> image_files.Files:
       len(others),
       printable(others[0]),
     )
-  return image_files.Files(
-    folder, paths, labels, {number: name for name, number in numbers.items()}
-  )
+  return image_files.Files(folder, paths, labels, column.names)
 
 
 def _classes(folder: Path, others: list[str], on_broken: str) -> list[Path]:

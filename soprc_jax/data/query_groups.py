@@ -95,8 +95,8 @@ def padded_rows(
   return rows.astype(np.int32), where
 
 
-class GroupSampler:
-  """Draws batches of queries, each a pure function of (seed, step).
+class GroupSampler(balanced.BalancedSampler):
+  """Draws the ``[Q]`` numbers of the queries of a batch, a pure function of (seed, step).
 
   Every query is drawn once in an epoch, in an order that is shuffled again in every epoch.
 
@@ -118,10 +118,4 @@ class GroupSampler:
       raise ValueError(
         f"a batch must have 2 to {num_groups} queries, as many as there are; got {batch_size}"
       )
-    self._sampler = balanced.BalancedSampler(
-      np.zeros(num_groups), batch_size=batch_size, positive_share=0, seed=seed
-    )
-
-  def __call__(self, step: int) -> np.ndarray:
-    """Returns the ``[Q]`` int32 numbers of the queries in the batch of ``step`` >= 0."""
-    return self._sampler(step)
+    super().__init__(np.zeros(num_groups), batch_size=batch_size, positive_share=0, seed=seed)

@@ -77,11 +77,13 @@ class ClassSampler:
       members = [images for images in members if len(images) >= per_class]
     self._classes_per_batch = batch_size // per_class
     if len(members) < self._classes_per_batch:
+      remedy = f"set train.batch_size={len(members) * per_class} or less"
+      if len(members) < 2:
+        remedy = f"more {self.unit} are needed"
       raise ValueError(
         f"train.batch_size={batch_size} with train.per_class={per_class} needs "
-        f"{self._classes_per_batch} training {self.unit}, "
-        f"the training split has {len(members)}: "
-        f"{_smaller_batch(len(members), per_class, self.unit)}"
+        f"{self._classes_per_batch} training {self.unit}, the training split has {len(members)}: "
+        f"{remedy}"
       )
     self._members = members
     self._per_class = per_class
@@ -159,10 +161,3 @@ class ClassSampler:
     if self._mask_small:
       where = np.arange(self._per_class) < len(order)
     return order[slots % len(order)], where
-
-
-def _smaller_batch(num_classes: int, per_class: int, unit: str) -> str:
-  """Returns the remedy for too few classes in the training split."""
-  if num_classes < 2:
-    return f"more {unit} are needed"
-  return f"set train.batch_size={num_classes * per_class} or less"

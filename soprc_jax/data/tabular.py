@@ -253,7 +253,7 @@ def _from_sklearn(loader: str, positive: int) -> Table:
 
 def _flights(positive: int) -> Table:
   del positive
-  numbers, categories, labels = flights.load(PIP)
+  numbers, categories, labels = flights.features(*flights.read(PIP))
   return Table(np.stack(list(numbers.values()), axis=1), tuple(numbers), categories, labels)
 
 

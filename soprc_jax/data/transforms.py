@@ -85,7 +85,7 @@ def make_augmentation(
     "crop": lambda picture, rng: _crop(picture, size, resize_to, rng.random(2)),
   }
   if name == "none":
-    return lambda image, rng: _squeezed(decoding.as_picture(image), size)
+    return lambda image, rng: _whole(decoding.as_picture(image), (size, size))
   if name not in shapes:
     raise ValueError(f"augmentation must be one of {AUGMENTATIONS}, got {name!r}")
   if name == "crop":
@@ -134,8 +134,8 @@ def _check_sides(size: int, resize_to: int) -> None:
     )
 
 
-def _squeezed(picture: decoding.Picture, size: int) -> np.ndarray:
-  return picture.region(decoding.whole(picture), (size, size))
+def _whole(picture: decoding.Picture, size: tuple[int, int]) -> np.ndarray:
+  return picture.region(decoding.whole(picture), size)
 
 
 def _crop(
@@ -177,7 +177,7 @@ def _affine(
   # A large image is first resized with antialiasing, which the affine transform of PIL lacks.
   height, width = picture.size
   shrink = min(1.0, size / min(height, width))
-  image = picture.region(decoding.whole(picture), (round(height * shrink), round(width * shrink)))
+  image = _whole(picture, (round(height * shrink), round(width * shrink)))
   side = min(image.shape[:2])
   turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
   # PIL maps output pixels to input pixels, relative to the centers of both.
