@@ -68,10 +68,8 @@ def make_splits(config: ConfigDict) -> Splits:
     found: Splits = dict(load(root, superclass=config.superclass, rule=label_rule(config)))
     splits = _by_shares(found["all"], config) if "all" in found else _with_val(found, config)
   elif name in list_files.BENCHMARKS:
-    benchmark = list_files.load(
-      name, root, on_broken=config.on_broken, superclass=config.superclass
-    )
-    splits = _with_val({"train": benchmark.train, **benchmark.tests}, config)
+    options = {"on_broken": config.on_broken, "superclass": config.superclass}
+    splits = _with_val(dict(list_files.load(name, root, **options)), config)
   elif name in tfds_source.DATA_SETS:
     train, test = tfds_source.load(name, root)
     splits = _with_val({"train": train, "test": test}, config)

@@ -18,18 +18,6 @@ from soprc_jax.data.label_sets import Rule
 TEST = "test"
 
 
-class Benchmark(NamedTuple):
-  """Holds a data set with an official test split.
-
-  Attributes:
-    train: images of the training classes.
-    tests: name -> images of test classes; the main test split is ``"test"``.
-  """
-
-  train: image_files.Files
-  tests: dict[str, image_files.Files]
-
-
 class _Layout(NamedTuple):
   """Describes the files of a benchmark."""
 
@@ -149,8 +137,10 @@ BENCHMARKS = {
 }
 
 
-def load(name: str, root: str, *, on_broken: str = "error", superclass: str = "") -> Benchmark:
-  """Loads a benchmark from its list files.
+def load(
+  name: str, root: str, *, on_broken: str = "error", superclass: str = ""
+) -> dict[str, image_files.Files]:
+  """Loads a benchmark from its list files: ``"train"``, ``"test"``, and smaller test splits.
 
   Args:
     name: key of `BENCHMARKS`.
@@ -174,12 +164,11 @@ def load(name: str, root: str, *, on_broken: str = "error", superclass: str = ""
     splits[split] = image_files.Files(
       folder, list(found), list(found.values()), class_names, superclasses=of_class
     )
-  train = splits.pop("train")
-  for split, source in splits.items():
+  for split in [name for name in splits if name != "train"]:
     image_files.check_disjoint(
-      train.labels, source.labels, names=(listed_in["train"], listed_in[split])
+      splits["train"].labels, splits[split].labels, names=(listed_in["train"], listed_in[split])
     )
-  return Benchmark(train, splits)
+  return splits
 
 
 # Split -> (number, text) of each line of its list, see `image_files.lines_of`.

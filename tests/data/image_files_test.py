@@ -97,13 +97,13 @@ class TestNamesThatAreOne:
     folder, name = first.rsplit("/", 1)
     trees.write(tmp_path / "inat" / f"{folder} " / name, 0, 0)
     path.write_text(path.read_text() + f"{folder} /{name}\n")
-    assert len(trees.classes(list_files.load("inaturalist", str(tmp_path / "inat")).train)) == 4
+    assert len(trees.classes(list_files.load("inaturalist", str(tmp_path / "inat"))["train"])) == 4
     assert "2 class names differ only in" in caplog.text
     caplog.clear()
     trees.sop(tmp_path / "sop", 4, 2)
     path = tmp_path / "sop" / "Ebay_train.txt"
     path.write_text(path.read_text().replace("2 2 1 ", "2 002 1 ").replace("6 2 1 ", "6 002 1 "))
-    assert trees.classes(list_files.load("sop", str(tmp_path / "sop")).train) == {1, 2, 3, 4}
+    assert trees.classes(list_files.load("sop", str(tmp_path / "sop"))["train"]) == {1, 2, 3, 4}
     assert "'002', '2' as '2'" in caplog.text
     trees.sop(tmp_path / "digits", 4, 2)
     path = tmp_path / "digits" / "Ebay_train.txt"

@@ -320,7 +320,7 @@ class TestNamesInLists:
       trees.write(root / image, 0, 0)
       line = f"999 1 1 {image}" if benchmark == "sop" else image
       path.write_bytes((path.read_text() + line).replace("\n", end).encode())
-      train = list_files.load(benchmark, str(root)).train
+      train = list_files.load(benchmark, str(root))["train"]
       assert train[len(train) - 1].id == image
       assert decoding.as_picture(train[len(train) - 1].image).size == (24, 30)
 
