@@ -251,10 +251,9 @@ def _check_names(arrays: Mapping[str, Any], where: str) -> None:
 
   Such an array would be left out silently, for example the splits.
   """
-  known = {*VECTORS, *_CLASSES, *_SPLITS, *_IDS}
   for name in arrays:
     plain = name.strip().lower()
-    if name not in known and plain in known:
+    if name not in _KNOWN and plain in _KNOWN:
       raise ValueError(f"{where}: rename {shown(name)} to {plain!r}")
 
 

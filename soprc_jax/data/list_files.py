@@ -155,8 +155,7 @@ def load(
     FileNotFoundError: if the folder, a list or an image is missing.
   """
   folder = image_files.check_root(root, what=BENCHMARKS[name].what, layout=BENCHMARKS[name].layout)
-  lines, listed_in = _read_lines(name, folder, BENCHMARKS[name].layout), BENCHMARKS[name].lists
-  labels, class_names = _labels(name, folder, lines)
+  (labels, class_names, lines), listed_in = read_lists(name, folder), BENCHMARKS[name].lists
   of_class = _sop_superclasses(name, folder, lines, superclass) if superclass else None
   splits = {}
   for split, found in labels.items():
@@ -187,8 +186,8 @@ def _sop_superclasses(name: str, folder: Path, lines: _Lines, column: str) -> di
 
 def read_lists(
   name: str, folder: Path, *, layout: str = ""
-) -> tuple[dict[str, dict[str, int]], dict[int, str]]:
-  """Reads split -> image -> label, and label -> class name, from the lists of a benchmark.
+) -> tuple[dict[str, dict[str, int]], dict[int, str], _Lines]:
+  """Reads split -> image -> label, label -> class name, and lines from the lists of a benchmark.
 
   The images themselves may be missing.
 
@@ -201,23 +200,11 @@ def read_lists(
     ValueError: as `load`.
     FileNotFoundError: if a list is missing.
   """
-  return _labels(name, folder, _read_lines(name, folder, layout or BENCHMARKS[name].layout))
-
-
-def _read_lines(name: str, folder: Path, layout: str) -> _Lines:
-  benchmark = BENCHMARKS[name]
-  return {
-    split: image_files.read_lines(folder / file, what=benchmark.what, layout=layout)
-    for split, file in benchmark.lists.items()
-  }
-
-
-def _labels(
-  name: str, folder: Path, lines: _Lines
-) -> tuple[dict[str, dict[str, int]], dict[int, str]]:
-  benchmark, rows = BENCHMARKS[name], {}
+  benchmark, rows, lines = BENCHMARKS[name], {}, {}
+  layout = layout or benchmark.layout
   for split, file in benchmark.lists.items():
     path = folder / file
+    lines[split] = image_files.read_lines(path, what=benchmark.what, layout=layout)
     rows[split] = benchmark.parse(path, lines[split], folder)
     if not rows[split]:
       raise ValueError(f"{path} lists no image")
@@ -229,7 +216,7 @@ def _labels(
     for split, found in rows.items()
   }
   image_files.check_lists({benchmark.lists[split]: found for split, found in labels.items()})
-  return labels, {number: label for label, number in numbers.items()}
+  return labels, {number: label for label, number in numbers.items()}, lines
 
 
 _CSV_LAYOUT = (

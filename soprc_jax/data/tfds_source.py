@@ -102,7 +102,7 @@ def _inaturalist(builder: Any, folder: Path, layout: str) -> tuple[sources.Sourc
   The lists name files of the TFDS splits ``train`` and ``validation``. An id is the name of the
   file without its extension.
   """
-  rows, class_names = list_files.read_lists("inaturalist", folder, layout=layout)
+  rows, class_names, _ = list_files.read_lists("inaturalist", folder, layout=layout)
   label_of = {Path(path).stem: label for found in rows.values() for path, label in found.items()}
   parts: list[sources.Source] = []
   positions: dict[str, int] = {}
