@@ -111,18 +111,12 @@ class LabelSets:
 
     Args:
       patterns: ``[n]``.
-      others: ``[m]``.
+      others: ``[m]``, or ``[n, m]`` with other ones for each pattern.
     """
-    columns, found = self.rows(others), np.zeros((len(patterns), len(others)), bool)
+    columns = self.rows(others)
+    found = np.zeros((len(patterns), columns.shape[-1]), bool)
     for row, places in _grouped(self.rows(patterns)):
-      found[places] = self._relevant_to(row)[columns]
-    return found
-
-  def relevant_pairs(self, patterns: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Returns which of ``others [n, k]`` are relevant to the pattern of their row, ``[n, k]``."""
-    columns, found = self.rows(others), np.zeros(others.shape, bool)
-    for row, places in _grouped(self.rows(patterns)):
-      found[places] = self._relevant_to(row)[columns[places]]
+      found[places] = self._relevant_to(row)[columns if columns.ndim == 1 else columns[places]]
     return found
 
   def count(self, patterns: np.ndarray, among: np.ndarray) -> np.ndarray:

@@ -62,7 +62,9 @@ class Groups(NamedTuple):
 
   def contains(self, rows: np.ndarray, place: np.ndarray, columns: np.ndarray) -> np.ndarray:
     # A position is in the group of a query if its place in the order lies there.
-    within = _inverse(self.order)[columns] - self.starts[rows][place]
+    places = np.empty_like(self.order)
+    places[self.order] = np.arange(len(places))
+    within = places[columns] - self.starts[rows][place]
     return (within >= 0) & (within < self.counts[rows][place])
 
   def fill(self, scores: np.ndarray, rows: np.ndarray, value: float) -> None:
@@ -153,9 +155,3 @@ def group(keys: np.ndarray, gallery_keys: np.ndarray) -> Groups:
   ordered = gallery_keys[order]
   starts = np.searchsorted(ordered, keys, side="left")
   return Groups(order, starts, np.searchsorted(ordered, keys, side="right") - starts)
-
-
-def _inverse(order: np.ndarray) -> np.ndarray:
-  places = np.empty_like(order)
-  places[order] = np.arange(len(order))
-  return places

@@ -114,6 +114,6 @@ def _relevance(
   labels, sets = embedded.labels, embedded.label_sets
   others = labels[nearest.positions]
   if sets is not None:
-    return sets.relevant_pairs(labels, others), sets.count(labels, labels)
+    return sets.relevant(labels, others), sets.count(labels, labels)
   _, places, sizes = np.unique(labels, return_inverse=True, return_counts=True)
   return others == labels[:, None], sizes[places]

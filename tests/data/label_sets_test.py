@@ -42,7 +42,7 @@ def test_relevance_is_that_of_sets(least):
   )
   others = rng.integers(len(patterns), size=(60, 4))
   np.testing.assert_array_equal(
-    sets.relevant_pairs(patterns[rows], patterns[others]), wanted[rows[:, None], others]
+    sets.relevant(patterns[rows], patterns[others]), wanted[rows[:, None], others]
   )
   np.testing.assert_array_equal(
     sets.count(patterns[rows], patterns[columns]), wanted[rows][:, columns].sum(axis=1)
