@@ -1,9 +1,8 @@
 """File access: checks paths, reads regular files, writes files atomically, detects full disks."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 import contextlib
 import errno
-import glob
 import os
 from pathlib import Path
 import re
@@ -23,6 +22,8 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _LITTLE = 16 << 20  # bytes: a file system with less counts as full
 _RECENT = 60  # seconds
+# Names of the temporary files of `whole`.
+_ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp", re.DOTALL)
 _KINDS = {
   stat.S_IFDIR: "a folder",
   stat.S_IFIFO: "a named pipe",
@@ -131,13 +132,20 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     _sync_folder(path.parent)
 
 
-def remove_stale(path: Path) -> None:
-  """Removes the temporary files that killed calls of `whole` have left for a path.
+def remove_stale(folder: Path, names: Collection[str]) -> None:
+  """Removes the temporary files that killed calls of `whole` have left for files of a folder.
 
   Those of running processes are locked and stay. Those of the last minute stay too, since a new one
   may not be locked yet, and all stay where files cannot be locked.
+
+  Args:
+    folder: the folder, which is listed once.
+    names: names of the files.
   """
-  for aside in path.parent.glob(f".{glob.escape(path.name)}.{'[0-9a-f]' * 16}.tmp"):
+  for aside in folder.iterdir():
+    match = _ASIDE.fullmatch(aside.name)
+    if not match or match[1] not in names:
+      continue
     with contextlib.suppress(OSError), aside.open("rb") as file:
       if time.time() - os.fstat(file.fileno()).st_mtime > _RECENT:
         _lock(file)

@@ -86,10 +86,11 @@ def count(
     prepared.queries, prepared.thresholds, size=size, num_candidates=files.num_candidates
   )
   keys = _keys(files, prepared)
-  for number in range(part[0], len(files.gallery), part[1]):
+  numbers = range(part[0], len(files.gallery), part[1])
+  paths = [_counts_file(folder, files.gallery[number]) for number in numbers]
+  file_io.remove_stale(folder, {path.name for path in paths})
+  for number, path in zip(numbers, paths, strict=True):
     shard = files.gallery[number]
-    path = _counts_file(folder, shard)
-    file_io.remove_stale(path)
     if _read_counts(path, keys[number], len(prepared.thresholds.scores)) is not None:
       if on_rows:
         on_rows(shard.rows)

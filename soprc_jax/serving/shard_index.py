@@ -1,10 +1,12 @@
 """Builds an index of a gallery in shards, measures its recall, and reads it.
 
 An index is two files: ``NAME.faiss`` or ``NAME.usearch``, which these packages read too, and
-``NAME.json`` with its origin. The second is written last.
+``NAME.json`` with its origin and the digest of the first, which is renamed last.
 """
 
 from collections.abc import Callable, Sequence
+import contextlib
+import glob
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import shard_engines, shard_formats, shard_survey, shard_tables
 from soprc_jax.serving import shards as shards_lib
 from soprc_jax.serving.shards import Shard
+from soprc_jax.training import checksums
 
 FORMAT = "soprc_jax index 1"
 SUFFIXES = (".faiss", ".usearch")
@@ -81,9 +84,18 @@ def find(pattern: str, *, flag: str) -> list[Shard]:
 
 
 def check_output(path: Path, kind: str) -> None:
-  """Raises an error if the files of an index cannot be written or exist."""
+  """Raises an error if the files of an index cannot be written or exist.
+
+  An origin without an index is left by a kill, and is replaced.
+  """
   index_lib.check_output(path, suffix=shard_engines.KINDS[kind].suffix)
-  index_lib.check_output(path.with_suffix(".json"))
+  beside = path.with_suffix(".json")
+  others = path.parent.glob(f"{glob.escape(path.stem)}.*")
+  if not any(other.suffix.lower() in SUFFIXES for other in others):
+    with contextlib.suppress(OSError, ValueError):
+      if stored.read_json(beside, _META)["format"] == FORMAT:
+        return
+  index_lib.check_output(beside)
 
 
 def build(
@@ -116,7 +128,7 @@ def build(
   rng, rows = np.random.default_rng(seed), sum(shard.rows for shard in shards)
   states = [shards_lib.state(shard) for shard in shards]
   of_kind = shard_engines.KINDS[kind]
-  file_io.remove_stale(path)
+  file_io.remove_stale(path.parent, {path.name, path.with_suffix(".json").name})
   sample = gather(shards, _draw(rng, rows, of_kind.sample(rows)))
   engine = of_kind.make(shards[0].width, rows, sample)
   del sample
@@ -135,20 +147,19 @@ def build(
       if on_rows:
         on_rows(len(block))
   recall = _recall(engine, shards, queries, asked, exact.scores.min(axis=1))
-  with file_io.whole(path) as file:
-    engine.save(file)
-  meta = {"format": FORMAT, "kind": kind, "rows": rows, "bytes": path.stat().st_size}
+  meta = {"format": FORMAT, "kind": kind, "rows": rows}
   meta |= {"digest": shards[0].made_by, "recall": recall._asdict()}
   meta["shards"] = [
     {"path": str(shard.path.resolve()), "state": state}
     for shard, state in zip(shards, states, strict=True)
   ]
-  try:
-    with file_io.whole(path.with_suffix(".json")) as file:
-      file.write((json.dumps(meta, indent=1) + "\n").encode())
-  except BaseException:
-    path.unlink()  # so that the same command can run again
-    raise
+  with file_io.whole(path) as file:
+    engine.save(file)
+    file.flush()
+    meta["bytes"], meta["sha256"] = checksums.of_file(Path(file.name))
+    # Before the index gets its name: `check_output` knows an origin without an index.
+    with file_io.whole(path.with_suffix(".json")) as origin:
+      origin.write((json.dumps(meta, indent=1) + "\n").encode())
   return recall
 
 
@@ -260,4 +271,7 @@ def read(path: Path) -> Opened:
       raise ValueError(
         f"{printable(shard.path)} has changed since {printable(path)} was built: {_REMEDY}"
       )
+  # An earlier version wrote no digest.
+  if "sha256" in meta and checksums.of_file(path)[1] != meta["sha256"]:
+    raise ValueError(f"{printable(path)} is not as it was written: {_REMEDY}")
   return Opened(shard_engines.KINDS[meta["kind"]].load(path), shards)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from soprc_jax._internal.strings import printable, shown
-from soprc_jax.serving import shard_formats
+from soprc_jax.serving import shard_formats, shards
 from soprc_jax.serving.shard_formats import IDS
 from soprc_jax.serving.shards import Shard
 
@@ -31,8 +31,9 @@ def read(shard: Shard) -> Table:
   An HDF5 file without a table may have ids, and no labels.
 
   Raises:
-    ValueError: if the table is unreadable or has another number of rows, an id is empty or neither
-      a text nor an integer, or a Parquet file needs pyarrow, which is missing.
+    shards.MixedError: if the table is of another shard, as far as the origin tells.
+    ValueError: if it is unreadable or has another number of rows, an id is empty or neither a text
+      nor an integer, or a Parquet file needs pyarrow, which is missing.
   """
   if shard.stored is not None:
     names = shard.stored.class_names
@@ -65,9 +66,16 @@ def read(shard: Shard) -> Table:
         f"{printable(path)}: column {key} has {len(values)} rows for {shard.rows} embeddings in "
         f"{shard.path.name}: write one row for each"
       )
-  ids = next((columns[key] for key in IDS if key in columns), None)
+  found = next((columns[key] for key in IDS if key in columns), None)
   labels = next((columns[key] for key in LABELS if key in columns), None)
-  return Table(None if ids is None else _as_texts(ids, path), labels)
+  ids = None if found is None else _as_texts(found, path)
+  if ids is not None and shard.ids and shards.ids_digest(ids) != shard.ids:
+    beside = shard.path.with_suffix(".json").name
+    raise shards.MixedError(
+      f"{printable(path)} has not the ids of {shard.path.name}: it is of another shard, or was "
+      f'changed. Put the right file there; or, if you have changed ids, remove "ids" from {beside}'
+    )
+  return Table(ids, labels)
 
 
 def _as_texts(ids: list[Any], path: Path) -> list[str]:

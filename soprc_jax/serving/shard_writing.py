@@ -65,8 +65,9 @@ def inputs_digest(source: sources.Source) -> str:
 
 def remove_stale(path: Path) -> None:
   """Removes the temporary files that killed processes have left for a shard."""
-  for suffix in (path.suffix, ".json", ".parquet", ".csv"):
-    file_io.remove_stale(path.with_suffix(suffix))
+  file_io.remove_stale(
+    path.parent, {f"{path.stem}{suffix}" for suffix in (path.suffix, ".json", ".parquet", ".csv")}
+  )
 
 
 def is_finished(
@@ -82,8 +83,9 @@ def is_finished(
     count: number of shards.
 
   Raises:
-    ValueError: if it was made with another model, dtype or other images, or if there are shards of
-      another number or format. The message names the file.
+    ValueError: if it was made with another model, dtype or other images, its files are of different
+      shards, its origin is missing, or if there are shards of another number or format. The message
+      names the file.
   """
   remedy = "choose a new folder for --output"
   for other in path.parent.glob("shard-*-of-*.*"):
@@ -99,9 +101,16 @@ def is_finished(
     (found,) = shards.find_all([path], flag="--output")
     if shard_tables.read(found).ids is None:
       raise ValueError(f"{printable(path)} has no table")
+  except shards.MixedError:  # its files are the user's to sort out
+    raise
   except ValueError as error:
     _log.warning("%s. It is written again.", error)
     return False
+  if not found.made_by:
+    raise ValueError(
+      f"{printable(path.with_suffix('.json'))} is missing: put it back, or remove "
+      f"{printable(path)}, and it is written again"
+    )
   for what, there, here in (
     ("model", found.made_by, network.digest),
     ("list of images", found.inputs, inputs),
@@ -128,6 +137,9 @@ def write(path: Path, index: index_lib.Index, *, dtype: str, inputs: str) -> Non
   if not len(vectors):
     _log.warning("%s is empty: none of its images can be decoded.", printable(path))
   meta = {"format": shards.FORMAT, "rows": len(vectors), "width": vectors.shape[1], "dtype": dtype}
+  sampled = vectors[shards.sample(len(vectors))]
+  meta |= {"vectors": hashlib.sha256(sampled.tobytes()).hexdigest()}
+  meta |= {"ids": shards.ids_digest([one.strip() for one in index.ids.tolist()])}
   meta |= {"digest": index.digest, "inputs": inputs, "broken_ids": index.broken_ids.tolist()}
   meta |= {key: getattr(index, key) for key in ("workdir", "step", "model", "image_size", "resize")}
   meta |= {"split": index.split, "root": index.root, "label_rule": index.label_rule}

@@ -5,13 +5,15 @@ A shard is up to three files of one name:
 * ``NAME.npy``, ``.fbin`` or ``.h5``: embeddings ``[N, D]``, see `shard_formats`;
 * ``NAME.parquet`` or ``NAME.csv``: a column of ids (id, ids or path), one of labels (label, labels
   or class_names), and any others;
-* ``NAME.json``: the model that computed them, if `soprc embed` did.
+* ``NAME.json``: the model that computed them, if `soprc embed` did, and digests of the ids and of
+  some embeddings, which a file of another shard does not fit.
 
 The embeddings are written last. So a shard that has them is complete.
 """
 
 from collections.abc import Sequence
 import glob
+import hashlib
 import logging
 from pathlib import Path
 import re
@@ -31,6 +33,12 @@ _NUMBERED = re.compile(r"(.*)-(\d+)-of-(\d+)")
 _META = {"rows": int, "width": int} | dict.fromkeys(
   ("format", "digest", "inputs", "dtype", "root"), str
 )
+# Embeddings in a digest: some, evenly spaced, so that a shard of any size is opened at once.
+_SAMPLED = 16
+
+
+class MixedError(ValueError):
+  """Is raised when the files of a shard do not belong together."""
 
 
 class Shard(NamedTuple):
@@ -43,6 +51,7 @@ class Shard(NamedTuple):
     inputs: digest of the list of images that it is a part of; empty if unknown.
     root: folder that the ids of these images are relative to; empty if unknown.
     label_rule: how its labels are written, see `soprc_jax.serving.index.Index`; empty if unknown.
+    ids: `ids_digest` of them; empty if unknown.
     stored: content of an ``.npz`` file, which is in memory.
   """
 
@@ -52,6 +61,7 @@ class Shard(NamedTuple):
   inputs: str = ""
   root: str = ""
   label_rule: str = ""
+  ids: str = ""
   stored: features.Features | None = None
 
   @property
@@ -190,19 +200,38 @@ def _opened(path: Path, flag: str) -> Shard:
   return Shard(path, found, *_origin(path, found))
 
 
-def _origin(path: Path, found: shard_formats.Layout) -> tuple[str, str, str, str]:
-  """Returns digests of model and inputs, root and label rule in the ``.json`` of a shard, or ""."""
+def ids_digest(ids: Sequence[str]) -> str:
+  """Returns a hash of the ids of a shard, as `shard_tables.read` returns them."""
+  return hashlib.sha256("\n".join(ids).encode(errors="surrogateescape")).hexdigest()
+
+
+def sample(rows: int) -> np.ndarray:
+  """Returns the rows whose embeddings are in the digest of a shard."""
+  return np.unique(np.linspace(0, rows - 1, min(rows, _SAMPLED)).astype(np.int64))
+
+
+def _origin(path: Path, found: shard_formats.Layout) -> tuple[str, str, str, str, str]:
+  """Returns what the ``.json`` says: digests of model and inputs, root, label rule, digest of ids.
+
+  They are empty without it, and the last two in one that an earlier version has written.
+  """
   beside = path.with_suffix(".json")
   if not beside.exists():
-    return "", "", "", ""
+    return "", "", "", "", ""
   remedy = f"{shard_formats.REMEDY}; a .json file of another program needs another name"
   meta = stored.read_json(beside, _META, remedy=remedy)
   want = (FORMAT, found.rows, found.width, found.dtype.name)
   got = tuple(meta[key] for key in ("format", "rows", "width", "dtype"))
   if got != want:
     raise ValueError(f"{printable(beside)} describes {got}, but the array is {want}: {remedy}")
-  rule = str(meta.get("label_rule", ""))  # files of earlier commits lack it
-  return meta["digest"], meta["inputs"], meta["root"], rule
+  sampled = shard_formats.gather(path, found, sample(found.rows))
+  if meta.get("vectors", there := hashlib.sha256(sampled.tobytes()).hexdigest()) != there:
+    raise MixedError(
+      f"{printable(path)} has not the embeddings that {beside.name} describes: one of them is of "
+      f"another shard. Put the right file there, or {shard_formats.REMEDY}"
+    )
+  rule, ids = (str(meta.get(key, "")) for key in ("label_rule", "ids"))
+  return meta["digest"], meta["inputs"], meta["root"], rule, ids
 
 
 def _in_memory(path: Path, flag: str) -> Shard:

@@ -8,12 +8,11 @@ from soprc_jax._internal import stored
 from soprc_jax.training import workdir
 
 MANIFEST = "digests.json"
-_BUFFER = 1 << 20
 
 
 def write(folder: Path) -> None:
   """Writes the size and SHA-256 of every file in a folder to a manifest there."""
-  content = {name: _digest(folder / name) for name in _files(folder)}
+  content = {name: of_file(folder / name) for name in _files(folder)}
   workdir.write_atomically(folder / MANIFEST, json.dumps(content, indent=1) + "\n")
 
 
@@ -44,7 +43,7 @@ def problem(folder: Path) -> str | None:
     try:
       if file.stat().st_size != size:
         return f"{name} has {file.stat().st_size} bytes instead of {size}"
-      if _digest(file)[1] != digest:
+      if of_file(file)[1] != digest:
         return f"{name} is not as it was written"
     except FileNotFoundError:
       return f"{name} is missing"
@@ -62,10 +61,7 @@ def _files(folder: Path) -> list[str]:
   )
 
 
-def _digest(path: Path) -> tuple[int, str]:
-  digest, size = hashlib.sha256(), 0
+def of_file(path: Path) -> tuple[int, str]:
+  """Returns the size and the SHA-256 of a file."""
   with path.open("rb") as file:
-    while part := file.read(_BUFFER):
-      digest.update(part)
-      size += len(part)
-  return size, digest.hexdigest()
+    return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()

@@ -155,11 +155,13 @@ def test_what_a_killed_writer_leaves_is_removed_and_a_living_one_is_left(tmp_pat
   other = tmp_path / f".a[1].npy.{'0' * 16}.tmp.txt"
   other.write_text("")
   files = set(tmp_path.iterdir())
-  file_io.remove_stale(path)
+  file_io.remove_stale(tmp_path, {path.name})
   assert set(tmp_path.iterdir()) == files  # too new
   for file in files:
     os.utime(file, (0, 0))
-  file_io.remove_stale(path)
+  file_io.remove_stale(tmp_path, {"a1.npy"})
+  assert set(tmp_path.iterdir()) == files  # of another file
+  file_io.remove_stale(tmp_path, {path.name})
   left = set(tmp_path.iterdir())
   assert (len(files), len(left)) == (3, 2)
   children[1].communicate()  # ends its input
@@ -176,12 +178,12 @@ def test_nothing_is_removed_without_locks(tmp_path, monkeypatch):
   path.write_text("")
   os.utime(path, (0, 0))
   monkeypatch.setattr(file_io, "fcntl", None)
-  file_io.remove_stale(tmp_path / "a")
+  file_io.remove_stale(tmp_path, {"a"})
   assert path.exists()
   with file_io.whole(tmp_path / "a") as file:
     file.write(b"x")
   monkeypatch.undo()
-  file_io.remove_stale(tmp_path / "a")
+  file_io.remove_stale(tmp_path, {"a"})
   assert list(tmp_path.iterdir()) == [tmp_path / "a"]
 
 

@@ -210,7 +210,7 @@ def test_a_full_disk_is_named_and_loses_nothing(tmp_path, monkeypatch):
   _assert_equal(evaluation.summary(), _expected(*made))
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
+def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
   made = sharded.gallery(tmp_path)
   evaluation = _Evaluation(tmp_path)
   evaluation.count()
@@ -218,7 +218,12 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
   left = evaluation.counts / f".{name}.{'0' * 16}.tmp"
   left.write_text("")
   os.utime(left, (0, 0))
+  listed = []
+  for name in ("listdir", "scandir"):
+    real = getattr(os, name)
+    monkeypatch.setattr(os, name, lambda folder, real=real: listed.append(folder) or real(folder))
   evaluation.count()
+  assert listed == [evaluation.counts]  # once, not once a shard
   assert not left.exists()
   _assert_equal(evaluation.summary(), _expected(*made))
 

@@ -1,12 +1,14 @@
 """Tests indexes of galleries in shards: their recall, their files, and faults."""
 
 import json
+import os
 
 import flat_engine
 import numpy as np
 import pytest
 import sharded
 
+from soprc_jax._internal import file_io
 from soprc_jax.serving import shard_index, shards
 
 
@@ -104,6 +106,9 @@ def test_nothing_is_overwritten(made, monkeypatch):
   shard_index.build(path, found, "flat")
   with pytest.raises(FileExistsError, match=r"i\.faiss exists"):
     shard_index.build(path, found, "flat")
+  path.rename(path.with_suffix(".USEARCH"))  # whose origin this is
+  with pytest.raises(FileExistsError, match=r"i\.json exists"):
+    shard_index.build(path, found, "flat")
 
 
 class _StoppedError(Exception):
@@ -132,6 +137,34 @@ def test_without_its_origin_the_index_is_removed(made, monkeypatch):
       shard_index.build(path, found, "flat")
   assert [one.name for one in path.parent.iterdir()] == ["shards"]
   assert shard_index.build(path, found, "flat").alone == 1.0
+
+
+def test_the_same_command_after_a_kill_at_any_moment(made, monkeypatch):
+  flat_engine.install(monkeypatch)
+  _, found, path = made
+  replace, kills = file_io.os.replace, []
+
+  def files():
+    return {one: one.read_bytes() for one in path.parent.iterdir() if one.is_file()}
+
+  def noted(old, new):
+    kills.append(files())
+    replace(old, new)
+
+  monkeypatch.setattr(file_io.os, "replace", noted)
+  shard_index.build(path, found, "flat")
+  assert len(kills) == 2
+  for left in kills.copy():
+    for one in files():
+      one.unlink()
+    for one, content in left.items():
+      one.write_bytes(content)
+      os.utime(one, (0, 0))
+    with pytest.raises(FileNotFoundError, match=r"i\.faiss is missing: soprc index writes it"):
+      shard_index.read(path)
+    assert shard_index.build(path, found, "flat").alone == 1.0
+    assert shard_index.read(path).num_images == 300
+    assert sorted(files()) == [path, path.with_suffix(".json")]
 
 
 def test_galleries_without_an_index(tmp_path):
@@ -168,8 +201,15 @@ def test_faults_of_its_files_are_named(made, monkeypatch):
   path.write_bytes(whole[:-1])
   with pytest.raises(ValueError, match=rf"has {len(whole) - 1} bytes instead of {len(whole)}"):
     shard_index.read(path)
+  path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+  with pytest.raises(ValueError, match=r"i\.faiss is not as it was written: build it again"):
+    shard_index.read(path)
   path.write_bytes(whole)
   text = beside.read_text()
+  earlier = json.loads(text)
+  del earlier["sha256"]  # an earlier version wrote none
+  beside.write_text(json.dumps(earlier))
+  shard_index.read(path)
   beside.write_text(text[:-10])
   with pytest.raises(ValueError, match=r"i\.json is corrupt .*: build it again with soprc index"):
     shard_index.read(path)

@@ -152,6 +152,72 @@ def test_finished_and_unfinished_shards(made, loaded, tmp_path, caplog):
   assert not shard_writing.is_finished(path, loaded, **state)
 
 
+def _two(made, loaded, folder, suffix=".npy"):
+  """Writes two shards of 20 images, and returns their files of embeddings."""
+  paths = [folder / f"{shards.name(number, 2)}{suffix}" for number in range(2)]
+  for number, path in enumerate(paths):
+    part = _index(loaded, made[0], number, 2)
+    shard_writing.write(path, part, dtype="float32", inputs="i")
+  return paths
+
+
+def _swap(first, second):
+  aside = first.with_name("aside")
+  for old, new in ((first, aside), (second, first), (aside, second)):
+    old.rename(new)
+
+
+def _read_all(folder):
+  return [shard_tables.read(shard).ids for shard in _found(folder)]
+
+
+@pytest.mark.parametrize("has_parquet", [True, False])
+@pytest.mark.parametrize("suffix", [".npy", ".fbin", ".h5"])
+def test_swapped_files_of_two_shards_are_named(
+  made, loaded, tmp_path, monkeypatch, suffix, has_parquet
+):
+  if not has_parquet:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  paths, table = _two(made, loaded, tmp_path, suffix), (".csv", ".parquet")[has_parquet]
+  want, state = _read_all(tmp_path), {"dtype": "float32", "inputs": "i", "count": 2}
+  for swapped, message in (
+    (table, rf"00000-of-00002\{table} has not the ids of .*00002\{suffix}: .* remove \"ids\" from"),
+    (suffix, rf"00000-of-00002\{suffix} has not the embeddings that .*\.json describes"),
+    (".json", rf"00000-of-00002\{suffix} has not the embeddings that .*\.json describes"),
+  ):
+    pair = [path.with_suffix(swapped) for path in paths]
+    _swap(*pair)
+    with pytest.raises(ValueError, match=message):
+      _read_all(tmp_path)
+    with pytest.raises(ValueError, match=message):  # a changed table is not overwritten
+      shard_writing.is_finished(paths[0], loaded, **state)
+    _swap(*pair)
+    assert _read_all(tmp_path) == want
+
+
+def test_new_labels_and_shards_of_earlier_versions_are_read(made, loaded, tmp_path, monkeypatch):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  paths = _two(made, loaded, tmp_path)
+  want = _read_all(tmp_path)
+  lines = paths[0].with_suffix(".csv").read_text().splitlines()
+  labeled = [lines[0], *(f"{line}new" for line in lines[1:])]
+  paths[0].with_suffix(".csv").write_text("\n".join(labeled))
+  assert _read_all(tmp_path) == want
+  for path in paths:
+    meta = json.loads(path.with_suffix(".json").read_text())
+    del meta["ids"], meta["vectors"]
+    path.with_suffix(".json").write_text(json.dumps(meta))
+  _swap(*(path.with_suffix(".csv") for path in paths))
+  assert _read_all(tmp_path) == want[::-1]
+
+
+def test_a_shard_without_its_origin_is_kept(made, loaded, tmp_path):
+  path, _ = _two(made, loaded, tmp_path)
+  path.with_suffix(".json").unlink()
+  with pytest.raises(ValueError, match=r"00002\.json is missing: .* remove .*00002\.npy, and it"):
+    shard_writing.is_finished(path, loaded, dtype="float32", inputs="i", count=2)
+
+
 @pytest.mark.parametrize(("suffix", "dtype"), [(".fbin", "float32"), (".h5", "float16")])
 def test_formats_of_other_programs(made, loaded, tmp_path, caplog, suffix, dtype):
   path = tmp_path / f"{shards.name(0, 2)}{suffix}"
