@@ -38,11 +38,7 @@ class Named:
     self.paths = list(paths)
     self.names = list(class_names) if class_names is not None else [""] * len(self.paths)
     # A class has no number here, so all labels are 0. They are never used for ranking.
-    self._labels = np.zeros(len(self.paths), np.int64)
-
-  @property
-  def labels(self) -> np.ndarray:
-    return self._labels
+    self.labels = np.zeros(len(self.paths), np.int64)
 
   def __len__(self) -> int:
     return len(self.paths)
@@ -96,6 +92,8 @@ def find(path: str, *, flag: str, on_broken: str = "error") -> Any:
     return Named(Path.cwd(), [str(place)])
   root = place.absolute().parent
   rows = _csv_rows(place) if place.suffix.lower() == ".csv" else _text_rows(place)
+  if not rows:
+    raise ValueError(f"{place} lists no image")
   first: dict[str, tuple[int, str]] = {}
   for (number, name, _), key in zip(rows, image_files.places(root, (name for _, name, _ in rows))):
     if key in first:
@@ -241,7 +239,7 @@ def _csv_rows(path: Path) -> list[tuple[int, str, str]]:
   listed = image_files.read_csv(
     path, headers, remedy=f"give {_LIST}", may_be_empty=("label", "split")
   )
-  return _not_empty(path, [(number, row["path"], row.get("label", "")) for number, row in listed])
+  return [(number, row["path"], row.get("label", "")) for number, row in listed]
 
 
 def _text_rows(path: Path) -> list[tuple[int, str, str]]:
@@ -253,15 +251,6 @@ def _text_rows(path: Path) -> list[tuple[int, str, str]]:
       f"{path} is not a readable list ({error.reason} at byte {error.start}); give {_LIST}"
     ) from error
   root = path.absolute().parent
-  return _not_empty(
-    path,
-    [
-      (number, image_files.as_listed(root, line), "") for number, line in image_files.lines_of(text)
-    ],
-  )
-
-
-def _not_empty(path: Path, rows: list[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
-  if not rows:
-    raise ValueError(f"{path} lists no image")
-  return rows
+  return [
+    (number, image_files.as_listed(root, line), "") for number, line in image_files.lines_of(text)
+  ]

@@ -1,7 +1,7 @@
 """Stores embeddings and image names in one ``.npz`` file, which numpy reads without pickle."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -153,7 +153,7 @@ def read(path: Path) -> Index:
   if problem:
     raise ValueError(f"--index={path} is not an index of this version ({problem}): {_REMEDY}")
   del arrays["format"]
-  return Index(**{name: _plain(array) for name, array in arrays.items()})
+  return Index(**{name: array if array.ndim else array.item() for name, array in arrays.items()})
 
 
 def check_network(index: Index, network: network_lib.Network, *, name: str) -> None:
@@ -173,11 +173,6 @@ def check_network(index: Index, network: network_lib.Network, *, name: str) -> N
       raise ValueError(
         f"{made} with {key} {shown(there)}, but here it is {shown(value)}: {_REMEDY}"
       )
-
-
-def _plain(array: np.ndarray) -> Any:
-  """Converts a scalar array to a Python object; other arrays stay unchanged."""
-  return array if array.ndim else array.item()
 
 
 def _problem(arrays: dict[str, np.ndarray]) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 from ml_collections import ConfigDict
 import numpy as np
 
-from soprc_jax._internal import file_io
-from soprc_jax._internal.strings import shown
+from soprc_jax._internal import checks, file_io
 from soprc_jax.data import features, sources
 from soprc_jax.serving import converted, image_inputs, search
 from soprc_jax.serving import embed as embed_lib
@@ -67,7 +66,8 @@ class Model:
       ValueError: if there is no image, an image is corrupt, an array is not uint8 RGB, or
         ``batch_size`` is < 1.
     """
-    return self._embedded(_source(images), batch_size, progress)
+    source = _source(images)
+    return self._embed(_size(batch_size, self.config, len(source)), progress)(source).embeddings
 
   def search(
     self, queries: Images, gallery: Images | index_lib.Index, *, top: int = 10
@@ -89,8 +89,7 @@ class Model:
       FileNotFoundError: as `embed`.
       ValueError: as `embed`, or if the index was made by another model.
     """
-    if isinstance(top, bool) or not isinstance(top, (int, np.integer)) or top < 1:
-      raise ValueError(f"top must be an integer >= 1, got {shown(top)}")
+    checks.check_count("top", top)
     index = self._index(gallery)
     return search.nearest(index, self.embed(queries), top=int(top))
 
@@ -108,11 +107,8 @@ class Model:
       self.network, source, embed=self._embed(_size(None, self.config, len(source)), False)
     )
 
-  def _embedded(self, source: sources.Source, batch_size: int | None, progress: bool) -> np.ndarray:
-    return self._embed(_size(batch_size, self.config, len(source)), progress)(source).embeddings
-
   def _compiled(self, batch_size: int, progress: bool) -> network_lib.EmbedFn:
-    config = ConfigDict(self.config.to_dict())
+    config = self.config  # a copy
     config.data.on_broken = "error"  # the result has one row for every image
     config.eval.batch_size = batch_size
     config.log.progress = progress
@@ -169,10 +165,7 @@ def _size(batch_size: int | None, config: ConfigDict, num_images: int) -> int:
   enough = 1 << max(num_images - 1, 0).bit_length()
   if batch_size is None:
     return min(int(config.eval.batch_size), enough)
-  if (
-    isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1
-  ):
-    raise ValueError(f"batch_size must be an integer >= 1, got {shown(batch_size)}")
+  checks.check_count("batch_size", batch_size)
   return min(int(batch_size), enough)
 
 
@@ -181,11 +174,7 @@ class _Arrays:
 
   def __init__(self, images: Sequence[np.ndarray]):
     self._images = images
-    self._labels = np.zeros(len(images), np.int64)
-
-  @property
-  def labels(self) -> np.ndarray:
-    return self._labels
+    self.labels = np.zeros(len(images), np.int64)
 
   def __len__(self) -> int:
     return len(self._images)

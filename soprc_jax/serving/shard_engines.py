@@ -176,14 +176,10 @@ def _unreadable(path: Path, error: Exception) -> ValueError:
   )
 
 
-def _none(rows: int) -> int:
-  return 0
-
-
 KINDS = {
   "ivfpq": Kind(".faiss", _ivfpq_sample, _ivfpq, _load_faiss),
-  "hnsw": Kind(".faiss", _none, _hnsw, _load_faiss),
+  "hnsw": Kind(".faiss", lambda rows: 0, _hnsw, _load_faiss),
   "int8": Kind(".faiss", lambda rows: min(rows, _RANGE_SAMPLE), _int8, _load_faiss),
-  "binary": Kind(".faiss", _none, _binary, _load_faiss),
-  "usearch": Kind(".usearch", _none, _hnsw_of_usearch, _load_usearch),
+  "binary": Kind(".faiss", lambda rows: 0, _binary, _load_faiss),
+  "usearch": Kind(".usearch", lambda rows: 0, _hnsw_of_usearch, _load_usearch),
 }

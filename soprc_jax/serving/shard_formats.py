@@ -62,7 +62,8 @@ def _npy(path: Path) -> Layout:
   with path.open("rb") as file:
     try:
       version = np.lib.format.read_magic(file)
-      read = np.lib.format.read_array_header_1_0 if version == (1, 0) else _read_header_2
+      lib: Any = np.lib.format
+      read = lib.read_array_header_1_0 if version == (1, 0) else lib.read_array_header_2_0
       shape, is_fortran, dtype = read(file)
     except (ValueError, TypeError, RecursionError, tokenize.TokenError) as error:
       raise ValueError(
@@ -72,10 +73,6 @@ def _npy(path: Path) -> Layout:
     offset = file.tell()
   _check_array(path, "", shape, dtype, is_fortran=is_fortran)
   return _with_size(path, Layout(shape[0], shape[1], dtype, offset))
-
-
-def _read_header_2(file: Any) -> Any:
-  return np.lib.format.read_array_header_2_0(file)
 
 
 def _fbin(path: Path) -> Layout:

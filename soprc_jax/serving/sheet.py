@@ -198,8 +198,7 @@ def _font_path(characters: frozenset[str]) -> str | None:
 
 
 def _covers(path: str, characters: frozenset[str]) -> bool:
-  known = _known(path)
-  return all(ord(character) in known for character in characters)
+  return _known(path).issuperset(map(ord, characters))
 
 
 @functools.cache

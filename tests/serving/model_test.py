@@ -57,7 +57,7 @@ def test_it_embeds_as_the_program_does(made, model):
 def test_search(made, model, paths, tmp_path):
   file = tmp_path / "index.npz"
   made_index = embed.make_index(
-    model.network, embed.split_source(model.network, "all"), split="all", root=str(made[0])
+    model.network, embed.split_source(model.network, "all"), split="all"
   )
   index.write(file, made_index)
   for gallery in (made_index, file, str(file)):
@@ -147,9 +147,9 @@ def test_a_corrupt_image_is_named_and_never_dropped(made, tmp_path, paths):
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, True, "2"])
 def test_wrong_numbers(model, paths, value):
-  with pytest.raises(ValueError, match=r"batch_size must be an integer >= 1"):
+  with pytest.raises(ValueError, match=r"batch_size must be an integer, at least 1"):
     model.embed(paths, batch_size=value)
-  with pytest.raises(ValueError, match=r"top must be an integer >= 1"):
+  with pytest.raises(ValueError, match=r"top must be an integer, at least 1"):
     model.search(paths, paths, top=value)
 
 
