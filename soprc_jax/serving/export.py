@@ -15,7 +15,7 @@ from soprc_jax._internal import file_io
 from soprc_jax.models import RESNETS, convolutions, embedding
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
-from soprc_jax.training import build
+from soprc_jax.training import build, workdir
 from soprc_jax.training import config as config_lib
 
 FORMATS = ("stablehlo", "safetensors", "onnx")
@@ -53,12 +53,9 @@ def write(path: Path, network: network_lib.Network, kind: str) -> Path:
     )
   data, more = {"stablehlo": _stablehlo, "safetensors": _safetensors, "onnx": _onnx}[kind](network)
   content = {"format": kind, "file": path.name, **_description(network), **more}
-  for output, written in (
-    (path, data),
-    (described, (json.dumps(content, indent=2) + "\n").encode()),
-  ):
-    with file_io.whole(output) as file:
-      file.write(written)
+  with file_io.whole(path) as file:
+    file.write(data)
+  workdir.write_atomically(described, json.dumps(content, indent=2) + "\n")
   return described
 
 

@@ -19,7 +19,7 @@ from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import shard_engines, shard_formats, shard_survey, shard_tables
 from soprc_jax.serving import shards as shards_lib
 from soprc_jax.serving.shards import Shard
-from soprc_jax.training import checksums
+from soprc_jax.training import checksums, workdir
 
 FORMAT = "soprc_jax index 1"
 SUFFIXES = (".faiss", ".usearch")
@@ -138,9 +138,7 @@ def build(
   for shard in shards:
     for start in range(0, shard.rows, _BLOCK):
       block = shards_lib.read(shard, start, min(_BLOCK, shard.rows - start)).astype(np.float32)
-      finite = np.isfinite(block).all(axis=1)
-      if not finite.all():
-        raise shard_survey.not_finite(shard, start + int(np.argmin(finite)))
+      shard_survey.check_finite(shard, block, np.arange(start, start + len(block)))
       engine.add(block, first)
       exact.add(block, first)
       first += len(block)
@@ -158,8 +156,7 @@ def build(
     file.flush()
     meta["bytes"], meta["sha256"] = checksums.of_file(Path(file.name))
     # Before the index gets its name: `check_output` knows an origin without an index.
-    with file_io.whole(path.with_suffix(".json")) as origin:
-      origin.write((json.dumps(meta, indent=1) + "\n").encode())
+    workdir.write_atomically(path.with_suffix(".json"), json.dumps(meta, indent=1) + "\n")
   return recall
 
 
@@ -183,9 +180,7 @@ def gather(shards: Sequence[Shard], rows: np.ndarray) -> np.ndarray:
     here = slice(*np.searchsorted(rows, [first, first + shard.rows]))
     if here.start < here.stop:
       found[here] = shards_lib.gather(shard, rows[here] - first)
-      finite = np.isfinite(found[here]).all(axis=1)
-      if not finite.all():
-        raise shard_survey.not_finite(shard, int(rows[here][np.argmin(finite)]) - first)
+      shard_survey.check_finite(shard, found[here], rows[here] - first)
     first += shard.rows
   return found
 

@@ -160,7 +160,7 @@ def _read_queries(
     hashes.append((shard, _hashes(names)))
     class_names += spelled
     vectors.append(shards_lib.read(shard, 0, shard.rows).astype(np.float32))
-    _check_finite(shard, vectors[-1], np.arange(shard.rows))
+    check_finite(shard, vectors[-1], np.arange(shard.rows))
   if not ids:
     raise ValueError(f"{printable(found[0].path)} has no query")
   _check_unique(hashes)
@@ -203,7 +203,8 @@ def _label_lists(
   return [found.get(cell, ()) for cell in cells]
 
 
-def _check_finite(shard: Shard, vectors: np.ndarray, rows: np.ndarray) -> None:
+def check_finite(shard: Shard, vectors: np.ndarray, rows: np.ndarray) -> None:
+  """Raises a ValueError if an embedding is not finite; the message names its shard and row."""
   finite = np.isfinite(vectors).all(axis=1)
   if not finite.all():
     raise not_finite(shard, int(rows[np.argmin(finite)]))
@@ -267,7 +268,7 @@ class _Survey:
     numbers, sets = self._numbers_of(shard, labels)
     rows = np.flatnonzero(numbers >= 0)
     vectors = shards_lib.gather(shard, rows)
-    _check_finite(shard, vectors, rows)
+    check_finite(shard, vectors, rows)
     block = streaming.Block(vectors, numbers[rows], of_query[rows])
     if sets is None:
       return block

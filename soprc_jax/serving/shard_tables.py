@@ -39,10 +39,10 @@ def read(shard: Shard) -> Table:
     names = shard.stored.class_names
     spelled = [names.get(int(one), "") for one in shard.stored.labels]
     return Table(_as_texts(list(shard.stored.ids), shard.path), spelled)
-  parquet, text = shard.path.with_suffix(".parquet"), shard.path.with_suffix(".csv")
-  if parquet.exists() and text.exists():
-    raise ValueError(f"{printable(parquet)} and {text.name} both exist: remove one of them")
-  if not (parquet.exists() or text.exists()):
+  there = [path for path in map(shard.path.with_suffix, (".parquet", ".csv")) if path.exists()]
+  if len(there) > 1:
+    raise ValueError(f"{printable(there[0])} and {there[1].name} both exist: remove one of them")
+  if not there:
     inside = shard_formats.ids(shard.path) if shard.layout.dataset else None
     if inside is not None and len(inside) != shard.rows:
       raise ValueError(
@@ -50,9 +50,9 @@ def read(shard: Shard) -> Table:
         "each"
       )
     return Table(None if inside is None else _as_texts(inside, shard.path), None)
-  path = parquet if parquet.exists() else text
+  (path,) = there
   try:
-    columns = _parquet(path) if path == parquet else _csv(path)
+    columns = _parquet(path) if path.suffix == ".parquet" else _csv(path)
   except ImportError:
     raise ValueError(
       f"{printable(path)} needs pyarrow: pip install pyarrow, or convert it to .csv"

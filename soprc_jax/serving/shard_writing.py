@@ -22,6 +22,7 @@ from soprc_jax.data import features, sources
 from soprc_jax.serving import image_inputs, shard_formats, shard_tables, shards
 from soprc_jax.serving import index as index_lib
 from soprc_jax.serving import network as network_lib
+from soprc_jax.training import workdir
 
 _log = logging.getLogger(__name__)
 
@@ -146,8 +147,7 @@ def write(path: Path, index: index_lib.Index, *, dtype: str, inputs: str) -> Non
   meta |= {"soprc_jax_version": version.__version__}
   path.unlink(missing_ok=True)  # so that it never stands next to another table
   _write_table(path, index)
-  with file_io.whole(path.with_suffix(".json")) as file:
-    file.write((json.dumps(meta, indent=1) + "\n").encode())
+  workdir.write_atomically(path.with_suffix(".json"), json.dumps(meta, indent=1) + "\n")
   with file_io.whole(path) as file:
     shard_formats.write(file, path.suffix, vectors, index.ids.tolist())
 
