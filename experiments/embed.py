@@ -94,10 +94,9 @@ def main(argv: Sequence[str]) -> None:
     part = shards.part(_SHARD.value, flag="--shard") if _SHARD.value else None
     if part is None:
       index.check_output(output, suffix=".npz")
-      if absl_flags.FLAGS["dtype"].present:
-        raise ValueError("--dtype is for --shard: a single file has float32")
-      if absl_flags.FLAGS["format"].present:
-        raise ValueError("--format is for --shard: a single file is .npz")
+      for name, single in (("dtype", "has float32"), ("format", "is .npz")):
+        if absl_flags.FLAGS[name].present:
+          raise ValueError(f"--{name} is for --shard: a single file {single}")
     shard_formats.check_written(f".{_FORMAT.value}", str(_DTYPE.value))
     # Before the model is read: only its config says whether links may be dangling.
     on_broken = _ON_BROKEN.value or "skip"
@@ -142,8 +141,7 @@ def _embed_shard(
   if _IMAGES.value:
     made = embed.of_images(network, images, may_be_empty=True)
   else:
-    root = network.config.data.root
-    made = embed.make_index(network, images, split=_SPLIT.value, root=root, may_be_empty=True)
+    made = embed.make_index(network, images, split=_SPLIT.value, may_be_empty=True)
   shard_writing.write(path, made, dtype=_DTYPE.value, inputs=inputs)
   print(embed.summary(made, path))
 

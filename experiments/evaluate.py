@@ -110,7 +110,7 @@ def main(argv: Sequence[str]) -> None:
     return
   for name in _OF_STORED:
     if there[name].present:
-      flags.require(argv, f"{_EXAMPLE}", queries=None)
+      flags.require(argv, _EXAMPLE, queries=None)
   run = flags.read(argv, several_processes=True, without_config="--workdir=runs/glyphs")
   from soprc_jax.metrics import per_query
   from soprc_jax.serving import network

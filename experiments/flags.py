@@ -627,6 +627,14 @@ def _out_of_memory(error: BaseException) -> str:
   )
 
 
+def vectors_bar(total: int) -> Any:
+  """Returns a tqdm bar of vectors, which is seldom printed where there is no terminal."""
+  from tqdm import tqdm
+
+  seconds = 0.5 if sys.stderr.isatty() else 30.0
+  return tqdm(total=total, unit=" vectors", unit_scale=True, mininterval=seconds)
+
+
 def metrics_line(split: str, values: dict[str, Any]) -> str:
   """Returns the metrics in one line of text.
 

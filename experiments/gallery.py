@@ -4,7 +4,6 @@ from collections.abc import Sequence
 import json
 import math
 from pathlib import Path
-import sys
 
 from experiments import flags
 
@@ -26,19 +25,8 @@ def evaluate(
 ) -> None:
   """Counts in the shards of a gallery, and writes the metrics when all are counted.
 
-  Args:
-    queries: file or pattern of the queries.
-    gallery: file or pattern of the candidates with labels.
-    distractors: file or pattern of the other candidates; None for none.
-    output: folder of counts and results; the same for all processes.
-    ks: cut-offs, as texts; different ones from 1 to 2**31 - 1.
-    memory_gb: memory of this process in GiB; finite.
-    shard: "I/N" counts every N-th shard from shard I on, without metrics; None counts what is left.
-    label_separator: see `shard_survey.find`.
-    min_jaccard: see `shard_survey.find`.
+  The arguments are the flags of `experiments.evaluate`.
   """
-  from tqdm import tqdm
-
   from soprc_jax._internal import file_io
   from soprc_jax.metrics import per_query
   from soprc_jax.serving import shard_evaluation, shard_survey, shards
@@ -58,12 +46,7 @@ def evaluate(
     prepared = shard_survey.prepare(files)
     size = shard_evaluation.block_rows(files, prepared, memory_gb)
     mine = files.gallery[part[0] :: part[1]]
-    with tqdm(
-      total=sum(one.rows for one in mine),
-      unit=" vectors",
-      unit_scale=True,
-      mininterval=0.5 if sys.stderr.isatty() else 30.0,  # seconds
-    ) as bar:
+    with flags.vectors_bar(sum(one.rows for one in mine)) as bar:
       shard_evaluation.count(files, prepared, counts, size=size, part=part, on_rows=bar.update)
     if shard:
       print(f"Counted {len(mine)} of {len(files.gallery)} shards. When all are, omit --shard.")

@@ -18,7 +18,6 @@ install faiss-cpu) or usearch (pip install usearch).
 """
 
 from collections.abc import Sequence
-import sys
 
 from absl import app
 from absl import flags as absl_flags
@@ -44,8 +43,6 @@ def main(argv: Sequence[str]) -> None:
     kind=_KIND.value,
     output=_OUTPUT.value,
   )
-  from tqdm import tqdm
-
   from soprc_jax._internal import file_io, strings
   from soprc_jax.serving import shard_index
 
@@ -55,12 +52,7 @@ def main(argv: Sequence[str]) -> None:
     shard_index.check_output(output, kind)
     found = shard_index.find(str(_GALLERY.value), flag="--gallery")
     rows = sum(shard.rows for shard in found)
-    with tqdm(
-      total=rows,
-      unit=" vectors",
-      unit_scale=True,
-      mininterval=0.5 if sys.stderr.isatty() else 30.0,  # seconds
-    ) as bar:
+    with flags.vectors_bar(rows) as bar:
       recall = shard_index.build(output, found, kind, on_rows=bar.update)
   print(
     f"{rows:,} embeddings, {output.stat().st_size / rows:.0f} bytes each. Recall of the index for "

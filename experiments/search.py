@@ -120,9 +120,7 @@ def main(argv: Sequence[str]) -> None:
       embedder, source = network.make_embed(found), embed.split_source(found, _SPLIT.value)
       shown = sources.shown_classes(source)
       seen = search.check_unseen(found, _SPLIT.value, shown, allow_seen_classes=_ALLOW_SEEN.value)
-      gallery = embed.make_index(
-        found, source, split=_SPLIT.value, root=found.config.data.root, embed=embedder
-      )
+      gallery = embed.make_index(found, source, split=_SPLIT.value, embed=embedder)
     vectors = search.embed_queries(found, queries, embedder)
     top = _TOP.value + _SKIP_QUERY.value
     if opened is None:

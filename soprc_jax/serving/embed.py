@@ -27,7 +27,7 @@ def make_index(
     network: the model that embeds.
     source: images. The labels of a split are kept; those of `image_inputs.Named` have no meaning.
     split: name of the split of the data set; empty for the user's own images.
-    root: see `soprc_jax.serving.index.Index`.
+    root: see `soprc_jax.serving.index.Index`; not needed for a split.
     embed: function compiled for this model, see `network.make_embed`; None compiles one.
     may_be_empty: whether all images may be unreadable, if unreadable ones are skipped.
 
@@ -46,15 +46,15 @@ def make_index(
   left_out = np.setdiff1d(np.arange(len(source)), at)
   return index_lib.Index(
     embeddings=np.asarray(embedded.embeddings, np.float32),
-    ids=_texts([noted.ids[i] for i in at]),
-    class_names=_texts(
-      [noted.class_names[i] or (str(source.labels[i]) if split else "") for i in at]
+    ids=np.array([noted.ids[i] for i in at], np.str_),
+    class_names=np.array(
+      [noted.class_names[i] or (str(source.labels[i]) if split else "") for i in at], np.str_
     ),
     labels=np.asarray(embedded.labels if split else [], np.int64),
     positions=np.asarray(at, np.int64),
-    broken_ids=_texts([noted.ids[i] for i in left_out]),
+    broken_ids=np.array([noted.ids[i] for i in left_out], np.str_),
     split=split,
-    root=root,
+    root=network.config.data.root if split else root,
     workdir=str(network.workdir),
     step=network.step,
     digest=network.digest,
@@ -76,9 +76,7 @@ def of_split(network: network_lib.Network, split: str) -> index_lib.Index:
     ValueError: as `make_index`, or if there is no such split, or if the data are invalid.
     FileNotFoundError: if the data are missing.
   """
-  return make_index(
-    network, split_source(network, split), split=split, root=network.config.data.root
-  )
+  return make_index(network, split_source(network, split), split=split)
 
 
 def split_source(network: network_lib.Network, split: str) -> sources.Source:
@@ -130,13 +128,9 @@ class _Noted:
   """Records ids and class names while the images are read, since they are known only then."""
 
   def __init__(self, source: sources.Source):
-    self._source = source
+    self._source, self.labels = source, source.labels
     self.ids: dict[int, str] = {}
     self.class_names: dict[int, str] = {}
-
-  @property
-  def labels(self) -> np.ndarray:
-    return self._source.labels
 
   def __len__(self) -> int:
     return len(self._source)
@@ -145,7 +139,3 @@ class _Noted:
     example = self._source[index]
     self.ids[index], self.class_names[index] = example.id, example.class_name
     return example
-
-
-def _texts(values: list[str]) -> np.ndarray:
-  return np.array(values, np.str_) if values else np.empty(0, np.str_)
