@@ -42,7 +42,7 @@ def auroc_loss(
   sigmoid(-x / tau) (``sigmoid``).
 
   Args:
-    embeddings, labels, where, axis_name, max_positives, **pairs: see `soprc_jax.losses`.
+    embeddings, labels, where, axis_name, max_positives, pairs: see `soprc_jax.losses`.
     surrogate: the function f, one of the above.
     tau: width > 0 of ``huber`` and ``sigmoid``; ``logistic`` ignores it.
     include_self: whether a query counts as relevant to itself, as in the reference code.

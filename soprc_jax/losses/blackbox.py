@@ -87,7 +87,7 @@ def blackbox_ap_loss(
     max_positives: static bound on the positives of a query in the batch (itself not counted). If
       this bound or the labels are known at compile time, ranks are counted instead of sorted. That
       takes a fraction of the time. With a memory its candidates are always sorted.
-    **pairs: see `soprc_jax.losses`. With a memory only ``ignore_above`` is possible, since its
+    pairs: see `soprc_jax.losses`. With a memory only ``ignore_above`` is possible, since its
       images have labels.
 
   Returns:

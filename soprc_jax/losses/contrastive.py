@@ -30,7 +30,7 @@ def contrastive_loss(
   .. math:: L = \sum_{positive} [m^+ - s]_+ + \sum_{negative} [s - m^-]_+
 
   Args:
-    embeddings, labels, where, axis_name, **pairs: see `soprc_jax.losses`.
+    embeddings, labels, where, axis_name, pairs: see `soprc_jax.losses`.
     positive_margin: similarity m+ above which a positive pair costs nothing.
     negative_margin: similarity m- below which a negative pair costs nothing.
     average_active: whether each of the two sums is divided by its number of pairs with a loss > 0.

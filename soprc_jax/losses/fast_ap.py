@@ -33,7 +33,7 @@ def fast_ap_loss(
   weight on the loss.
 
   Args:
-    embeddings, labels, where, axis_name, **pairs: see `soprc_jax.losses`.
+    embeddings, labels, where, axis_name, pairs: see `soprc_jax.losses`.
     num_bins: number of bins L >= 1.
 
   Returns:

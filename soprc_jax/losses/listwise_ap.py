@@ -31,7 +31,7 @@ def listwise_ap_loss(
   .. math:: L = 1 - \mathrm{mean}_q \sum_m \frac{H^+_m}{H_m} \frac{h^+_m}{N^+_q}
 
   Args:
-    embeddings, labels, where, axis_name, **pairs: see `soprc_jax.losses`.
+    embeddings, labels, where, axis_name, pairs: see `soprc_jax.losses`.
     num_bins: number of bin centers >= 2.
     include_self: whether a query counts as relevant to itself, as in the reference code.
 

@@ -31,7 +31,7 @@ def multi_similarity_loss(
             + \tfrac{1}{\beta} \log\Big(1 + \sum_n e^{\beta (s_{an} - b)}\Big)
 
   Args:
-    embeddings, labels, where, axis_name, **pairs: see `soprc_jax.losses`.
+    embeddings, labels, where, axis_name, pairs: see `soprc_jax.losses`.
     alpha: sharpness for positives, > 0.
     beta: sharpness for negatives, > 0 (not the beta of Eq. 10).
     base: similarity b around which pairs are weighted.

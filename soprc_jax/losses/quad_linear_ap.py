@@ -33,7 +33,7 @@ def quad_linear_ap_loss(
   l1 of Eq. 7 with tau1 = w.
 
   Args:
-    embeddings, labels, where, axis_name, max_positives, **pairs: see `soprc_jax.losses`.
+    embeddings, labels, where, axis_name, max_positives, pairs: see `soprc_jax.losses`.
     width: w > 0. A negative of a similarity less than that of a positive by w costs nothing.
 
   Returns:

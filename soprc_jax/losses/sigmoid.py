@@ -32,7 +32,7 @@ def sigmoid_loss(
   The paper divides the sum by the size of the batch instead of the number of pairs.
 
   Args:
-    embeddings, labels, where, axis_name, **pairs: see `soprc_jax.losses`.
+    embeddings, labels, where, axis_name, pairs: see `soprc_jax.losses`.
     scale: factor t > 0 of the similarities. The paper calls it temperature and learns log t. A
       training run does so too, from this value.
     bias: b. It is learned too. At the start it should be about the log-odds of a positive pair,

@@ -35,7 +35,7 @@ def smooth_ap_loss(
   where R is taken over all candidates, and R+ over the relevant ones.
 
   Args:
-    embeddings, labels, where, axis_name, max_positives, **pairs: see `soprc_jax.losses`.
+    embeddings, labels, where, axis_name, max_positives, pairs: see `soprc_jax.losses`.
     tau: temperature > 0.
     include_self: whether a query counts as relevant to itself, as in the reference code.
 

@@ -44,7 +44,7 @@ def sup_ap_loss(
   there.
 
   Args:
-    embeddings, labels, where, axis_name, max_positives, **pairs: see `soprc_jax.losses`.
+    embeddings, labels, where, axis_name, max_positives, pairs: see `soprc_jax.losses`.
     tau: temperature > 0 of the sigmoid.
     rho: slope >= 0 beyond ``delta``.
     delta: score difference >= 0 from which on the bound is linear.

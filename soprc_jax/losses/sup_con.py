@@ -30,7 +30,7 @@ def sup_con_loss(
             {\sum_{a \ne q} e^{s_{qa} / \tau}} \Big)
 
   Args:
-    embeddings, labels, where, axis_name, **pairs: see `soprc_jax.losses`.
+    embeddings, labels, where, axis_name, pairs: see `soprc_jax.losses`.
     temperature: tau > 0.
 
   Returns:

@@ -32,7 +32,7 @@ def triplet_loss(
   any other satisfied anchor.
 
   Args:
-    embeddings, labels, where, axis_name, **pairs: see `soprc_jax.losses`.
+    embeddings, labels, where, axis_name, pairs: see `soprc_jax.losses`.
     margin: m >= 0.
     max_positives: static bound on the positives of an anchor, to save memory, see
       `retrieval_lists`. None keeps all.

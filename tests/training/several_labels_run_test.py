@@ -250,7 +250,7 @@ def test_one_device_and_microbatches_give_the_same_training(made, tmp_path):
     env=runs.environment(1),
   )
   assert done.returncode == 0, done.stderr
-  assert "the test is one of unseen images, and 8 of their 8 labels are trained on" in done.stderr
+  assert "the test is one of unseen vectors, and 8 of their 8 labels are trained on" in done.stderr
   lines = [workdir_lib.read_metrics(tmp_path / name) for name in ("two", "one", "parts")]
   for two, one, parts in zip(*lines, strict=True):
     for key in ("loss", "soprc", "valid_lists", "grad_norm", "prior"):
