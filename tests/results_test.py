@@ -49,7 +49,12 @@ _COLUMNS = {
 }
 
 
-_SEARCHES = (*_COLUMNS.values(), "features_characters", "features_icons")
+_SEARCHES = (
+  *_COLUMNS.values(),
+  "features_characters",
+  "features_icons",
+  "features_icons_more",
+)
 
 
 def test_readme_table():
