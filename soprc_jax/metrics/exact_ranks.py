@@ -42,9 +42,9 @@ MIN_PRODUCTS = 2**31
 MAX_POSITIVES = 128
 # An exact score of a single pair takes about as long as this many in a matrix product.
 _PAIR_COST = 64
-# Rows of a product in XLA, and scores of one in NumPy, at a time, so that they are counted while
-# still in the cache.
-_TILE, _SCORES = 256, 2**20
+# Rows of a product at a time, so that they are counted while still in the cache. With fewer rows
+# the product is slow in a large gallery.
+_TILE = 256
 _MAX_WIDTH, _MAX_NORM = 2**16, 2.0**60
 
 
@@ -196,14 +196,16 @@ class Counter:
     """
     low = np.nextafter((lowest - self._bound[rows]).astype(np.float32), -np.float32(np.inf))
     gallery = self._gallery
-    step = max(min(_SCORES // len(gallery), len(rows)), 1)
-    out = np.empty((step, len(gallery)), np.float32)
-    decided, places, found = np.zeros(len(rows), bool), [], []
-    for start in range(0, len(rows), step):
-      part = slice(start, start + step)
+    out = np.empty((min(_TILE, len(rows)), len(gallery)), np.float32)
+    nothing, decided = np.empty(0, np.int64), np.zeros(len(rows), bool)
+    places, found = [nothing], [nothing]
+    for start in range(0, len(rows), _TILE):
+      part = slice(start, start + _TILE)
       queries = np.asarray(self._task.queries[rows[part]], np.float32)
-      scores = np.matmul(queries, gallery.T, out=out[: len(queries)])
-      place, columns = np.divmod(np.flatnonzero(scores >= low[part, None]), len(gallery))
+      reaches = np.matmul(queries, gallery.T, out=out[: len(queries)]) >= low[part, None]
+      if np.count_nonzero(reaches) > 2 * self._limit * len(queries):
+        break  # a poor model, whose pairs would take much memory
+      place, columns = np.divmod(np.flatnonzero(reaches), len(gallery))
       decided[part] = np.bincount(place, minlength=len(queries)) <= self._limit
       kept = decided[part][place]
       places.append(start + place[kept])
