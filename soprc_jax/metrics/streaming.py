@@ -121,8 +121,8 @@ def find_thresholds(queries: Queries, blocks: Iterable[Block]) -> Thresholds:
       1,
       block.relevance,
     )
-    step = max(_MASK // max(len(block.vectors), 1), 1) if has_mask else len(rows)
-    for start in range(0, len(rows), max(step, 1)):
+    step = max(_MASK // max(len(block.vectors), 1) if has_mask else len(rows), 1)
+    for start in range(0, len(rows), step):
       place, columns = task.positives(rows[start : start + step])
       place += start
       found.append((place, similarities.pair_scores(task, place, columns)))

@@ -138,8 +138,7 @@ def write(path: Path, index: index_lib.Index, *, dtype: str, inputs: str) -> Non
   if not len(vectors):
     _log.warning("%s is empty: none of its images can be decoded.", printable(path))
   meta = {"format": shards.FORMAT, "rows": len(vectors), "width": vectors.shape[1], "dtype": dtype}
-  sampled = vectors[shards.sample(len(vectors))]
-  meta |= {"vectors": hashlib.sha256(sampled.tobytes()).hexdigest()}
+  meta |= {"vectors": shards.vectors_digest(vectors.__getitem__, len(vectors))}
   meta |= {"ids": shards.ids_digest([one.strip() for one in index.ids.tolist()])}
   meta |= {"digest": index.digest, "inputs": inputs, "broken_ids": index.broken_ids.tolist()}
   meta |= {key: getattr(index, key) for key in ("workdir", "step", "model", "image_size", "resize")}

@@ -11,13 +11,14 @@ A shard is up to three files of one name:
 The embeddings are written last. So a shard that has them is complete.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import functools
 import glob
 import hashlib
 import logging
 from pathlib import Path
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -57,7 +58,7 @@ class Shard(NamedTuple):
 
   path: Path
   layout: shard_formats.Layout
-  made_by: str
+  made_by: str = ""
   inputs: str = ""
   root: str = ""
   label_rule: str = ""
@@ -197,7 +198,7 @@ def _opened(path: Path, flag: str) -> Shard:
   if path.suffix.lower() == ".npz":
     return _in_memory(path, flag)
   found = shard_formats.layout(path)
-  return Shard(path, found, *_origin(path, found))
+  return Shard(path, found, **_origin(path, found))
 
 
 def ids_digest(ids: Sequence[str]) -> str:
@@ -205,33 +206,31 @@ def ids_digest(ids: Sequence[str]) -> str:
   return hashlib.sha256("\n".join(ids).encode(errors="surrogateescape")).hexdigest()
 
 
-def sample(rows: int) -> np.ndarray:
-  """Returns the rows whose embeddings are in the digest of a shard."""
-  return np.unique(np.linspace(0, rows - 1, min(rows, _SAMPLED)).astype(np.int64))
+def vectors_digest(gather: Callable[[np.ndarray], np.ndarray], rows: int) -> str:
+  """Returns a hash of some embeddings of a shard, which ``gather`` returns for the rows given."""
+  sampled = np.unique(np.linspace(0, rows - 1, min(rows, _SAMPLED)).astype(np.int64))
+  return hashlib.sha256(gather(sampled).tobytes()).hexdigest()
 
 
-def _origin(path: Path, found: shard_formats.Layout) -> tuple[str, str, str, str, str]:
-  """Returns what the ``.json`` says: digests of model and inputs, root, label rule, digest of ids.
-
-  They are empty without it, and the last two in one that an earlier version has written.
-  """
+def _origin(path: Path, found: shard_formats.Layout) -> dict[str, Any]:
+  """Returns the attributes of a shard that its ``.json`` has. Earlier versions wrote fewer."""
   beside = path.with_suffix(".json")
   if not beside.exists():
-    return "", "", "", "", ""
+    return {}
   remedy = f"{shard_formats.REMEDY}; a .json file of another program needs another name"
   meta = stored.read_json(beside, _META, remedy=remedy)
   want = (FORMAT, found.rows, found.width, found.dtype.name)
   got = tuple(meta[key] for key in ("format", "rows", "width", "dtype"))
   if got != want:
     raise ValueError(f"{printable(beside)} describes {got}, but the array is {want}: {remedy}")
-  sampled = shard_formats.gather(path, found, sample(found.rows))
-  if meta.get("vectors", there := hashlib.sha256(sampled.tobytes()).hexdigest()) != there:
+  gather = functools.partial(shard_formats.gather, path, found)
+  if "vectors" in meta and meta["vectors"] != vectors_digest(gather, found.rows):
     raise MixedError(
       f"{printable(path)} has not the embeddings that {beside.name} describes: one of them is of "
       f"another shard. Put the right file there, or {shard_formats.REMEDY}"
     )
-  rule, ids = (str(meta.get(key, "")) for key in ("label_rule", "ids"))
-  return meta["digest"], meta["inputs"], meta["root"], rule, ids
+  there = {key: str(meta.get(key, "")) for key in ("inputs", "root", "label_rule", "ids")}
+  return {"made_by": meta["digest"], **there}
 
 
 def _in_memory(path: Path, flag: str) -> Shard:
