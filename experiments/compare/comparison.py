@@ -248,7 +248,7 @@ def claim(
   workdir_lib.refuse_links(folder, WRITES)
   there = stored.read_json(path, _NOTED, remedy=_NOTE_REMEDY)
   lines = config_lib.differences(
-    json.loads(json.dumps(noted["shared"], default=list)), config_lib.renewed(there["shared"])
+    json.loads(json.dumps(noted["shared"], default=list)), there["shared"]
   )
   if lines:
     raise ValueError(
@@ -276,13 +276,13 @@ def _check_data(
   path: Path, there: Mapping[str, Any], here: Mapping[str, Any], splits: datasets.Splits
 ) -> None:
   """Raises a ValueError if the data are not those that the earlier runs were trained on."""
-  folder, noted = path.parent, there.get("data", here)  # older versions noted no data
-  problem = stored.problem(noted, classes.SPLITS, "data")
+  folder = path.parent
+  problem = stored.problem(dict(there), {"data": classes.SPLITS})
   if problem:
     raise ValueError(
       f"{path} is corrupt ({problem}): restore it from a copy, or choose another --workdir"
     )
-  lines = classes.split_changes(noted, here, splits, folder)
+  lines = classes.split_changes(there["data"], here, splits, folder)
   if lines:
     raise ValueError(classes.changed_message(folder, lines))
   if not (folder / classes.IMAGES).exists():

@@ -179,8 +179,6 @@ def _problem(arrays: dict[str, np.ndarray]) -> str:
   """Returns what is wrong with the arrays of a file; empty if they are a valid index."""
   for name, (kind, ndim) in _ARRAYS.items():
     if name not in arrays:
-      if name == "label_rule":  # files of earlier commits lack it
-        continue
       return f"{name} is missing"
     array = arrays[name]
     fits = array.dtype == np.float32 if kind == "f" else array.dtype.kind == kind

@@ -59,9 +59,6 @@ def check_unseen(
     return None
   where = f"step {network.step} of {network.workdir}"
   trained = classes.trained_on(network.meta, where=where)
-  if trained is None:
-    classes.warn_unknown(where)
-    return None
   data = network.config.data
   if data.label_separator:
     class_names = [part for name in class_names for part in name.split(data.label_separator)]

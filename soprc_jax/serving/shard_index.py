@@ -27,7 +27,14 @@ SUFFIXES = (".faiss", ".usearch")
 QUERIES, TOP, CANDIDATES = 500, 10, 100
 _BLOCK = 1 << 14
 _SHARD = {"path": str, "state": str}
-_META = {"format": str, "kind": str, "bytes": int, "digest": str, "shards": [_SHARD]}
+_META = {
+  "format": str,
+  "kind": str,
+  "bytes": int,
+  "sha256": str,
+  "digest": str,
+  "shards": [_SHARD],
+}
 _REMEDY = "build it again with soprc index"
 # Rounding errors of products of vectors of norm 1.
 _TOLERANCE = 1e-6
@@ -266,7 +273,6 @@ def read(path: Path) -> Opened:
       raise ValueError(
         f"{printable(shard.path)} has changed since {printable(path)} was built: {_REMEDY}"
       )
-  # An earlier version wrote no digest.
-  if "sha256" in meta and checksums.of_file(path)[1] != meta["sha256"]:
+  if checksums.of_file(path)[1] != meta["sha256"]:
     raise ValueError(f"{printable(path)} is not as it was written: {_REMEDY}")
   return Opened(shard_engines.KINDS[meta["kind"]].load(path), shards)

@@ -385,9 +385,6 @@ def check_unseen(
   if meta is None:
     return {}
   trained = classes.trained_on(meta, where=start)
-  if trained is None:
-    classes.warn_unknown(start)
-    return {}
   splits = datasets.make_splits(config.data) if splits is None else splits
   classes.check_unseen(
     trained,

@@ -69,7 +69,7 @@ def describe(
   }
 
 
-def trained_on(meta: Mapping[str, Any], *, where: str) -> Names | None:
+def trained_on(meta: Mapping[str, Any], *, where: str) -> Names:
   """Returns the classes that the model of a checkpoint was trained on.
 
   The classes of the models that it was initialized from are included.
@@ -79,14 +79,13 @@ def trained_on(meta: Mapping[str, Any], *, where: str) -> Names | None:
     where: names the checkpoint in messages.
 
   Returns:
-    Data set -> names, see `seen`; None for a checkpoint of an older version, which did not store
-    them. Where an image had several labels, the names are those of patterns and of labels.
+    Data set -> names, see `seen`. Where an image had several labels, the names are those of
+    patterns and of labels.
 
   Raises:
     ValueError: the metadata is corrupt.
   """
-  if not _is_complete(meta, where):
-    return None
+  _check(meta, where)
   found = {data_set: set(names) for data_set, names in meta["started_from"].items()}
   own = (meta["class_names"].get(str(label), str(label)) for label, _ in meta["labels"])
   of_labels = meta.get("several_labels", [])
@@ -197,15 +196,6 @@ def sentence(found: Mapping[str, Any]) -> str:
   )
 
 
-def warn_unknown(network: str) -> None:
-  """Logs that the training classes of a run of an older version are unknown."""
-  _log.warning(
-    "The classes that the model in %s was trained on are unknown, because its version did not "
-    "store them. Test classes may be among them.",
-    network,
-  )
-
-
 def changes(
   meta: Mapping[str, Any],
   now: Mapping[str, Any],
@@ -223,12 +213,7 @@ def changes(
   Raises:
     ValueError: the metadata is corrupt.
   """
-  if not _is_complete(meta, str(workdir)):
-    same = all(meta.get(key, now[key]) in (now[key], {}) for key in ("labels", "class_names"))
-    differ = (
-      "train: classes differ from the checkpoint, which is of a version that stored no images"
-    )
-    return [] if same else [differ]
+  _check(meta, str(workdir))
   return split_changes(meta["splits"], now["splits"], splits, workdir)
 
 
@@ -269,8 +254,8 @@ def check_unchanged(
   lines = changes(meta, now, splits, workdir)
   if lines:
     raise ValueError(changed_message(workdir, lines))
-  there = meta.get("splits", {})
-  moved = [name for name in there if there[name]["order"] != now["splits"][name]["order"]]
+  there, here = meta["splits"], now["splits"]
+  moved = [name for name in there if there[name]["order"] != here[name]["order"]]
   if moved:
     _log.warning(
       "The images of %s are the same, but listed in another order than when the run in %s began: "
@@ -337,20 +322,13 @@ def _list(what: str, names: list[str]) -> str:
   return f"{len(names)} {what} ({', '.join(names[:_SHOWN])}{more})" if names else ""
 
 
-def _is_complete(meta: Mapping[str, Any], where: str) -> bool:
-  """Returns whether metadata is of this version's `describe`, not of an older version.
-
-  Raises:
-    ValueError: the metadata is corrupt.
-  """
-  if "splits" not in meta:
-    return False
+def _check(meta: Mapping[str, Any], where: str) -> None:
+  """Raises a ValueError if metadata is not of `describe`."""
   problem = stored.problem(dict(meta), _META)
   if problem:
     raise ValueError(
       f"{where}: the metadata of its checkpoint is corrupt ({problem}): restore it from a copy"
     )
-  return True
 
 
 def _data_set(data_source: str) -> str:

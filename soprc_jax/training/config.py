@@ -200,7 +200,7 @@ def from_json(tree: dict[str, Any]) -> Any:
   config = default_config()
   del config.presets
   try:
-    config.update(_as_tuples({key: value for key, value in renewed(tree).items() if key != CHOSEN}))
+    config.update(_as_tuples({key: value for key, value in tree.items() if key != CHOSEN}))
   except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
     raise ValueError(f"this is not the config of a run: {error}") from error
   expected, found = default_config().to_dict(), config.to_dict()
@@ -211,23 +211,6 @@ def from_json(tree: dict[str, Any]) -> Any:
   found |= presets
   _fill(found)
   return _checked(found, expected, imports=False)
-
-
-def renewed(tree: dict[str, Any]) -> dict[str, Any]:
-  """Returns the dict of a ``config.json`` in the format of this version.
-
-  Older versions wrote -1 for a self weight of 1 / (M + 1). They had no ``data.flip``; ``affine``
-  did not flip.
-  """
-  data = tree.get("data")
-  if isinstance(data, dict) and data.get("augmentation") == "affine":
-    tree = tree | {"data": {"flip": False} | data}
-  loss = tree.get("loss")
-  if not isinstance(loss, dict) or loss.get("self_weight") != -1:
-    return tree
-  is_binary = "preset" not in loss  # there None stands for 1 / (M + 1)
-  points = loss.get("num_points", default_config().loss.num_points)
-  return tree | {"loss": loss | {"self_weight": None if is_binary else _self_weight(points)}}
 
 
 def _as_tuples(tree: Any) -> Any:

@@ -370,18 +370,13 @@ def evaluate_workdir(
   tested = {name: source for name, source in trained.splits.items() if split in (name, "all")}
   if not lines:
     tested.pop("train", None)  # the run was trained on it, as the user of this split knows
-  known = classes.trained_on(trained.meta, where=str(workdir))
-  found = None
-  if known is None:
-    classes.warn_unknown(str(workdir))
-  else:
-    found = classes.check_unseen(
-      known,
-      tested,
-      data_source=config.data.source,
-      network=f"step {trained.step} of {workdir}",
-      allow_seen_classes=allow_seen_classes,
-    )
+  found = classes.check_unseen(
+    classes.trained_on(trained.meta, where=str(workdir)),
+    tested,
+    data_source=config.data.source,
+    network=f"step {trained.step} of {workdir}",
+    allow_seen_classes=allow_seen_classes,
+  )
   values, queries = test(trained.embed(trained.variables, images), images, config)
   names = metric_names(values)
   values["checkpoint_step"] = trained.step

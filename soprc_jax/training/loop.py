@@ -234,7 +234,7 @@ class _Run:
     else:
       state, meta = found
       started_from = meta.get("started_from")
-    self.meta["baselines"] = meta.get("baselines")  # None: not measured, or by an older version
+    self.meta["baselines"] = meta.get("baselines")  # None: not measured
     # Not read again on resuming: model.init_from may be gone, or hold another model.
     self.meta["started_from"] = self._check_unseen(splits) if started_from is None else started_from
     if parallel.is_main() and (found is None or not (workdir / classes.IMAGES).exists()):
@@ -585,7 +585,7 @@ class _Run:
     }
     trained, several = self.meta["started_from"], self.data.patterns is not None
     if several:  # splits share labels
-      trained = classes.trained_on(self.meta, where=str(self.workdir)) or {}
+      trained = classes.trained_on(self.meta, where=str(self.workdir))
     seen = classes.seen(
       trained, tested, data_source=self.config.data.source, several_labels=several
     )

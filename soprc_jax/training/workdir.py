@@ -219,7 +219,7 @@ def config_differences(workdir: Path, config: ConfigDict) -> list[str]:
   Raises:
     ValueError: see `read_config`.
   """
-  there = dict(config_lib.renewed(read_config(workdir)))
+  there = dict(read_config(workdir))
   there.pop(config_lib.CHOSEN, None)
   # Keys that an older version did not write take their defaults. What is not a config at all is
   # compared as it is.

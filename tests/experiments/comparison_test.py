@@ -351,8 +351,9 @@ def test_f44_runs_on_other_data_do_not_enter_a_comparison(tmp_path):
     ValueError, match=r"comparison.json is corrupt \(data.train must be an object"
   ):
     comparison.claim({}, {}, folder, data=data)
-  (folder / "comparison.json").write_text('{"shared": {}, "starts": {}}')  # of an older version
-  comparison.claim({}, {}, folder, data=data)
+  (folder / "comparison.json").write_text('{"shared": {}, "starts": {}}')
+  with pytest.raises(ValueError, match=r"comparison.json is corrupt \(data is missing"):
+    comparison.claim({}, {}, folder, data=data)
 
 
 class TestMethods:

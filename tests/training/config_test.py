@@ -18,7 +18,7 @@ from experiments.binary import binary_config, binary_losses
 from soprc_jax import soprc_loss
 from soprc_jax.data import transforms
 from soprc_jax.training import config as config_lib
-from soprc_jax.training import config_key, defaults, objectives, workdir
+from soprc_jax.training import config_key, defaults, objectives
 
 _FILES = sorted(path for path in (runs.ROOT / "configs").glob("[!_]*.py") if path.stem != "common")
 # Every study but retrieval has keys of its own.
@@ -514,31 +514,6 @@ class TestSelfWeight:
     ]
     assert losses[0] == losses[1] > 0
 
-  def test_what_older_versions_wrote_reads_as_it_is_written_now(self, tmp_path):
-    config = _resolved(loss__num_points=20)
-    old = json.loads(config_lib.to_json(config))
-    old["loss"]["self_weight"] = -1.0
-    assert config_lib.from_json(old).to_dict() == config.to_dict()
-    workdir.write_atomically(tmp_path / workdir.CONFIG, json.dumps(old))
-    assert workdir.config_differences(tmp_path, config) == []
-    assert not workdir.check(tmp_path, config)  # the run may resume
-
-  @pytest.mark.parametrize(("augmentation", "flip"), [("affine", False), ("crop", True)])
-  def test_older_versions_flipped_crops_only(self, tmp_path, augmentation, flip):
-    config = _resolved(data__augmentation=augmentation, data__flip=flip)
-    old = json.loads(config_lib.to_json(config))
-    for name in transforms.Settings._fields:
-      del old["data"][name]
-    assert config_lib.from_json(old).to_dict() == config.to_dict()
-    workdir.write_atomically(tmp_path / workdir.CONFIG, json.dumps(old))
-    assert workdir.config_differences(tmp_path, config) == []
-
-  def test_what_older_versions_wrote_without_m_has_the_default_m(self):
-    old = json.loads(config_lib.to_json(_resolved(loss__preset="paper")))
-    old["loss"]["self_weight"] = -1.0
-    del old["loss"]["num_points"]
-    assert config_lib.from_json(old).loss.self_weight == 1 / 101
-
   @pytest.mark.parametrize("preset", config_lib.PRESETS)
   def test_keys_that_older_versions_did_not_write_take_those_of_the_preset(self, preset):
     config = _resolved(loss__preset=preset, loss__num_points=20)
@@ -554,15 +529,6 @@ class TestSelfWeight:
     old["loss"]["preset"] = "papr"
     with pytest.raises(ValueError, match=r"loss\.preset must be one of default, paper, authors"):
       config_lib.from_json(old)
-
-  def test_of_the_binary_study(self, tmp_path):
-    config = binary_config.resolve(binary_config.default_config())
-    old = json.loads(config_lib.to_json(config))
-    assert old["loss"]["self_weight"] is None
-    workdir.write_atomically(
-      tmp_path / workdir.CONFIG, json.dumps(old | {"loss": old["loss"] | {"self_weight": -1.0}})
-    )
-    assert not workdir.check(tmp_path, config)
 
 
 class TestDifferences:
