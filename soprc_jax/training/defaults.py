@@ -45,7 +45,7 @@ RATES = {
   ("adam", _RANDOM): 4e-3,
   ("adam", _CONV3): 8e-3,
   ("adam", _PRETRAINED): 2e-4,
-  ("adam", _HEAD): 4e-3,
+  ("adam", _HEAD): 1e-3,
   ("adam", _VIT): 1e-3,
   ("adam", _PRETRAINED_VIT): 4e-5,
   ("sgd", _RANDOM): 0.2,
