@@ -91,7 +91,6 @@ def log_link_recipe(config: Any) -> None:
   """
   config.presets.default.link = "log"
   config.presets.default.prior.update({"kind": "constant", "value": 0.001, "start": 0.0})
-  config.loss.tau1 = 0.03
   config.optim.update({"name": "adam", "schedule": "cosine", "weight_decay": 0.0})
   # Adam's first full steps can move a network to where no loss recovers.
   config.optim.ramp_steps = 50
