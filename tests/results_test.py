@@ -54,6 +54,7 @@ _SEARCHES = (
   "features_characters",
   "features_icons",
   "features_icons_more",
+  "scale_heads",
 )
 
 
