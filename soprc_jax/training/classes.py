@@ -327,7 +327,8 @@ def _check(meta: Mapping[str, Any], where: str) -> None:
   problem = stored.problem(dict(meta), _META)
   if problem:
     raise ValueError(
-      f"{where}: the metadata of its checkpoint is corrupt ({problem}): restore it from a copy"
+      f"{where}: the metadata of its checkpoint is corrupt ({problem}): restore it from a copy, "
+      "or train again if an earlier version wrote it"
     )
 
 

@@ -188,8 +188,10 @@ class TestStarts:
     ):
       build.check_unseen(config, splits)
 
-  def test_f40_the_classes_of_a_weights_file_are_not_known(self, images):
+  def test_f40_the_classes_of_a_weights_file_are_not_known(self, images, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("soprc_jax"), "propagate", True)
     assert build.check_unseen(_config(images / "IMGS", **{"model.init_from": "resnet18.pth"})) == {}
+    assert caplog.text == ""
 
   @pytest.mark.parametrize(
     ("key", "value", "problem"),
