@@ -8,6 +8,9 @@ The data sets are in docs/datasets.md. Arguments, joined by commas:
 * ``glyph_labels``: the embedded glyphs with 50 labels of style, script, kind and marks; the test
   characters are not among the training characters;
 * ``glyph_classes``: 100 characters of the embedded glyphs, 10 to 2 training images by a power law;
+* ``character_labels``: 600 Hangul and 200 Han characters from a folder of fonts (data.root), with
+  labels of style, script and Hangul letters; the test characters are not among the others;
+* ``character_classes``: 100 of these characters, 30 to 2 training images by a power law;
 * ``smoke``: a few steps at two seeds, to check that everything works.
 
 docs/config.md describes all keys. All methods choose from one grid of learning rates. The other
@@ -54,6 +57,16 @@ def _glyph_classes(config: Any) -> None:
   config.data.long_tail.update({"head": 10, "tail": 2})
 
 
+def _character_labels(config: Any) -> None:
+  config.data.name = "character_labels"
+
+
+def _character_classes(config: Any) -> None:
+  config.methods = (*_METHODS, "softmax")
+  config.data.update({"name": "character_classes", "classes_per_batch": 32})
+  config.data.long_tail.update({"head": 30, "tail": 2, "val_images": 3, "test_images": 8})
+
+
 def _smoke(config: Any) -> None:
   config.seeds, config.rates, config.model.widths = (0, 1), (0.003, 0.01), (8,)
   config.train.steps, config.eval.every = 20, 10
@@ -63,5 +76,7 @@ ARGUMENTS: dict[str, Callable[[Any], None]] = {
   "yeast": _yeast,
   "glyph_labels": _glyph_labels,
   "glyph_classes": _glyph_classes,
+  "character_labels": _character_labels,
+  "character_classes": _character_classes,
   "smoke": _smoke,
 }

@@ -81,15 +81,10 @@ def load(root: str | os.PathLike[str], size: Size) -> dict[str, sources.Source]:
     FileNotFoundError: there is no such folder.
   """
   check(size)
-  folder = file_io.given(root, name="data.root") if root else None
-  if folder is not None and not folder.is_dir():
-    raise FileNotFoundError(
-      f"data.root={root!r} must be a folder of fonts. docs/datasets.md lists packages to unpack"
-    )
-  paths = fonts.files(folder)
-  listing = [[path.name, path.stat().st_size, int(path.stat().st_mtime)] for path in paths]
-  name = f"characters-v{_VERSION}-{rendered.versions_key(np.__version__, listing, size)}"
-  found = rendered.cached(name, lambda: render(paths, size, where=folder))
+  folder, paths, key = font_files(root, size)
+  found = rendered.cached(
+    f"characters-v{_VERSION}-{key}", lambda: render(paths, size, where=folder)
+  )
   digest = found.digest()  # of all pixels, so only once
   _log.info("characters: %s; digest %s.", statistics(found), digest[:16])
   # With the digest in each id, a run notices that it is resumed or evaluated on other pixels.
@@ -102,6 +97,26 @@ def load(root: str | os.PathLike[str], size: Size) -> dict[str, sources.Source]:
     name: sources.Subset(images, np.flatnonzero(split_of == split))
     for name, split in (("train", train), ("test", "test"))
   }
+
+
+def font_files(root: str | os.PathLike[str], *more: object) -> tuple[Path | None, list[Path], str]:
+  """Returns the folder of ``data.root``, its font files, and a key for the cache of their pixels.
+
+  Args:
+    root: folder of fonts; empty: the fonts of the system, and the folder is None.
+    *more: JSON values that the pixels depend on too.
+
+  Raises:
+    FileNotFoundError: there is no such folder.
+  """
+  folder = file_io.given(root, name="data.root") if root else None
+  if folder is not None and not folder.is_dir():
+    raise FileNotFoundError(
+      f"data.root={root!r} must be a folder of fonts. docs/datasets.md lists packages to unpack"
+    )
+  paths = fonts.files(folder)
+  listing = [[path.name, path.stat().st_size, int(path.stat().st_mtime)] for path in paths]
+  return folder, paths, rendered.versions_key(np.__version__, listing, *more)
 
 
 def check(size: Size) -> None:
@@ -147,19 +162,8 @@ def render(paths: Sequence[Path], size: Size, *, where: Path | None = None) -> r
   Raises:
     ValueError: the fonts have too few characters.
   """
-  found, broken = fonts.read(paths, CODES, least=_LEAST_CODES)
-  for message in broken:
-    _log.warning("Left out a font that cannot be read: %s", message)
-  different = fonts.distinct(found, highest=_HIGHEST_LIKENESS) if found else []
-  _log.info(
-    "characters: %d files have %d typefaces with %d characters or more; %d of them look different.",
-    len(paths),
-    len(found),
-    _LEAST_CODES,
-    len(different),
-  )
   with futures.ThreadPoolExecutor() as pool:
-    faces = list(pool.map(fonts.unambiguous, different))
+    faces = list(pool.map(fonts.unambiguous, different_faces(paths)))
   rng = np.random.default_rng(_SEED)
   counts = np.concatenate(
     [
@@ -183,6 +187,22 @@ def render(paths: Sequence[Path], size: Size, *, where: Path | None = None) -> r
   ]
   images = _images([pick for _, pick in chosen], faces, size.side, rng)
   return rendered.Rendered(images, np.array([pick.code for _, pick in chosen], np.int64), ids)
+
+
+def different_faces(paths: Sequence[Path]) -> list[fonts.Face]:
+  """Reads the typefaces of font files that have many of `CODES` and do not look alike."""
+  found, broken = fonts.read(paths, CODES, least=_LEAST_CODES)
+  for message in broken:
+    _log.warning("Left out a font that cannot be read: %s", message)
+  different = fonts.distinct(found, highest=_HIGHEST_LIKENESS) if found else []
+  _log.info(
+    "characters: %d files have %d typefaces with %d characters or more; %d of them look different.",
+    len(paths),
+    len(found),
+    _LEAST_CODES,
+    len(different),
+  )
+  return different
 
 
 def class_sizes(num_classes: int, num_images: int, *, low: int, high: int) -> np.ndarray:

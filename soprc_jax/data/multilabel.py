@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from soprc_jax._internal import checks
-from soprc_jax.data import glyph_labels, glyphs, tabular, yeast
+from soprc_jax.data import glyph_labels, glyphs, plain_characters, rendered, tabular, yeast
 
 _SPLIT_KEY = 0x3A9E
 THIRDS = ("many", "medium", "few")
@@ -33,7 +33,8 @@ def load(name: str, *, root: str = "") -> Table:
 
   Args:
     name: key of `DATA_SETS`.
-    root: folder of the unpacked package, for ``yeast``; the other data sets ignore it.
+    root: folder of the unpacked package for ``yeast``, of fonts for ``character_labels`` and
+      ``character_classes`` (empty: the fonts of the system). The other data sets ignore it.
 
   Raises:
     FileNotFoundError: there is no such folder or file.
@@ -179,20 +180,19 @@ def _yeast(root: str) -> Table:
   return Table(features, labels, names, np.arange(len(labels)))
 
 
-def _glyph_labels(root: str) -> Table:
-  del root
-  images = glyphs.load()
+def _of_structure(images: rendered.Rendered) -> Table:
+  """Returns images with structural labels; the images of a character are a group."""
   labels, names = glyph_labels.labels(images.labels, images.ids)
   return Table(_pixels(images.images), labels, names, images.labels)
 
 
-def _glyph_classes(root: str) -> Table:
-  del root
-  images = glyphs.load()
+def _of_classes(images: rendered.Rendered) -> Table:
+  """Returns images with their character as the only label."""
   codes = np.unique(images.labels)
-  labels = images.labels[:, None] == codes
   names = tuple(f"U+{code:04X}" for code in codes.tolist())
-  return Table(_pixels(images.images), labels, names, np.arange(len(images)))
+  return Table(
+    _pixels(images.images), images.labels[:, None] == codes, names, np.arange(len(images))
+  )
 
 
 def _pixels(images: np.ndarray, side: int = 16) -> np.ndarray:
@@ -205,6 +205,8 @@ def _pixels(images: np.ndarray, side: int = 16) -> np.ndarray:
 # Name -> function of the folder.
 DATA_SETS: Mapping[str, Callable[[str], Table]] = {
   "yeast": _yeast,
-  "glyph_labels": _glyph_labels,
-  "glyph_classes": _glyph_classes,
+  "glyph_labels": lambda _: _of_structure(glyphs.load()),
+  "glyph_classes": lambda _: _of_classes(glyphs.load()),
+  "character_labels": lambda root: _of_structure(plain_characters.load(root)),
+  "character_classes": lambda root: _of_classes(plain_characters.load(root)),
 }

@@ -13,6 +13,13 @@ def test_labels_of_characters():
     "with MACRON",
   }
   assert glyph_labels.of_character(0x25A0) == {"category So"}  # BLACK SQUARE
+  assert glyph_labels.of_character(ord("가")) == {
+    "category Lo",
+    "kind HANGUL",
+    "with CHOSEONG KIYEOK",
+    "with JUNGSEONG A",
+  }
+  assert glyph_labels.of_character(0x3131) == {"category Lo", "kind HANGUL"}  # a single letter
   assert glyph_labels.of_character(0xE000) == {"category Co"}  # private, without a name
 
 
@@ -20,6 +27,7 @@ def test_labels_of_images():
   images = glyphs.load()
   labels, names = glyph_labels.labels(images.labels, images.ids)
   own = dict(zip(names, labels.T))
+  assert (labels.any(axis=0) & ~labels.all(axis=0)).all()
   characters = [len(np.unique(images.labels[column])) for column in labels.T]
   assert min(characters) >= glyph_labels.LEAST_CHARACTERS
   face = np.array([name.split("/")[1] for name in images.ids])

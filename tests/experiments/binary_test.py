@@ -283,7 +283,7 @@ class TestConfig:
       (
         {"data.name": "iris"},
         "data.name must be one of digits, breast_cancer, flights, yeast, glyph_labels, "
-        "glyph_classes; got 'iris'",
+        "glyph_classes, character_labels, character_classes; got 'iris'",
       ),
       ({"methods": ("soprc", "svm")}, "methods must be different names of soprc, cross_entropy"),
       (
