@@ -131,7 +131,16 @@ def test_tables_of_binary_studies(name):
   assert [row for row in rows if row.removesuffix("|").rpartition("|")[0] + "|" not in shown] == []
 
 
-@pytest.mark.parametrize("folder", ["multilabel_yeast", "multilabel_glyphs", "long_tail_glyphs"])
+@pytest.mark.parametrize(
+  "folder",
+  [
+    "multilabel_yeast",
+    "multilabel_glyphs",
+    "multilabel_characters",
+    "long_tail_glyphs",
+    "long_tail_characters",
+  ],
+)
 def test_tables_of_studies_with_several_labels(folder):
   lines = (_ROOT / "results" / folder / "table.md").read_text().splitlines()
   rows = [line for line in lines[2:] if line.startswith("|")]
