@@ -10,8 +10,9 @@ folder) can define the splits itself. To start from ImageNet weights, give
 norm is trained.
 
 Batches are made of classes that the model takes for each other (``data.sampler=confusable``), and
-the loss is minus the logarithm of the precision (``loss.link=log``) plus a pull on the images of
-a class (``loss.pull``). docs/behaviour.md has what each gained on three data sets.
+the loss is minus the logarithm of the precision (``loss.link=log``) at two widths (``loss.tau1``,
+``loss.wide``), plus a pull on the images of a class (``loss.pull``). docs/behaviour.md has what
+each gained on three data sets.
 
 Batch, image size and learning rate follow the data: ``soprc_jax/training/defaults.py`` has the
 rules. The log and the report have each choice with its reason. A value that you set overrides it.
@@ -55,6 +56,8 @@ def get_config(arg: str = "") -> Any:
   common.log_link_recipe(config)
   # SOPRC alone leaves the images of a class as far apart as the ranking allows.
   config.presets.default.pull = 8.0
+  # At a narrow tau1 alone, classes that are ranked well are not moved further apart.
+  config.presets.default.wide = 0.25
   config.train.steps = 1000
   config.eval.update({"every": 100, "ks": (1, 5, 10)})
   config.checkpoint.every = 100

@@ -1,5 +1,6 @@
 """SOPRC loss of a batch in one call: lists, auxiliary vector v, loss, and optimizer arguments."""
 
+import functools
 from typing import Any, Unpack
 
 import jax
@@ -27,6 +28,7 @@ def retrieval_loss(
   lambda1: ArrayLike = 0.0,
   lambda2: ArrayLike = 0.0,
   pull: ArrayLike = 0.0,
+  wide: ArrayLike = 0.0,
   link: estimators.Link = "share",
   where: ArrayLike | None = None,
   axis_name: collectives.AxisName = None,
@@ -52,6 +54,7 @@ def retrieval_loss(
     lambda1: weight of the positive part of `semi_variance`, >= 0.
     lambda2: weight of the negative part of `semi_variance`, >= 0.
     pull: weight of `soprc_jax.positive_pull`, >= 0.
+    wide: weight of Eq. 8 at tau1 = 1 in the mean of both, in [0, 1]. There far negatives count too.
     link: ``"share"`` (Eq. 8) or ``"log"``, see `soprc_loss`.
     where: ``[B]`` mask of the valid images. The rows of invalid images are not used. None means
       that all are valid.
@@ -79,7 +82,7 @@ def retrieval_loss(
   >>> print(f"{loss:.3f}", opt_state[0].weight)
   0.471 [0.1 0. ]
   """
-  _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2, pull=pull)
+  _check(tracker, axis_name, lambda1=lambda1, lambda2=lambda2, pull=pull, wide=wide)
   checks.check_range("pull", pull, low=0.0)
   lists = lists_lib.retrieval_lists(
     embeddings, labels, max_positives=max_positives, where=where, axis_name=axis_name, **pairs
@@ -90,7 +93,7 @@ def retrieval_loss(
     list_ids = labels
   rows, lambdas = rows_of_v(list_ids, where), (lambda1, lambda2)
   loss, update_args = _loss(
-    lists, rows, tracker, opt_state, prior, tau1, tau2, lambdas, link, axis_name
+    lists, rows, tracker, opt_state, prior, tau1, tau2, lambdas, link, axis_name, wide
   )
   if _can_count(pull):
     loss += pull * estimators.positive_pull(
@@ -214,13 +217,22 @@ def _loss(
   lambdas: tuple[ArrayLike, ArrayLike],
   link: estimators.Link,
   axis_name: collectives.AxisName,
+  wide: ArrayLike = 0.0,
 ) -> tuple[jax.Array, lists_lib.UpdateArgs]:
   update_args = lists.update_args(list_ids)
   v = tracker.lookahead(opt_state, **update_args)
   scores = lists.positive_scores, lists.negative_scores
-  loss = estimators.soprc_loss(
-    *scores, v, prior=prior, tau1=tau1, tau2=tau2, link=link, axis_name=axis_name, **lists.masks
+  risk_fn = functools.partial(
+    estimators.soprc_loss,
+    *scores,
+    v,
+    prior=prior,
+    tau2=tau2,
+    link=link,
+    axis_name=axis_name,
+    **lists.masks,
   )
+  loss = estimators.with_wide(risk_fn, tau1=tau1, wide=wide)
   if any(map(_can_count, lambdas)):
     loss += estimators.semi_variance(
       *scores, lambda1=lambdas[0], lambda2=lambdas[1], axis_name=axis_name, **lists.masks

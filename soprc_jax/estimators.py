@@ -24,6 +24,8 @@ LINKS: Mapping[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
   "share": masks.share,
   "log": masks.log_ratio,
 }
+# The tau1 of `with_wide`. Cosines of a positive and a negative rarely differ by more.
+WIDE_TAU1 = 1.0
 
 
 def soprc_loss(
@@ -317,6 +319,25 @@ def positive_pull(
   pulls = masks.log1p_sum_exp(-alpha * (scores - base), mask) / alpha
   pulls -= masks.log1p_sum_exp(jnp.full_like(scores, -alpha * (1.0 - base)), mask) / alpha
   return masks.masked_mean(pulls, jnp.any(mask, axis=-1), None, axis_name)
+
+
+def with_wide(risk_fn: Callable[..., jax.Array], *, tau1: ArrayLike, wide: ArrayLike) -> jax.Array:
+  """Returns the mean of a risk at ``tau1`` and at `WIDE_TAU1`, of which ``wide`` is the weight.
+
+  At a small tau1 only the negatives near a positive or above it have a gradient, at this one nearly
+  all. Both risks bound 1 - AUPRC from above, so their mean does.
+
+  Args:
+    risk_fn: function of ``tau1``, such as `soprc_loss` with all its other arguments.
+    tau1: width of the surrogate of negatives, > 0.
+    wide: in [0, 1]; at 0 the risk at `WIDE_TAU1` is not computed.
+  """
+  checks.check_range("wide", wide, low=0.0, high=1.0)
+  risk = risk_fn(tau1=tau1)
+  if not isinstance(wide, jax.Array) and wide == 0:
+    return risk
+  share = jnp.asarray(wide, risk.dtype)
+  return (1.0 - share) * risk + share * risk_fn(tau1=WIDE_TAU1)
 
 
 def _list_risk(

@@ -24,6 +24,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "mean_gradient": True,
     "link": "share",
     "pull": 0.0,
+    "wide": 0.0,
     "prior": {"kind": "scaled", "value": 0.1, "start": 0.0},
   },
   "paper": {
@@ -36,6 +37,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "mean_gradient": True,
     "link": "share",
     "pull": 0.0,
+    "wide": 0.0,
     "prior": {"kind": "frequency", "value": 0.0, "start": 0.0},
   },
   "authors": {
@@ -48,6 +50,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "mean_gradient": True,
     "link": "share",
     "pull": 0.0,
+    "wide": 0.0,
     "prior": {"kind": "scaled", "value": 0.1, "start": 0.0},
   },
 }
@@ -385,6 +388,14 @@ KEYS = (
       "final weight of the positive part of Multi-Similarity, which pulls positives to their "
       "query; it grows linearly from 0",
       low=0,
+      kind=float,
+    ),
+    Key(
+      "wide",
+      None,
+      "weight of the same risk at tau1 = 1 in the mean of both; there far negatives count too",
+      low=0,
+      high=1,
       kind=float,
     ),
     Key(

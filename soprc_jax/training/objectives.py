@@ -257,6 +257,7 @@ def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objec
     if superclasses is not None:
       labels = superclasses.labels(inputs)
       priors.append(make_prior(config.prior, superclasses.setting)(inputs.step, labels, levels[1]))
+    tau1 = tau1_fn(inputs.step)
     risk_fn, *others = [
       functools.partial(
         estimators.soprc_loss,
@@ -264,7 +265,6 @@ def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objec
         level.negative_scores,
         level_v,
         prior=level_prior,
-        tau1=tau1_fn(inputs.step),
         tau2=config.tau2,
         self_weight=config.self_weight,
         tpr_gradient=config.tpr_gradient,
@@ -280,21 +280,24 @@ def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objec
     def mean(values: jax.Array) -> jax.Array:
       return masks.masked_mean(values, found.valid, None, setting.axis_name)
 
-    risks = risk_fn(link="share")
+    def loss_of(level_fn: Callable[..., jax.Array]) -> jax.Array:
+      linked = functools.partial(level_fn, link=config.link)
+      return estimators.with_wide(linked, tau1=tau1, wide=config.wide)
+
+    risks = risk_fn(link="share", tau1=tau1)
     risk = mean(risks)
-    linked = risks if config.link == "share" else risk_fn(link=config.link)
+    linked = loss_of(risk_fn)
     loss = mean(linked)
     if superclasses is not None:
-      both = [linked, *(level_fn(link=config.link) for level_fn in others)]
-      loss = superclasses.mean(both, levels, inputs)
+      loss = superclasses.mean([linked, *map(loss_of, others)], levels, inputs)
     metrics = {
       "soprc": risk,
       "prior": _pmean(jnp.mean(prior), setting.axis_name),
-      "tau1": tau1_fn(inputs.step),
+      "tau1": tau1,
     }
     if superclasses is not None:
       metrics["superclass_soprc"] = masks.masked_mean(
-        others[0](link="share"), levels[1].valid, None, setting.axis_name
+        others[0](link="share", tau1=tau1), levels[1].valid, None, setting.axis_name
       )
     if config.lambda1 or config.lambda2:
       variance = estimators.semi_variance(

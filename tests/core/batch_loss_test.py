@@ -216,6 +216,35 @@ def test_the_pull_is_added_with_its_weight():
     loss(None)
 
 
+def test_wide_is_the_weight_of_the_risk_at_a_tau1_of_1():
+  embeddings, labels, where = _images()
+  tracker, state = _used((-1.0, 1.0))
+
+  def loss(wide, tau1=0.1, link="log"):
+    options = {
+      "prior": 0.1,
+      "where": where,
+      "tau1": tau1,
+      "link": link,
+      "lambda2": 0.5,
+      "pull": 2.0,
+    }
+    return retrieval_loss(
+      embeddings, labels, tracker=tracker, opt_state=state, wide=wide, **options
+    )[0]
+
+  for link in ("log", "share"):
+    narrow, wide = loss(0.0, link=link), loss(0.0, tau1=1.0, link=link)
+    assert abs(wide - narrow) > 0.01
+    np.testing.assert_allclose(loss(0.25, link=link), 0.75 * narrow + 0.25 * wide, rtol=1e-5)
+    np.testing.assert_allclose(loss(1, link=link), wide, rtol=1e-6)
+  np.testing.assert_allclose(jax.jit(loss)(0.25), loss(0.25), rtol=1e-5)  # a traced weight
+  with pytest.raises(ValueError, match=r"wide must lie in \[0, 1\], got 1\.5"):
+    loss(1.5)
+  with pytest.raises(ValueError, match=r"wide must be a number >= 0, got None"):
+    loss(None)
+
+
 def test_bad_arguments_are_told_by_name():
   scores, labels, _ = _scores()
   tracker, state = _used()

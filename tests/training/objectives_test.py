@@ -214,6 +214,16 @@ class SoprcTest(chex.TestCase):
     np.testing.assert_allclose(gains, [3 * want, 0, 1.5 * want], rtol=1e-5, atol=1e-6)
     self.assertNotIn("positive_pull", outputs[0].metrics)
 
+  def test_wide_is_the_weight_of_the_risk_at_a_tau1_of_1(self):
+    outputs = []
+    for wide, tau1 in ((0.0, 0.1), (0.0, 1.0), (0.25, 0.1)):
+      objective = objectives.make_objective("soprc", _loss_config(wide=wide, tau1=tau1), _setting())
+      outputs.append(objective.compute(_inputs(objective)[0]))
+    narrow, far, both = (float(one.loss) for one in outputs)
+    self.assertGreater(abs(far - narrow), 0.02)
+    np.testing.assert_allclose(both, 0.75 * narrow + 0.25 * far, rtol=1e-5)
+    chex.assert_trees_all_close(outputs[2].metrics, outputs[0].metrics, rtol=1e-6)
+
   def test_link_changes_the_loss_and_no_metric(self):
     outputs, config = {}, {}
     for link in ("share", "log"):
