@@ -9,8 +9,8 @@ folder) can define the splits itself. To start from ImageNet weights, give
 ``--config.model.init_from=resnet18.pth`` (see ``soprc convert-weights``). With random weights batch
 norm is trained.
 
-Batches are made of classes that the model takes for each other (``data.sampler=confusable``), and
-the loss is minus the logarithm of the precision (``loss.link=log``) at two widths (``loss.tau1``,
+Batches are made of classes that the model takes for each other (``data.sampler=confusable``). The
+loss is minus the logarithm of the precision (``loss.link=log``) at two widths (``loss.tau1``,
 ``loss.wide``), plus a pull on the images of a class (``loss.pull``). docs/behaviour.md has what
 each gained on three data sets.
 

@@ -53,7 +53,6 @@ _SEARCHES = (
   *_COLUMNS.values(),
   "features_characters",
   "features_icons",
-  "features_icons_more",
   "scale_heads",
 )
 
