@@ -58,6 +58,8 @@ def get_config(arg: str = "") -> Any:
   config.presets.default.pull = 8.0
   # At a narrow tau1 alone, classes that are ranked well are not moved further apart.
   config.presets.default.wide = 0.25
+  # With 1 / (M + 1) the risk of the best-ranked positives, whose T is small, outweighs the others'.
+  config.presets.default.self_weight = 0.25
   config.train.steps = 1000
   config.eval.update({"every": 100, "ks": (1, 5, 10)})
   config.checkpoint.every = 100
