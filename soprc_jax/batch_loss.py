@@ -54,7 +54,7 @@ def retrieval_loss(
     lambda1: weight of the positive part of `semi_variance`, >= 0.
     lambda2: weight of the negative part of `semi_variance`, >= 0.
     pull: weight of `soprc_jax.positive_pull`, >= 0.
-    wide: weight of Eq. 8 at tau1 = 1 in the mean of both, in [0, 1]. There far negatives count too.
+    wide: weight of the same risk at tau1 = 1, in [0, 1]; that at ``tau1`` has the weight 1 - wide.
     link: ``"share"`` (Eq. 8) or ``"log"``, see `soprc_loss`.
     where: ``[B]`` mask of the valid images. The rows of invalid images are not used. None means
       that all are valid.

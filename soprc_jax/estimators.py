@@ -325,7 +325,7 @@ def with_wide(risk_fn: Callable[..., jax.Array], *, tau1: ArrayLike, wide: Array
   """Returns the mean of a risk at ``tau1`` and at `WIDE_TAU1`, of which ``wide`` is the weight.
 
   At a small tau1 only the negatives near a positive or above it have a gradient, at this one nearly
-  all. Both risks bound 1 - AUPRC from above, so their mean does.
+  all. Where both risks bound 1 - AUPRC from above (see `soprc_loss`), their mean does.
 
   Args:
     risk_fn: function of ``tau1``, such as `soprc_loss` with all its other arguments.

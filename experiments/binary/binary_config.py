@@ -51,7 +51,12 @@ KEYS = (
     choices=(*tabular.DATA_SETS, *multilabel.DATA_SETS),
     often=True,
   ),
-  Key("data.root", "", "folder of the unpacked package of yeast", often=True),
+  Key(
+    "data.root",
+    "",
+    "folder of the package of yeast, or of fonts for character_labels and character_classes",
+    often=True,
+  ),
   Key("data.positive", 8, "the positive class of digits and breast_cancer"),
   Key(
     "data.share",
@@ -257,5 +262,10 @@ def _joint_problems(config: Any) -> list[str]:
   if long_tail and not several:
     problems.append("data.long_tail.head must be 0 for a data set of configs/imbalanced.py")
   if long_tail and config.data.long_tail.tail > config.data.long_tail.head:
-    problems.append("data.long_tail.tail must be at most data.long_tail.head")
+    problems.append(
+      f"data.long_tail.tail={config.data.long_tail.tail} must be at most "
+      f"data.long_tail.head={config.data.long_tail.head}"
+    )
+  if config.data.root and config.data.name not in multilabel.ROOTED:
+    problems.append(f"data.root is not used by {config.data.name}: leave it out")
   return problems

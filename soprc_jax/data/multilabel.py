@@ -34,7 +34,7 @@ def load(name: str, *, root: str = "") -> Table:
   Args:
     name: key of `DATA_SETS`.
     root: folder of the unpacked package for ``yeast``, of fonts for ``character_labels`` and
-      ``character_classes`` (empty: the fonts of the system). The other data sets ignore it.
+      ``character_classes`` (empty: the fonts of the system). The other data sets do not use it.
 
   Raises:
     FileNotFoundError: there is no such folder or file.
@@ -109,15 +109,21 @@ def long_tailed(
     ValueError: an example has not one label, or the table has too few classes with enough examples.
   """
   if (table.labels.sum(axis=1) != 1).any():
-    raise ValueError("data.head > 0 needs a data set with one label an example, such as glyphs")
-  for name, count in (("data.val_images", val_images), ("data.test_images", test_images)):
+    raise ValueError(
+      "data.long_tail.head > 0 needs a data set with one label an example, such as glyph_classes"
+    )
+  for name, count in (
+    ("data.long_tail.val_images", val_images),
+    ("data.long_tail.test_images", test_images),
+  ):
     checks.check_count(name, count)
   counts, needed = table.labels.sum(axis=0), head + val_images + test_images
   enough = np.flatnonzero(counts >= needed)
   if not 2 <= num_classes <= len(enough):
     raise ValueError(
-      f"data.num_classes must be at least 2 and at most {len(enough)}, the number of classes with "
-      f"{needed} examples (data.head + data.val_images + data.test_images); got {num_classes}"
+      f"data.long_tail.num_classes={num_classes} must be at least 2, and {len(enough)} classes "
+      f"have the {needed} examples of head + val_images + test_images: lower one of these keys of "
+      "data.long_tail"
     )
   rng = np.random.default_rng([_SPLIT_KEY, split_seed])
   chosen = rng.permutation(enough)[:num_classes]
@@ -144,8 +150,8 @@ def class_sizes(num_classes: int, head: int, tail: int) -> np.ndarray:
   >>> class_sizes(5, 100, 4)
   array([100,  25,  11,   6,   4])
   """
-  checks.check_count("data.tail", tail)
-  checks.check_count("data.head", head, low=tail)
+  checks.check_count("data.long_tail.tail", tail)
+  checks.check_count("data.long_tail.head", head, low=tail)
   exponent = np.log(head / tail) / np.log(num_classes)
   return np.rint(head * np.arange(1, num_classes + 1) ** -exponent).astype(np.int64)
 
@@ -202,6 +208,8 @@ def _pixels(images: np.ndarray, side: int = 16) -> np.ndarray:
   return (squares.mean(axis=(2, 4)) / 255).reshape(count, -1).astype(np.float32)
 
 
+# Names of the data sets that ``root`` is for.
+ROOTED = ("yeast", "character_labels", "character_classes")
 # Name -> function of the folder.
 DATA_SETS: Mapping[str, Callable[[str], Table]] = {
   "yeast": _yeast,

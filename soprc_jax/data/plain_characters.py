@@ -1,4 +1,4 @@
-"""Renders Han and Hangul characters as they are, each in every typeface of a folder of fonts.
+"""Renders undistorted Han and Hangul characters, each in every typeface of a folder of fonts.
 
 The data set ``characters`` distorts its images, and has few of each class. These are undistorted
 and many, so that a small network can learn the structure of a character from its pixels.
@@ -79,9 +79,9 @@ def _choose(faces: Sequence[fonts.Face], where: str) -> np.ndarray:
   ):
     if len(own) < needed:
       raise ValueError(
-        f"{needed} {name} that {LEAST_FACES} different typefaces have are needed, and {where} has "
-        f"{len(own)}, with {len(faces)} typefaces. Install or unpack more of the packages that "
-        "docs/datasets.md lists"
+        f"{needed} {name} are needed, each in {LEAST_FACES} different typefaces or more. There are "
+        f"{len(own)} in {where}, with {len(faces)} usable typefaces. Unpack the packages that "
+        "docs/datasets.md lists, and set data.root to their folder of fonts"
       )
     chosen.append(rng.permutation(own)[:needed])
   return np.sort(np.concatenate(chosen))

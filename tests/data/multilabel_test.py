@@ -88,9 +88,12 @@ class TestLongTail:
   @pytest.mark.parametrize(
     ("values", "message"),
     [
-      ({"num_classes": 5}, "data.num_classes must be at least 2 and at most 4, the number of"),
-      ({"tail": 40}, "data.head must be an integer, at least 40; got 32"),
-      ({"test_images": 0}, "data.test_images must be an integer, at least 1; got 0"),
+      (
+        {"num_classes": 5},
+        r"data\.long_tail\.num_classes=5 must be at least 2, and 4 classes have the 47 examples",
+      ),
+      ({"tail": 40}, "data.long_tail.head must be an integer, at least 40; got 32"),
+      ({"test_images": 0}, "data.long_tail.test_images must be an integer, at least 1; got 0"),
     ],
   )
   def test_refusals(self, values, message):

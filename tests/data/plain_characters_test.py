@@ -65,9 +65,13 @@ def test_the_order_of_the_files_does_not_matter(folder, images):
 
 def test_too_few_characters_name_place_and_remedy(folder, monkeypatch):
   monkeypatch.setattr(plain_characters, "HANGUL", 31)
-  with pytest.raises(ValueError, match=r"31 Hangul syllables .* data\.root=.* has 30, with 6 typ"):
+  with pytest.raises(
+    ValueError, match=r"31 Hangul syllables .* are 30 in data\.root=.*, with 6 us"
+  ):
     plain_characters.load(folder)
-  with pytest.raises(ValueError, match=r"31 Hangul syllables .* here has 0, with 0 typefaces"):
+  with pytest.raises(
+    ValueError, match=r"31 Hangul syllables .* There are 0 in here, with 0 usable typefaces"
+  ):
     plain_characters.render([], where="here")
   with pytest.raises(FileNotFoundError, match="must be a folder of fonts"):
     plain_characters.load(folder / "missing")

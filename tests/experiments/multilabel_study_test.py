@@ -274,7 +274,11 @@ class TestConfig:
         {"data.name": "digits", "data.long_tail.head": 9},
         "data.long_tail.head must be 0 for a data set of configs/imbalanced.py",
       ),
-      ({"data.long_tail.head": 1}, "data.long_tail.tail must be at most data.long_tail.head"),
+      (
+        {"data.long_tail.head": 1},
+        "data.long_tail.tail=2 must be at most data.long_tail.head=1",
+      ),
+      ({"data.root": "fonts"}, "data.root is not used by glyph_labels: leave it out"),
       ({"loss.asl.margin": 0.0}, "loss.asl.margin must be > 0 and <= 0.99; got 0.0"),
     ],
   )
