@@ -67,6 +67,7 @@ WRITES = {
     "pr_curves.png",
     "convergence.png",
     "costs.json",
+    "data.json",
     "runs",
   ),
   "simulation.json": (

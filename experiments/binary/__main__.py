@@ -27,11 +27,13 @@ step), and runs/ with each finished run. The same command resumes where it stopp
 
 from collections.abc import Sequence
 import functools
+import json
 import logging
 import os
 from pathlib import Path
 import platform
 from typing import Any, NamedTuple
+import zlib
 
 from absl import app
 from absl import flags as absl_flags
@@ -46,6 +48,8 @@ _LIBAUC_PYTHON = absl_flags.DEFINE_string(
   "Interpreter with torch and libauc: adds LibAUC's APLoss with SOAP to the comparison, in a "
   "separate process.",
 )
+# The file of a study with the checksum of its data.
+_DATA = "data.json"
 _EXAMPLE = "--config=imbalanced:digits --workdir=runs/binary_digits"
 
 
@@ -99,6 +103,7 @@ def prepare(config: Any, folder: Path, python: str) -> Study:
     about["libauc"] = binary_peer.versions(python)
     methods.append(binary_losses.PEER)
   table = binary.load(config)
+  data = _checked_data(table, folder)
   splits = binary.prepare(config, table, config.seeds[0]).splits
   about |= {
     "data": (multilabel_values if splits.label_names else binary_report).describe(splits),
@@ -110,7 +115,27 @@ def prepare(config: Any, folder: Path, python: str) -> Study:
     about["classes"] = multilabel_values.classes(splits)
     groups = table.groups[splits.test.rows]
   workdir.claim(folder, shared, flags.WRITES[workdir.CONFIG])
+  workdir.write_atomically(folder / _DATA, data)
   return Study(config, table, methods, about, groups)
+
+
+def _checked_data(table: Any, folder: Path) -> str:
+  """Returns the checksum of a table as JSON, for the file of the study's data.
+
+  Raises:
+    ValueError: the folder has a study of other data.
+  """
+  checksum = 0
+  for numbers in (table[0], table.labels):
+    checksum = zlib.crc32(numbers.tobytes(), checksum)
+  data = json.dumps({"checksum": f"{checksum:08x}"}) + "\n"
+  path = folder / _DATA
+  if path.exists() and path.read_text() != data:
+    raise ValueError(
+      f"--workdir={folder} holds a study of other data ({path.read_text().strip()} there, "
+      f"{data.strip()} here): restore the data, or choose another folder"
+    )
+  return data
 
 
 def make(study: Study, folder: Path, python: str) -> str:

@@ -301,3 +301,14 @@ def test_the_study_writes_its_results(tmp_path, monkeypatch):
   assert results["classes"]["names"] == ["a", "b", "c"]
   first = results["methods"][0]
   assert np.mean(first["test"]["mAP"]) == pytest.approx(np.mean(first["test_per_class"]))
+
+
+def test_a_study_does_not_go_on_with_other_data(tmp_path, monkeypatch):
+  table = _table()
+  monkeypatch.setattr(multilabel, "DATA_SETS", {"glyph_labels": lambda root: table})
+  config = _config(methods=("asl",))
+  train_binary.prepare(config, tmp_path, "")
+  train_binary.prepare(config, tmp_path, "")
+  table.features[3, 1] += 1e-3
+  with pytest.raises(ValueError, match=r"holds a study of other data \(.*: restore the data, or"):
+    train_binary.prepare(config, tmp_path, "")
