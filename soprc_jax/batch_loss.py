@@ -232,7 +232,7 @@ def _loss(
     axis_name=axis_name,
     **lists.masks,
   )
-  loss = estimators.with_wide(risk_fn, tau1=tau1, wide=wide)
+  loss = estimators.with_wide(risk_fn(tau1=tau1), risk_fn, wide=wide)
   if any(map(_can_count, lambdas)):
     loss += estimators.semi_variance(
       *scores, lambda1=lambdas[0], lambda2=lambdas[1], axis_name=axis_name, **lists.masks

@@ -321,19 +321,18 @@ def positive_pull(
   return masks.masked_mean(pulls, jnp.any(mask, axis=-1), None, axis_name)
 
 
-def with_wide(risk_fn: Callable[..., jax.Array], *, tau1: ArrayLike, wide: ArrayLike) -> jax.Array:
-  """Returns the mean of a risk at ``tau1`` and at `WIDE_TAU1`, of which ``wide`` is the weight.
+def with_wide(risk: jax.Array, risk_fn: Callable[..., jax.Array], *, wide: ArrayLike) -> jax.Array:
+  """Returns the mean of a risk and of the same one at `WIDE_TAU1`, of which ``wide`` is the weight.
 
   At a small tau1 only the negatives near a positive or above it have a gradient, at this one nearly
   all. Where both risks bound 1 - AUPRC from above (see `soprc_loss`), their mean does.
 
   Args:
+    risk: the risk at its own tau1.
     risk_fn: function of ``tau1``, such as `soprc_loss` with all its other arguments.
-    tau1: width of the surrogate of negatives, > 0.
     wide: in [0, 1]; at 0 the risk at `WIDE_TAU1` is not computed.
   """
   checks.check_range("wide", wide, low=0.0, high=1.0)
-  risk = risk_fn(tau1=tau1)
   if not isinstance(wide, jax.Array) and wide == 0:
     return risk
   share = jnp.asarray(wide, risk.dtype)

@@ -280,16 +280,17 @@ def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objec
     def mean(values: jax.Array) -> jax.Array:
       return masks.masked_mean(values, found.valid, None, setting.axis_name)
 
-    def loss_of(level_fn: Callable[..., jax.Array]) -> jax.Array:
-      linked = functools.partial(level_fn, link=config.link)
-      return estimators.with_wide(linked, tau1=tau1, wide=config.wide)
+    def loss_of(level_fn: Callable[..., jax.Array], shares: jax.Array) -> jax.Array:
+      linked_fn = functools.partial(level_fn, link=config.link)
+      narrow = shares if config.link == "share" else linked_fn(tau1=tau1)
+      return estimators.with_wide(narrow, linked_fn, wide=config.wide)
 
-    risks = risk_fn(link="share", tau1=tau1)
+    risks, *other_risks = [fn(link="share", tau1=tau1) for fn in (risk_fn, *others)]
     risk = mean(risks)
-    linked = loss_of(risk_fn)
+    linked = loss_of(risk_fn, risks)
     loss = mean(linked)
     if superclasses is not None:
-      loss = superclasses.mean([linked, *map(loss_of, others)], levels, inputs)
+      loss = superclasses.mean([linked, *map(loss_of, others, other_risks)], levels, inputs)
     metrics = {
       "soprc": risk,
       "prior": _pmean(jnp.mean(prior), setting.axis_name),
@@ -297,7 +298,7 @@ def soprc(config: Any, setting: Setting, *, v: jax.Array | None = None) -> Objec
     }
     if superclasses is not None:
       metrics["superclass_soprc"] = masks.masked_mean(
-        others[0](link="share", tau1=tau1), levels[1].valid, None, setting.axis_name
+        other_risks[0], levels[1].valid, None, setting.axis_name
       )
     if config.lambda1 or config.lambda2:
       variance = estimators.semi_variance(
