@@ -44,10 +44,12 @@ def evaluate(
     counts = folder / "counts"
     file_io.make_folder(counts, name="--output")
     prepared = shard_survey.prepare(files)
-    size = shard_evaluation.block_rows(files, prepared, memory_gb)
+    size, threads = shard_evaluation.plan(files, prepared, memory_gb)
     mine = files.gallery[part[0] :: part[1]]
     with flags.vectors_bar(sum(one.rows for one in mine)) as bar:
-      shard_evaluation.count(files, prepared, counts, size=size, part=part, on_rows=bar.update)
+      shard_evaluation.count(
+        files, prepared, counts, size=size, threads=threads, part=part, on_rows=bar.update
+      )
     if shard:
       print(f"Counted {len(mine)} of {len(files.gallery)} shards. When all are, omit --shard.")
       return

@@ -15,7 +15,7 @@ import numpy as np
 from experiments.benchmark import harness
 from soprc_jax.serving import shard_evaluation, shard_survey, shards
 
-_QUERIES, _POSITIVES, _DIM, _BLOCK = 1_000, 10, 128, 1 << 13
+_QUERIES, _POSITIVES, _DIM, _BLOCK, _MEMORY_GB = 1_000, 10, 128, 1 << 13, 2.0
 _SIZES = (10_000, 100_000, 1_000_000)
 # Largest size for a package that holds all scores: 1 GB of memory, and 7 GB for the next one.
 _SMALL = 10_000
@@ -102,8 +102,9 @@ def _find(folder: Path, size: int) -> shard_survey.Files:
 
 def _evaluate(files: shard_survey.Files) -> dict[str, Any]:
   prepared = shard_survey.prepare(files)
+  size, threads = shard_evaluation.plan(files, prepared, _MEMORY_GB)
   with tempfile.TemporaryDirectory(prefix="soprc_jax_benchmark_") as counts:
-    shard_evaluation.count(files, prepared, Path(counts), size=_BLOCK)
+    shard_evaluation.count(files, prepared, Path(counts), size=size, threads=threads)
     return shard_evaluation.summarise(files, prepared, Path(counts), ks=(1, 10, 100, 1000))[0]
 
 

@@ -5,16 +5,19 @@ different shards, and a stopped one resumes after its last finished shard. The c
 give the metrics, see `soprc_jax.metrics.streaming`.
 """
 
+import collections
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 import hashlib
-import itertools
 import logging
+import os
 from pathlib import Path
 from typing import Any
 import zlib
 
+import jax
 import numpy as np
+import threadpoolctl
 
 from soprc_jax._internal import file_io, stored
 from soprc_jax._internal.strings import printable
@@ -33,8 +36,12 @@ _LEAST_BLOCK = 1 << 8
 _BASE = 700 << 20
 
 
-def block_rows(files: shard_survey.Files, prepared: shard_survey.Prepared, memory_gb: float) -> int:
-  """Returns how many candidates are counted at a time.
+def plan(
+  files: shard_survey.Files, prepared: shard_survey.Prepared, memory_gb: float
+) -> tuple[int, int]:
+  """Returns how many candidates a thread counts at a time, and the number of threads.
+
+  There is one thread for each core of the process, or as many as the memory suffices for.
 
   Args:
     files: the shards.
@@ -57,7 +64,17 @@ def block_rows(files: shard_survey.Files, prepared: shard_survey.Prepared, memor
   if fitting < _LEAST_BLOCK:
     need = (fixed + _LEAST_BLOCK * each) / 2**30
     raise ValueError(f"--memory_gb={memory_gb:g} is too little: this needs {need:.2f}")
-  return min(fitting, _BLOCK)
+  threads = min(_num_cores(), fitting // _LEAST_BLOCK)
+  return min(fitting // threads, _BLOCK), threads
+
+
+def _num_cores() -> int:
+  """Returns the cores that this process may use; two on a GPU, whose cores count instead."""
+  if jax.default_backend() != "cpu":
+    return 2
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
 
 
 def count(
@@ -66,6 +83,7 @@ def count(
   folder: Path,
   *,
   size: int,
+  threads: int = 1,
   part: tuple[int, int] = (0, 1),
   on_rows: Callable[[int], None] | None = None,
 ) -> None:
@@ -75,7 +93,8 @@ def count(
     files: the shards.
     prepared: of `prepare`.
     folder: existing folder of the counts.
-    size: largest number of candidates that are counted at a time.
+    size: largest number of candidates that a thread counts at a time.
+    threads: number of threads.
     part: (I, N) counts only each N-th shard, from shard I on.
     on_rows: called with numbers of candidates as they are done.
 
@@ -96,42 +115,55 @@ def count(
         on_rows(shard.rows)
       continue
     total = np.zeros(len(prepared.thresholds.scores), np.int64)
-    blocks = _ahead(_blocks(shard, prepared.excluded[number], size))
-    for start, block in zip(itertools.count(step=size), blocks):
-      try:
-        total += counter.count(counter.prepare(block))
-      except streaming.NotFiniteError as error:
-        raise shard_survey.not_finite(shard, start + error.row) from None
+    for rows, counts in _counts(counter, shard, prepared.excluded[number], size, threads):
+      total += counts
       if on_rows:
-        on_rows(len(block.vectors))
+        on_rows(rows)
     with file_io.whole(path) as file:
       np.savez(file, key=np.array(keys[number]), counts=total)
 
 
-def _blocks(
-  shard: Shard, excluded: tuple[np.ndarray, np.ndarray], size: int
-) -> Iterator[streaming.Block]:
-  """Reads the blocks of a shard."""
-  rows, positions = excluded
-  for start in range(0, shard.rows, size):
-    vectors = shards_lib.read(shard, start, min(size, shard.rows - start))
-    ids, here = None, (rows >= start) & (rows < start + len(vectors))
-    if here.any():
-      ids = np.full(len(vectors), -1)
-      ids[rows[here] - start] = positions[here]
-    yield streaming.Block(vectors, ids=ids)
+def _counts(
+  counter: streaming.BlockCounter,
+  shard: Shard,
+  excluded: tuple[np.ndarray, np.ndarray],
+  size: int,
+  threads: int,
+) -> Iterator[tuple[int, np.ndarray]]:
+  """Yields the rows and the counts ``[T]`` of each block of a shard, in their order.
 
-
-def _ahead(items: Iterator[Any]) -> Iterator[Any]:
-  """Yields items, with the next one made by a thread in the meantime.
-
-  It only reads: a thread that computes takes a core from the product.
+  Each thread counts a block. All threads in one product take longer, since a third of the work is
+  reading and comparing, which only one of them would do.
   """
-  with futures.ThreadPoolExecutor(1) as pool:
-    following = pool.submit(next, items, None)
-    while (item := following.result()) is not None:
-      following = pool.submit(next, items, None)
-      yield item
+
+  def count_block(start: int) -> tuple[int, np.ndarray]:
+    block = _read_block(shard, excluded, start, size)
+    try:
+      return len(block.vectors), counter.count(counter.prepare(block))
+    except streaming.NotFiniteError as error:
+      raise shard_survey.not_finite(shard, start + error.row) from None
+
+  pending: collections.deque[futures.Future[tuple[int, np.ndarray]]] = collections.deque()
+  with threadpoolctl.threadpool_limits(1, "blas"), futures.ThreadPoolExecutor(threads) as pool:
+    for start in range(0, shard.rows, size):
+      pending.append(pool.submit(count_block, start))
+      if len(pending) > threads:
+        yield pending.popleft().result()
+    while pending:
+      yield pending.popleft().result()
+
+
+def _read_block(
+  shard: Shard, excluded: tuple[np.ndarray, np.ndarray], start: int, size: int
+) -> streaming.Block:
+  """Reads a block of a shard."""
+  rows, positions = excluded
+  vectors = shards_lib.read(shard, start, min(size, shard.rows - start))
+  ids, here = None, (rows >= start) & (rows < start + len(vectors))
+  if here.any():
+    ids = np.full(len(vectors), -1)
+    ids[rows[here] - start] = positions[here]
+  return streaming.Block(vectors, ids=ids)
 
 
 def _keys(files: shard_survey.Files, prepared: shard_survey.Prepared) -> list[str]:

@@ -34,7 +34,8 @@ class _Evaluation:
     self.counts.mkdir(exist_ok=True)
 
   def count(self, **options):
-    shard_evaluation.count(self.files, self.prepared, self.counts, **({"size": 32} | options))
+    options = {"size": 32, "threads": 3} | options
+    shard_evaluation.count(self.files, self.prepared, self.counts, **options)
 
   def summary(self):
     return shard_evaluation.summarise(self.files, self.prepared, self.counts, ks=_KS)
@@ -228,13 +229,17 @@ def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
   _assert_equal(evaluation.summary(), _expected(*made))
 
 
-def test_memory(tmp_path):
+def test_memory(tmp_path, monkeypatch):
   sharded.gallery(tmp_path)
   evaluation = _Evaluation(tmp_path)
-  rows = shard_evaluation.block_rows(evaluation.files, evaluation.prepared, 4.0)
-  assert rows == 1 << 13
+  cores = len(os.sched_getaffinity(0))
+  assert shard_evaluation.plan(evaluation.files, evaluation.prepared, 100.0) == (1 << 13, cores)
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(1000))
+  rows, threads = shard_evaluation.plan(evaluation.files, evaluation.prepared, 1.0)
+  assert 256 <= rows < 1 << 13
+  assert 1 <= threads < 1000
   with pytest.raises(ValueError, match=r"--memory_gb=0.5 is too little: this needs 0\.\d\d"):
-    shard_evaluation.block_rows(evaluation.files, evaluation.prepared, 0.5)
+    shard_evaluation.plan(evaluation.files, evaluation.prepared, 0.5)
 
 
 def test_the_command_after_a_kill(tmp_path):
