@@ -37,6 +37,8 @@ import zlib
 
 from absl import app
 from absl import flags as absl_flags
+import jax
+import numpy as np
 
 from experiments import flags
 
@@ -126,8 +128,9 @@ def _checked_data(table: Any, folder: Path) -> str:
     ValueError: the folder has a study of other data.
   """
   checksum = 0
-  for numbers in (table[0], table.labels):
-    checksum = zlib.crc32(numbers.tobytes(), checksum)
+  for values in map(np.asarray, jax.tree.leaves(table)):
+    plain = values.astype(str) if values.dtype == object else values
+    checksum = zlib.crc32(plain.tobytes(), checksum)
   data = json.dumps({"checksum": f"{checksum:08x}"}) + "\n"
   path = folder / _DATA
   if path.exists() and path.read_text() != data:

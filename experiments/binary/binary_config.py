@@ -266,6 +266,32 @@ def _joint_problems(config: Any) -> list[str]:
       f"data.long_tail.tail={config.data.long_tail.tail} must be at most "
       f"data.long_tail.head={config.data.long_tail.head}"
     )
-  if config.data.root and config.data.name not in multilabel.ROOTED:
-    problems.append(f"data.root is not used by {config.data.name}: leave it out")
-  return problems
+  return problems + _unused_problems(config.data)
+
+
+def _unused_problems(data: Any) -> list[str]:
+  """Returns one line for each key of the data that is set, and that the data set does not read."""
+  several, name = data.name in multilabel.DATA_SETS, f"data.name={data.name}"
+  tail = (
+    "long_tail.tail",
+    "long_tail.num_classes",
+    "long_tail.val_images",
+    "long_tail.test_images",
+  )
+  unused = {
+    name: [
+      *(["root"] if data.name not in multilabel.ROOTED else []),
+      *(["positive"] if data.name not in tabular.WITH_CLASSES else []),
+      *(["share", "positive_share"] if several else ["classes_per_batch", "per_class"]),
+    ],
+    "data.long_tail.head=0": [] if data.long_tail.head else tail,
+    "data.long_tail.head > 0": ["val_share", "test_share"] if data.long_tail.head else [],
+    "data.classes_per_batch=0": ["per_class"] if several and not data.classes_per_batch else [],
+  }
+  default = default_config().data
+  return [
+    f"data.{key} is not used by {reason}: leave it out"
+    for reason, keys in unused.items()
+    for key in keys
+    if config_key.value_of(data, key) != config_key.value_of(default, key)
+  ]

@@ -258,6 +258,8 @@ def _flights(positive: int) -> Table:
 
 
 # Name -> function of the positive class.
+# Names of the data sets that ``positive`` is for.
+WITH_CLASSES = ("digits", "breast_cancer")
 DATA_SETS: Mapping[str, Callable[[int], Table]] = {
   "digits": functools.partial(_from_sklearn, "load_digits"),
   "breast_cancer": functools.partial(_from_sklearn, "load_breast_cancer"),

@@ -278,7 +278,21 @@ class TestConfig:
         {"data.long_tail.head": 1},
         "data.long_tail.tail=2 must be at most data.long_tail.head=1",
       ),
-      ({"data.root": "fonts"}, "data.root is not used by glyph_labels: leave it out"),
+      ({"data.root": "fonts"}, "data.root is not used by data.name=glyph_labels: leave it out"),
+      ({"data.positive": 3}, "data.positive is not used by data.name=glyph_labels: leave it out"),
+      ({"data.share": 0.2}, "data.share is not used by data.name=glyph_labels: leave it out"),
+      (
+        {"data.long_tail.num_classes": 9},
+        "data.long_tail.num_classes is not used by data.long_tail.head=0: leave it out",
+      ),
+      (
+        {"data.long_tail.head": 9, "data.test_share": 0.3},
+        "data.test_share is not used by data.long_tail.head > 0: leave it out",
+      ),
+      (
+        {"data.name": "digits", "data.per_class": 3},
+        "data.per_class is not used by data.name=digits: leave it out",
+      ),
       ({"loss.asl.margin": 0.0}, "loss.asl.margin must be > 0 and <= 0.99; got 0.0"),
     ],
   )
