@@ -203,7 +203,7 @@ def _check(tracker: Any, axis_name: collectives.AxisName, **weights: Any) -> Non
   check_tracker(tracker, axis_name)
   for name, weight in weights.items():
     if weight is None or jnp.ndim(weight):
-      raise ValueError(f"{name} must be a number >= 0, got {weight!r}")
+      raise ValueError(f"{name} must be a single number, got {weight!r}")
 
 
 def _loss(

@@ -79,9 +79,13 @@ def _host_numbers(name: str, value: Any) -> np.ndarray | None:
   if value is None or isinstance(value, jax.Array):
     return None
   try:
-    return np.asarray(value, np.float64)
-  except (TypeError, ValueError) as error:
-    raise TypeError(f"{name} must be a number or an array, got {value!r}") from error
+    if np.asarray(value).dtype.kind not in "US":  # numpy would read a number from a text
+      return np.asarray(value, np.float64)
+  except (TypeError, ValueError):
+    pass
+  except OverflowError as error:  # its digits may be thousands
+    raise ValueError(f"{name} has an integer that is too large for a float") from error
+  raise TypeError(f"{name} must be a number or an array, got {value!r}")
 
 
 def check_lists(**lists: jax.Array) -> None:

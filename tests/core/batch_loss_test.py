@@ -212,7 +212,7 @@ def test_the_pull_is_added_with_its_weight():
   np.testing.assert_allclose(jax.jit(loss)(2.0), loss(2.0), rtol=1e-5)  # a traced weight
   with pytest.raises(ValueError, match=r"pull must lie in \[0, inf\), got -1"):
     loss(-1.0)
-  with pytest.raises(ValueError, match=r"pull must be a number >= 0, got None"):
+  with pytest.raises(ValueError, match=r"pull must be a single number, got None"):
     loss(None)
 
 
@@ -241,7 +241,7 @@ def test_wide_is_the_weight_of_the_risk_at_a_tau1_of_1():
   np.testing.assert_allclose(jax.jit(loss)(0.25), loss(0.25), rtol=1e-5)  # a traced weight
   with pytest.raises(ValueError, match=r"wide must lie in \[0, 1\], got 1\.5"):
     loss(1.5)
-  with pytest.raises(ValueError, match=r"wide must be a number >= 0, got None"):
+  with pytest.raises(ValueError, match=r"wide must be a single number, got None"):
     loss(None)
 
 
@@ -249,10 +249,14 @@ def test_bad_arguments_are_told_by_name():
   scores, labels, _ = _scores()
   tracker, state = _used()
   arguments = {"tracker": tracker, "opt_state": state, "prior": 0.1}
-  with pytest.raises(ValueError, match="lambda2 must be a number >= 0"):
+  with pytest.raises(ValueError, match="lambda2 must be a single number"):
     binary_loss(scores, labels, lambda2=np.ones(3), **arguments)
-  with pytest.raises(ValueError, match="lambda1 must be a number >= 0, got None"):
+  with pytest.raises(ValueError, match="lambda1 must be a single number, got None"):
     binary_loss(scores, labels, lambda1=None, **arguments)
+  with pytest.raises(TypeError, match=r"lambda1 must be a number or an array, got '0\.5'"):
+    binary_loss(scores, labels, lambda1="0.5", **arguments)
+  with pytest.raises(ValueError, match="lambda1 has an integer that is too large for a float"):
+    binary_loss(scores, labels, lambda1=10**400, **arguments)
   with pytest.raises(ValueError, match=r"scores must be \[L\], or \[K, L\] of K problems"):
     binary_loss(scores[None], labels[None], **arguments)
   with pytest.raises(ValueError, match="6 problems need a score_ema of num_lists=6 or more, got 3"):
