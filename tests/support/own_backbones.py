@@ -41,7 +41,10 @@ def tiny_equimo(config):
 
 def equimo_model():
   """Returns the same model as a module of Equinox."""
-  from equimo.models import vit
+  try:
+    from equimo.vision.models import vit
+  except ModuleNotFoundError:  # equimo 1, the newest for Python 3.11
+    from equimo.models import vit
 
   return vit.VisionTransformer(
     img_size=32,
