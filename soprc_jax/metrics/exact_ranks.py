@@ -42,6 +42,8 @@ MIN_PRODUCTS = 2**31
 MAX_POSITIVES = 128
 # An exact score of a single pair takes about as long as this many in a matrix product.
 _PAIR_COST = 64
+# Pairs that are compared with all positives of their query at a time.
+_PAIRS = 2**14
 # Rows of a product at a time, so that they are counted while still in the cache. With fewer rows
 # the product is slow in a large gallery.
 _TILE = 256
@@ -82,8 +84,9 @@ class Counter:
   ):
     self._task = task
     self._sparsity = Sparsity() if sparsity is None else sparsity
-    # With more undecided candidates than this, exact scores of all candidates are cheaper.
-    self._limit = len(task.gallery) // _PAIR_COST
+    # With more undecided candidates than this, exact scores of all candidates are cheaper. A small
+    # part of a gallery may hold all positives, which says nothing about the other parts.
+    self._limit = max(len(task.gallery) // _PAIR_COST, MAX_POSITIVES)
     (norms, largest), width = task.norms, task.queries.shape[1]
     if compiles is None:
       compiles = len(norms) * task.gallery.size >= MIN_PRODUCTS
@@ -241,15 +244,17 @@ class Counter:
   def _at_least(
     self, rows: np.ndarray, place: np.ndarray, columns: np.ndarray, positives: np.ndarray
   ) -> np.ndarray:
-    """Counts the pairs of a query that score at least as high as each of its positives, ``[n, P]``.
-
-    ``place`` must be ascending.
-    """
+    """Counts the pairs of each query that score at least as high as its positives, ``[n, P]``."""
     scores = similarities.pair_scores(self._task, rows[place], columns)
-    counts = np.zeros((len(place) + 1, positives.shape[1]), np.int64)
-    np.cumsum(scores[:, None] >= positives[place], axis=0, out=counts[1:])
-    ends = np.searchsorted(place, np.arange(len(rows) + 1))
-    return counts[ends[1:]] - counts[ends[:-1]]
+    size = positives.shape[1] + 1
+    counts = np.zeros(len(rows) * size, np.int64)
+    for start in range(0, len(place), _PAIRS):
+      part = slice(start, start + _PAIRS)
+      reached = np.count_nonzero(scores[part, None] >= positives[place[part]], axis=1)
+      counts += np.bincount(place[part] * size + reached, minlength=len(counts))
+    # Positives are ascending: who reaches j of them reaches the first j.
+    from_above = counts.reshape(len(rows), size)[:, ::-1].cumsum(axis=1)
+    return from_above[:, -2::-1]
 
 
 def _tiles(rows: int) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 import hashlib
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ _BLOCK = 1 << 13
 _LEAST_BLOCK = 1 << 8
 # Bytes of a process that has loaded jax and computed something.
 _BASE = 700 << 20
+# Bytes of the pairs of up to 1,024 queries with 128 positives, and of their comparison, see
+# `exact_ranks`.
+_COMPARED = 32 << 20
 
 
 def plan(
@@ -56,16 +60,18 @@ def plan(
   in_memory = sum(shard.rows * shard.width * 4 for shard in files.gallery if shard.stored)
   # Thresholds with their places in padded chunks, and counts.
   fixed = _BASE + in_memory + 4 * vectors.nbytes + 64 * num_thresholds + 16 * files.num_candidates
+  # Of a thread: counts, and pairs that are compared with all positives.
+  own = 32 * num_thresholds + _COMPARED
   # Two blocks in float32, on the host and on the device, and one in float64. Scores of tiles, flags
-  # of doubtful pairs, and exact scores with a sorted copy.
+  # of doubtful pairs, the pairs, and exact scores with a sorted copy.
   rows = min(streaming.QUERY_ROWS, len(vectors))
-  each = 28 * width + rows * (3 + 8) + 1024
-  fitting = int((memory_gb * 2**30 - fixed) // each)
-  if fitting < _LEAST_BLOCK:
-    need = (fixed + _LEAST_BLOCK * each) / 2**30
+  each = 28 * width + rows * (3 + 1 + 8) + 1024
+  free, least = int(memory_gb * 2**30) - fixed, own + _LEAST_BLOCK * each
+  if free < least:
+    need = math.ceil((fixed + least) / 2**30 * 100) / 100
     raise ValueError(f"--memory_gb={memory_gb:g} is too little: this needs {need:.2f}")
-  threads = min(_num_cores(), fitting // _LEAST_BLOCK)
-  return min(fitting // threads, _BLOCK), threads
+  threads = min(_num_cores(), free // least)
+  return min((free // threads - own) // each, _BLOCK), threads
 
 
 def _num_cores() -> int:
@@ -142,6 +148,9 @@ def _counts(
       return len(block.vectors), counter.count(counter.prepare(block))
     except streaming.NotFiniteError as error:
       raise shard_survey.not_finite(shard, start + error.row) from None
+    except ValueError as error:
+      rows = f"rows {start} to {start + len(block.vectors) - 1}"
+      raise ValueError(f"{printable(shard.path)}, {rows}: {error}") from None
 
   pending: collections.deque[futures.Future[tuple[int, np.ndarray]]] = collections.deque()
   with threadpoolctl.threadpool_limits(1, "blas"), futures.ThreadPoolExecutor(threads) as pool:

@@ -3,10 +3,12 @@
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -222,9 +224,11 @@ def test_what_a_killed_process_left_is_removed(tmp_path, monkeypatch):
   listed = []
   for name in ("listdir", "scandir"):
     real = getattr(os, name)
-    monkeypatch.setattr(os, name, lambda folder, real=real: listed.append(folder) or real(folder))
+    monkeypatch.setattr(
+      os, name, lambda folder, real=real: listed.append(str(folder)) or real(folder)
+    )
   evaluation.count()
-  assert listed == [evaluation.counts]  # once, not once a shard
+  assert listed == [str(evaluation.counts)]  # once, not once a shard
   assert not left.exists()
   _assert_equal(evaluation.summary(), _expected(*made))
 
@@ -238,8 +242,49 @@ def test_memory(tmp_path, monkeypatch):
   rows, threads = shard_evaluation.plan(evaluation.files, evaluation.prepared, 1.0)
   assert 256 <= rows < 1 << 13
   assert 1 <= threads < 1000
-  with pytest.raises(ValueError, match=r"--memory_gb=0.5 is too little: this needs 0\.\d\d"):
+  too_little = r"--memory_gb=0.5 is too little: this needs 0\.\d\d"
+  with pytest.raises(ValueError, match=too_little) as raised:
     shard_evaluation.plan(evaluation.files, evaluation.prepared, 0.5)
+  need = re.search(r"this needs (\S+)", str(raised.value)).group(1)
+  assert shard_evaluation.plan(evaluation.files, evaluation.prepared, float(need))[1] == 1
+
+
+@pytest.mark.parametrize("at_chance", [False, True])
+def test_memory_stays_within_the_plan(tmp_path, monkeypatch, at_chance):
+  """1,024 queries with 128 positives each, of a good and of a poor model."""
+  monkeypatch.setattr(exact_ranks, "MIN_PRODUCTS", 0)
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4))
+  rng = np.random.default_rng(0)
+  centres = rng.normal(size=(8, 16))
+  for name, count in (("queries", 1024), ("gallery", 1024)):
+    noise = rng.normal(size=(count, 16))
+    vectors = noise if at_chance else np.repeat(centres, count // 8, axis=0) + 0.1 * noise
+    ids, labels = [f"{name}{row}" for row in range(count)], np.repeat(np.arange(8), count // 8)
+    sharded.write(tmp_path / f"{name}.npy", vectors.astype(np.float32), ids, labels)
+  sharded.write(tmp_path / "others.npy", rng.normal(size=(40_000, 16)).astype(np.float32))
+  names = ("queries", "gallery", "others")
+  files = shard_survey.find(*(str(tmp_path / f"{name}.npy") for name in names))
+  prepared = shard_survey.prepare(files)
+  memory = shard_evaluation._BASE + (150 << 20)
+  size, threads = shard_evaluation.plan(files, prepared, memory / 2**30)
+  assert threads > 1
+  (tmp_path / "counts").mkdir()
+  tracemalloc.start()
+  shard_evaluation.count(files, prepared, tmp_path / "counts", size=size, threads=threads)
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert peak < memory - shard_evaluation._BASE, (size, threads)
+
+
+def test_a_value_beyond_float32_is_an_error_that_names_its_rows(tmp_path):
+  sharded.gallery(tmp_path)
+  evaluation = _Evaluation(tmp_path)
+  path = evaluation.files.gallery[0].path
+  vectors = np.load(path)
+  vectors[-1, 0] = 3e38
+  np.save(path, vectors)
+  with pytest.raises(ValueError, match=rf"{path.name}, rows 32 to {len(vectors) - 1}: embeddings"):
+    evaluation.count()
 
 
 def test_the_command_after_a_kill(tmp_path):
