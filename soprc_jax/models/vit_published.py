@@ -15,8 +15,11 @@ from soprc_jax.models.vit_beside import ReadBeside
 
 _log = logging.getLogger(__name__)
 
-# Widths whose heads are not 64 wide: SigLIP so400m, DINOv2 giant of OpenCLIP's size, CLIP bigG.
-_HEADS = {1152: 16, 1408: 16, 1664: 16}
+# Widths whose heads are not 64 wide: SigLIP so400m, ViT-H, DINOv2 giant of OpenCLIP's size, CLIP
+# bigG, DINOv3 7B.
+_HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 4096: 32}
+# The same for one family: ViT-H+ of DINOv3, giant of SigLIP 2.
+_FAMILY_HEADS = {("DINOv3", 1280): 20, ("SigLIP", 1536): 16}
 _ACTIVATIONS = {
   "gelu": "gelu",
   "gelu_pytorch_tanh": "gelu_tanh",
@@ -118,7 +121,7 @@ def describe(params: Mapping[str, Any], beside: ReadBeside, *, source: str) -> P
   native = vit_beside.side({"image_size": 224} | config, "image_size", source)
   if not has_rope:
     native = math.isqrt(params["pos_embed"].shape[1]) * patch
-  heads = _heads(config, family, width, has_rope=has_rope, source=source)
+  heads = _heads(config, name, width, has_rope=has_rope, source=source)
   if not config:
     _log.warning(
       "There is no config.json next to %s: taking what is standard for %s (%d heads, epsilon %g, "
@@ -232,15 +235,19 @@ def _check_sizes(arch: vit.Architecture, config: Mapping[str, Any], source: str)
 
 
 def _heads(
-  config: Mapping[str, Any], family: _Family, width: int, *, has_rope: bool, source: str
+  config: Mapping[str, Any], family: str, width: int, *, has_rope: bool, source: str
 ) -> int:
-  """Returns the number of heads: the given one, Hugging Face's default, or 64 channels each."""
+  """Returns the number of heads: the given one, Hugging Face's default, or that of the width."""
   heads = config.get("num_attention_heads", config.get("model_args", {}).get("num_heads"))
   origin = "of its config.json"
   if heads is None and "model_type" in config:
-    heads, origin = family.heads, "the default, since its config.json has no num_attention_heads"
+    heads, origin = (
+      _FAMILIES[family].heads,
+      "the default, since its config.json has no num_attention_heads",
+    )
   elif heads is None:
-    heads, origin = _HEADS.get(width, max(width // 64, 1)), "64 channels each"
+    heads = _HEADS.get(width, max(width // 64, 1))
+    heads, origin = _FAMILY_HEADS.get((family, width), heads), "the usual number for the width"
   unit = 4 if has_rope else 1  # rotary embeddings turn by rows and columns, and in pairs
   if width % heads or width // heads % unit:
     raise ValueError(

@@ -9,6 +9,7 @@ import math
 import re
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 Variables = dict[str, Any]
@@ -125,6 +126,11 @@ def _canonical(weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
       continue
     if place in found:
       raise ValueError(f"there are two weights for {place}, one of them as {name!r}: remove one")
+    if not jnp.issubdtype(array.dtype, jnp.floating) or array.dtype.itemsize < 2:
+      raise ValueError(
+        f"{name!r} is {array.dtype}, as in a quantized model, whose scales are not applied here: "
+        "take weights of float32, float16 or bfloat16"
+      )
     found[place] = np.asarray(array, np.float32)
     check_finite(name, found[place])
     if not found[place].ndim:

@@ -637,7 +637,13 @@ KEYS = (
     may_be_open=True,
     used_with=_OF_IMAGES,
   ),
-  Key("eval.resize", 0, "shorter side before that crop; 0: image_size", used_with=_OF_IMAGES),
+  Key(
+    "eval.resize",
+    0,
+    "shorter side before that crop; 0: image_size",
+    may_be_open=True,
+    used_with=_OF_IMAGES,
+  ),
   Key(
     "eval.interpolation",
     "bilinear",

@@ -24,7 +24,9 @@ KEYS = (
   "train.batch_size",
   "optim.learning_rate",
 )
-VIT_KEYS = (*(key.name for key in vit_keys.KEYS), "eval.interpolation")
+VIT_KEYS = (*(key.name for key in vit_keys.KEYS), "eval.interpolation", "eval.resize")
+# Those of ``model.vit`` without which the weights compute something else, and that no shape tells.
+_OF_THE_WEIGHTS = ("heads", "activation", "rope", "epsilon", "antialias")
 FEATURES_KEYS = (
   "model.features",
   "model.embedding_dim",
@@ -115,7 +117,8 @@ def choose(
     side = value("data.image_size", _side_rule(config, train, published))
   for name, choice in vit_rules(config, published, side).items():
     value(name, choice)
-  value("eval.image_size", Choice(side, "as data.image_size"))
+  eval_side = value("eval.image_size", Choice(side, "as data.image_size"))
+  value("eval.resize", resize_rule(published, eval_side))
   if config.data.small_classes == "drop":
     counts = counts[counts >= per_class]
   unit = math.lcm(per_class, num_devices, config.train.microbatch or 1)
@@ -140,6 +143,13 @@ def _published(config: ConfigDict, still_open: set[str]) -> Published | None:
       f"model.init_from={start} has no vision transformer, which model.name=vit is: choose another "
       "model.name, or its weights"
     )
+  for name in _OF_THE_WEIGHTS:
+    given, own = config.model.vit[name], getattr(found.architecture, name)
+    if f"model.vit.{name}" not in still_open and given != own:
+      raise ValueError(
+        f"model.vit.{name}={given} must be {own}, that of the weights in model.init_from={start}: "
+        "leave it out"
+      )
   return found
 
 
@@ -163,6 +173,14 @@ def published_side_rule(published: Published) -> Choice:
     max(VIT_SIDES[1] // patch, 1) * patch,
     f"the weights in model.init_from take {native} pixels, which is slow; whole patches of {patch}",
   )
+
+
+def resize_rule(published: Published | None, side: int) -> Choice:
+  """Chooses the shorter side before the crop of evaluation: the share of the published one."""
+  if published is None:
+    return Choice(0, "as eval.image_size")
+  resize, native = published.resize, published.image_size
+  return Choice(round(resize * side / native), f"the weights take {native} pixels of {resize}")
 
 
 def vit_side_rule(sides: np.ndarray, patch: int) -> Choice:

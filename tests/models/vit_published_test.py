@@ -6,7 +6,7 @@ import sys
 import pytest
 import vits
 
-from soprc_jax.models import pretrained
+from soprc_jax.models import pretrained, vit_published
 
 _DINO = vits.timm_shapes()
 _CLIP = {name: shape for name, shape in _DINO.items() if name != "patch_embed.proj.bias"}
@@ -45,6 +45,25 @@ def test_a_config_of_hugging_face_counts_and_what_it_omits_has_its_default(found
     ValueError, match=r"12 heads \(the default, since its .*\) do not divide the width 128"
   ):
     found(config={"model_type": "vit"})
+
+
+@pytest.mark.parametrize(
+  ("family", "width", "heads"),
+  [
+    ("DINO", 384, 6),
+    ("CLIP", 1280, 16),
+    ("DINOv3", 1280, 20),
+    ("DINOv2", 1536, 24),
+    ("SigLIP", 1536, 16),
+    ("DINOv3", 4096, 32),
+    ("SigLIP", 1152, 16),
+  ],
+)
+def test_without_a_number_the_heads_are_those_of_the_published_width(family, width, heads):
+  """Numbers of timm and of the DINOv3 repository."""
+  config = {"architecture": "vit_of_timm"}
+  rope = {"has_rope": family == "DINOv3"}
+  assert vit_published._heads(config, family, width, source="w", **rope) == heads
 
 
 def test_a_config_of_timm_counts(found):

@@ -170,6 +170,10 @@ def test_what_does_not_fit_raises():
       {token: np.full((1, 1, 32), np.nan)},
       r"'embeddings\.cls_token' has values that are not finite",
     ),
+    (
+      {token: np.zeros((1, 1, 32), np.int8)},
+      r"'embeddings\.cls_token' is int8, as in a quantized model",
+    ),
     ({token: np.array(3.0)}, r"'embeddings\.cls_token' is a single number"),
     (
       {"encoder.layer.0.attention.attention.query.bias.x": np.zeros(3)},

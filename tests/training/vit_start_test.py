@@ -21,10 +21,12 @@ from soprc_jax.training import config as config_lib
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-  """Returns (file, folder of its conversion) of a DINO for images of 24 pixels."""
+  """Returns (file, folder of its conversion) of a DINO for images of 24 of 32 pixels."""
   folder = tmp_path_factory.mktemp("weights")
   shapes = vits.timm_shapes(width=32, hidden=40)
-  (folder / "config.json").write_text(json.dumps({"model_args": {"num_heads": 4}}))
+  config = {"model_args": {"num_heads": 4}}
+  config["pretrained_cfg"] = {"input_size": [3, 24, 24], "crop_pct": 0.75}
+  (folder / "config.json").write_text(json.dumps(config))
   source = vits.write(folder / "model.safetensors", shapes)
   converted.write(source, folder / "out")
   return source, str(folder / "out")
@@ -84,11 +86,14 @@ def test_keys_follow_the_weights(weights, images):
   )
   assert arch == vit_start.find(weights[0]).architecture
   assert (chosen["data.image_size"], chosen["eval.image_size"]) == (24, 24)
+  assert (chosen["eval.resize"], _chosen(_config(images))["eval.resize"]) == (32, 0)
   assert chosen["optim.learning_rate"] < 5e-5
   # A given key counts.
   given = _chosen(_config(images, weights[0], **{"model.vit.pool": "mean", "data.image_size": 32}))
   assert "model.vit.pool" not in given
-  assert given["eval.image_size"] == 32
+  assert (given["eval.image_size"], given["eval.resize"]) == (32, 43)
+  with pytest.raises(ValueError, match=r"model\.vit\.heads=2 must be 4, that of the weights in"):
+    _chosen(_config(images, weights[0], **{"model.vit.heads": 2}))
 
 
 def test_without_weights_keys_follow_the_width_and_the_images(images):
@@ -123,7 +128,7 @@ def test_a_run_starts_with_the_features_of_the_weights_and_trains(
   loop.train(config, tmp_path / "run")
   model = soprc_jax.load(tmp_path / "run")
   assert vit_keys.architecture(model.config) == vit_start.find(weights[0]).architecture
-  pictures = vits.pictures(24)
+  pictures = vits.pictures(40)
   want = soprc_jax.load(weights[1]).embed(pictures)
   np.testing.assert_allclose(model.embed(pictures), want, atol=1e-6)
   if which:
