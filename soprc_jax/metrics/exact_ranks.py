@@ -84,9 +84,9 @@ class Counter:
   ):
     self._task = task
     self._sparsity = Sparsity() if sparsity is None else sparsity
-    # With more undecided candidates than this, exact scores of all candidates are cheaper. A small
+    # With more undecided candidates than this, exact scores of all candidates are cheaper. A short
     # part of a gallery may hold all positives, which says nothing about the other parts.
-    self._limit = max(len(task.gallery) // _PAIR_COST, MAX_POSITIVES)
+    self._limit = max(len(task.gallery), size or 0) // _PAIR_COST
     (norms, largest), width = task.norms, task.queries.shape[1]
     if compiles is None:
       compiles = len(norms) * task.gallery.size >= MIN_PRODUCTS
