@@ -212,10 +212,12 @@ class _Table:
     self, arrays: Mapping[str, Any], where: str, *, partly: bool = False, superclass: str = ""
   ):
     _check_names(arrays, where)
-    vectors = next((arrays[name] for name in VECTORS if name in arrays), None)
-    if vectors is None:
+    found = [name for name in VECTORS if name in arrays]
+    if not found:
       raise ValueError(f"{where} has no embeddings, but {_names(arrays)}. It must have\n{_LAYOUT}")
-    vectors = np.asarray(vectors)
+    if len(found) > 1:
+      raise ValueError(f"{where} has {' and '.join(found)}: remove those that are not to be used")
+    vectors = np.asarray(arrays[found[0]])
     if vectors.dtype.kind not in "fiu" or vectors.ndim != 2 or 0 in vectors.shape:
       raise ValueError(
         f"{where}: the embeddings must be numbers [N, D], got {vectors.dtype} {list(vectors.shape)}"
@@ -309,7 +311,9 @@ def _read(path: str, *, name: str, partly: bool = False, superclass: str = "") -
   except Exception as error:  # corrupt files raise many kinds of errors
     # numpy would advise to load pickled objects, which can run code.
     is_pickle = "allow_pickle" in str(error)
-    reason = "an array has objects: save texts with .astype(str)" if is_pickle else error
+    reason = (
+      "an array has objects: vectors need one width, and texts .astype(str)" if is_pickle else error
+    )
     raise ValueError(f"{name}={printable(path)} cannot be read: {reason}") from error
   return _Table(arrays, printable(path), partly=partly, superclass=superclass)
 

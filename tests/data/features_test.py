@@ -86,6 +86,7 @@ class TestLoad:
     ("changes", "message"),
     [
       ({"embeddings": None}, "has no embeddings, but 'labels'. It must have"),
+      ({"features": VECTORS}, "has embeddings and features: remove those that are not to be used"),
       ({"embeddings": VECTORS[0]}, r"must be numbers \[N, D\], got float32 \[3\]"),
       ({"embeddings": VECTORS.astype(str)}, r"must be numbers \[N, D\], got <U"),
       ({"embeddings": np.where(VECTORS > 1, np.nan, VECTORS)}, r"vectors are not finite.* row \d"),
@@ -151,7 +152,7 @@ class TestLoad:
   def test_pickled_objects_are_not_loaded(self, tmp_path):
     path = tmp_path / "f.npz"
     np.savez(path, embeddings=VECTORS, labels=np.array([object()] * N))
-    with pytest.raises(ValueError, match=r"has objects: save texts with \.astype\(str\)"):
+    with pytest.raises(ValueError, match=r"has objects: .*texts \.astype\(str\)"):
       features.load(str(path))
 
 
