@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import csv
 import functools
 import logging
@@ -404,15 +405,25 @@ def _parquet(file: Path, known: Sequence[str]) -> dict[str, Any]:
   found: dict[str, Any] = dict.fromkeys(table.column_names)
   for name in table.column_names:
     if name in VECTORS:
-      rows = table[name].to_pylist()
-      widths = {row: 0 if vector is None else len(vector) for row, vector in enumerate(rows)}
-      odd = [row for row, width in widths.items() if width != widths[0] or not width]
-      if odd:
-        raise ValueError(f"{name} has {widths[odd[0]]} numbers in row {odd[0]}")
-      found[name] = np.array(rows)
+      found[name] = _stacked(table[name].to_pylist(), name)
     elif name in known:
       found[name] = table[name].to_pylist()
   return found
+
+
+def _stacked(rows: list[Any], name: str) -> np.ndarray:
+  """Stacks the vectors of a column; one that is no list, or is not like the first, raises."""
+  with contextlib.suppress(ValueError):  # of unequal lengths
+    array = np.array(rows)
+    if array.ndim == 2 and array.dtype.kind in "fiu":
+      return array
+  for row, vector in enumerate(rows):
+    numbers, width = np.asarray(vector), np.size(rows[0])
+    if numbers.ndim != 1 or numbers.dtype.kind not in "fiu" or len(numbers) != width:
+      raise ValueError(
+        f"{name} must be a list of equally many numbers, row {row} is {shown(vector)}"
+      )
+  raise ValueError(f"{name} has no rows")
 
 
 def _hdf5(file: Path, known: Sequence[str]) -> dict[str, Any]:

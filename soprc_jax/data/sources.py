@@ -201,7 +201,11 @@ def split_by_class(
   splits = {}
   for name, start, end in zip(shares, [0, *ends[:-1]], ends):
     if end <= start:
-      raise ValueError(f"split {name!r} is empty: {len(classes)} classes are too few for {shares}")
+      given = ", ".join(f"{split} {share:g}" for split, share in shares.items())
+      raise ValueError(
+        f"split {name!r} is empty: {len(classes)} classes are too few for the shares {given}. Give "
+        "more classes, or change data.train_share and data.val_share"
+      )
     splits[name] = np.flatnonzero(np.isin(labels, classes[start:end]))
   return splits
 
