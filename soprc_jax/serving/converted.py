@@ -93,7 +93,9 @@ def _take(made: Any, given: Any) -> None:
   for group in _GIVEN:
     values = {name: one for name, one in given[group].to_dict().items() if one is not None}
     if group == "eval" and "eval.image_size" in still_open:
-      values.pop("resize")
+      values.pop("resize", None)
+    elif group == "eval" and "eval.resize" in still_open:
+      values["resize"] = round(made.eval.resize * values["image_size"] / made.eval.image_size)
     made[group].update(values)
 
 

@@ -89,6 +89,11 @@ def test_a_config_gives_data_and_sizes_and_the_folder_the_model(weights, tmp_pat
   config_lib.leave_open(still_open, "eval.image_size", "eval.interpolation")
   config, _ = converted.load(tmp_path, config_lib.resolve(still_open))
   assert _eval(config) == own
+  scaled = config_lib.default_config()
+  scaled.eval.image_size = 48
+  config_lib.leave_open(scaled, "eval.interpolation", "eval.resize")
+  config, _ = converted.load(tmp_path, config_lib.resolve(scaled))
+  assert _eval(config) == (48, 60, "bicubic")
 
 
 def test_a_resnet_is_embedded_by_the_commands_too(tmp_path):
