@@ -417,8 +417,9 @@ def _stacked(rows: list[Any], name: str) -> np.ndarray:
     array = np.array(rows)
     if array.ndim == 2 and array.dtype.kind in "fiu":
       return array
+  width = np.size(rows[:1])
   for row, vector in enumerate(rows):
-    numbers, width = np.asarray(vector), np.size(rows[0])
+    numbers = np.asarray(vector)
     if numbers.ndim != 1 or numbers.dtype.kind not in "fiu" or len(numbers) != width:
       raise ValueError(
         f"{name} must be a list of equally many numbers, row {row} is {shown(vector)}"
