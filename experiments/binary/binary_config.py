@@ -17,6 +17,11 @@ _RATES = (1e-12, 1e12)
 _WIDEST = 2**14
 _SURROGATES = ("logistic", "huber")
 _BINARY = ("soprc", "cross_entropy", "weighted_cross_entropy", "focal", "auroc", "ap")
+_ONE_LABEL = ("data.name", tuple(tabular.DATA_SETS))
+_SEVERAL_LABELS = ("data.name", tuple(multilabel.DATA_SETS))
+_TAIL = tuple(
+  f"data.long_tail.{name}" for name in ("tail", "num_classes", "val_images", "test_images")
+)
 _SOPRC, _RANKING, _WEIGHTED = ("soprc",), ("soprc", "ap", "auroc"), ("weighted_cross_entropy",)
 
 KEYS = (
@@ -56,14 +61,21 @@ KEYS = (
     "",
     "folder of the package of yeast, or of fonts for character_labels and character_classes",
     often=True,
+    used_with=("data.name", multilabel.ROOTED),
   ),
-  Key("data.positive", 8, "the positive class of digits and breast_cancer"),
+  Key(
+    "data.positive",
+    8,
+    "the positive class of digits and breast_cancer",
+    used_with=("data.name", tabular.WITH_CLASSES),
+  ),
   Key(
     "data.share",
     0.05,
     "share of positives to which the data are subsampled; 0: as they are",
     low=0,
     high=0.5,
+    used_with=_ONE_LABEL,
   ),
   Key("data.split_seed", 0, "seed of subsampling and of the test split, one for all seeds"),
   Key("data.val_share", 0.2, "share of the data for the validation split", above=0, high=1),
@@ -75,13 +87,21 @@ KEYS = (
     "share of positives in a batch; 0: the data's own",
     low=0,
     high=0.99,
+    used_with=_ONE_LABEL,
   ),
   Key(
     "data.classes_per_batch",
     0,
     "several labels: labels with chosen positives in a batch, each label in turn; 0: none",
+    used_with=_SEVERAL_LABELS,
   ),
-  Key("data.per_class", 2, "several labels: chosen positives of each of them", low=1),
+  Key(
+    "data.per_class",
+    2,
+    "several labels: chosen positives of each of them",
+    low=1,
+    used_with=_SEVERAL_LABELS,
+  ),
   Key(
     "data.long_tail.head",
     0,
@@ -266,32 +286,26 @@ def _joint_problems(config: Any) -> list[str]:
       f"data.long_tail.tail={config.data.long_tail.tail} must be at most "
       f"data.long_tail.head={config.data.long_tail.head}"
     )
-  return problems + _unused_problems(config.data)
+  return problems + _unused_problems(config)
 
 
-def _unused_problems(data: Any) -> list[str]:
+def _unused_problems(config: Any) -> list[str]:
   """Returns one line for each key of the data that is set, and that the data set does not read."""
-  several, name = data.name in multilabel.DATA_SETS, f"data.name={data.name}"
-  tail = (
-    "long_tail.tail",
-    "long_tail.num_classes",
-    "long_tail.val_images",
-    "long_tail.test_images",
+  head = config.data.long_tail.head
+  several = config.data.name in multilabel.DATA_SETS
+  given = [key.name for key in KEYS if config_key.value_of(config, key.name) != key.default]
+  by_others = (
+    ("data.long_tail.head=0", not head, _TAIL),
+    ("data.long_tail.head > 0", head, ("data.val_share", "data.test_share")),
+    (
+      "data.classes_per_batch=0",
+      several and not config.data.classes_per_batch,
+      ("data.per_class",),
+    ),
   )
-  unused = {
-    name: [
-      *(["root"] if data.name not in multilabel.ROOTED else []),
-      *(["positive"] if data.name not in tabular.WITH_CLASSES else []),
-      *(["share", "positive_share"] if several else ["classes_per_batch", "per_class"]),
-    ],
-    "data.long_tail.head=0": [] if data.long_tail.head else tail,
-    "data.long_tail.head > 0": ["val_share", "test_share"] if data.long_tail.head else [],
-    "data.classes_per_batch=0": ["per_class"] if several and not data.classes_per_batch else [],
-  }
-  default = default_config().data
-  return [
-    f"data.{key} is not used by {reason}: leave it out"
-    for reason, keys in unused.items()
-    for key in keys
-    if config_key.value_of(data, key) != config_key.value_of(default, key)
+  return config_key.used_with_problems(KEYS, config, given) + [
+    f"{name} is not used by {reason}: leave it out"
+    for reason, applies, names in by_others
+    for name in names
+    if applies and name in given
   ]

@@ -165,13 +165,7 @@ def unused_problems(config: Any, given: Iterable[str]) -> list[str]:
     given: dotted keys that the user has set.
   """
   given = list(given)
-  problems = [
-    f"{key.name} is not used by {other}={value}: leave it out, or choose {' or '.join(values)}"
-    for key in KEYS
-    if key.name in given and key.used_with
-    for other, values in [key.used_with]
-    if (value := config_key.value_of(config, other)) not in values
-  ]
+  problems = config_key.used_with_problems(KEYS, config, given)
   names = [config.loss.name] + ([config.warmup.loss] if config.warmup.steps else [])
   if any(":" in name for name in names):  # a custom loss may use any key of loss
     return problems

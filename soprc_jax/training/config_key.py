@@ -1,6 +1,6 @@
 """Keys of a config: each `Key` gives default, checks, error messages, ``--help`` and docs entry."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 import math
 from typing import Any, NamedTuple
 
@@ -174,6 +174,17 @@ def value_problems(keys: Iterable[Key], config: Any) -> list[str]:
       allowed = f"<= {LARGEST_COUNT}" if is_large and not key.must else key.allowed
       problems.append(f"{key.name} must be {allowed}; got {shown(value)}")
   return problems
+
+
+def used_with_problems(keys: Iterable[Key], config: Any, given: Collection[str]) -> list[str]:
+  """Returns a line for each of the keys ``given`` that another key's value leaves unused."""
+  return [
+    f"{key.name} is not used by {other}={value}: leave it out, or choose {' or '.join(values)}"
+    for key in keys
+    if key.name in given and key.used_with
+    for other, values in [key.used_with]
+    if (value := value_of(config, other)) not in values
+  ]
 
 
 def unused(keys: Iterable[Key], names: Iterable[str], given: Iterable[str]) -> list[str]:
