@@ -8,7 +8,7 @@ import numpy as np
 
 from soprc_jax.models import pretrained
 from soprc_jax.models.vit_published import Published
-from soprc_jax.training import build, checkpoints, vit_start
+from soprc_jax.training import build, checkpoints, defaults, vit_start
 from soprc_jax.training import config as config_lib
 from soprc_jax.training import workdir as workdir_lib
 
@@ -95,7 +95,8 @@ def _take(made: Any, given: Any) -> None:
     if group == "eval" and "eval.image_size" in still_open:
       values.pop("resize", None)
     elif group == "eval" and "eval.resize" in still_open:
-      values["resize"] = round(made.eval.resize * values["image_size"] / made.eval.image_size)
+      own = made.eval
+      values["resize"] = defaults.scaled_resize(own.resize, own.image_size, values["image_size"])
     made[group].update(values)
 
 

@@ -180,7 +180,13 @@ def resize_rule(published: Published | None, side: int) -> Choice:
   if published is None:
     return Choice(0, "as eval.image_size")
   resize, native = published.resize, published.image_size
-  return Choice(round(resize * side / native), f"the weights take {native} pixels of {resize}")
+  value = scaled_resize(resize, native, side)
+  return Choice(value, f"the weights take {native} pixels of {resize}")
+
+
+def scaled_resize(resize: int, native: int, side: int) -> int:
+  """Returns the shorter side before a crop of ``side``, for that of a crop of ``native``."""
+  return round(resize * side / native)
 
 
 def vit_side_rule(sides: np.ndarray, patch: int) -> Choice:
